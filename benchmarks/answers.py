@@ -29,6 +29,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.callbacks import Progress
+from tuner.study.request import StudyRequest
 from tuner.study.session import Session
 from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
 
@@ -145,8 +146,8 @@ def lost(case: Case, seed: int) -> bool | None:
         session = Session(
             truth.problem(),
             lambda run, say: executor,
+            StudyRequest(search=SearchSettings(seed=seed, **case.settings)),
             run=RunFolder.named(folder, "study"),
-            settings=SearchSettings(seed=seed, **case.settings),
             notify=count,
         )
         with contextlib.suppress(KeyboardInterrupt):

@@ -123,11 +123,11 @@ def growth_KiB(memory: dict[int, float], last_MiB: float, measured: int) -> floa
 def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> list[Figure]:
     """The driver as a user's: sampler, study, trace, what it keeps of every record."""
     from tuner.executors.ray_executor import RayExecutor
-    from tuner.problem.constraints import Constraints
     from tuner.problem.from_job import problem_of_job
     from tuner.problem.run_folder import RunFolder
     from tuner.problem.settings import SearchSettings
     from tuner.study.callbacks import Progress
+    from tuner.study.request import StudyRequest
     from tuner.study.session import Session
 
     # Jobs of one node, many at a time.
@@ -155,11 +155,14 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
             address=address,
             make_runner=simulated,
         ),
-        constraints=Constraints(None, None, None),
-        settings=SearchSettings(max_probes=options.study_probes, time_limit_s=3600.0, verify=False),
+        StudyRequest(
+            search=SearchSettings(
+                max_probes=options.study_probes, time_limit_s=3600.0, verify=False
+            ),
+            sampler=Sweep(problem) if options.sampler == "sweep" else options.sampler,
+        ),
         run=RunFolder.named(folder, "study"),
         notify=notice,
-        sampler=Sweep(problem) if options.sampler == "sweep" else options.sampler,
     ).run()
     wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
     measured, last_MiB = counted["measurements"], memory.pop(0)

@@ -43,6 +43,7 @@ from tuner.problem.settings import SearchSettings
 from tuner.results.judge import difference_of_points
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
+from tuner.study.request import StudyRequest
 from tuner.study.session import Session
 from tuner.workload.table import load_table
 
@@ -89,8 +90,8 @@ def study(truth: Truth, noise: Noise, *, seed: int, probes: int = PROBES) -> Res
         return Session(
             truth.problem(),
             lambda run, say: executor,
+            StudyRequest(search=SearchSettings(max_probes=probes, seed=seed)),
             run=RunFolder.named(folder, "study"),
-            settings=SearchSettings(max_probes=probes, seed=seed),
         ).run()
 
 

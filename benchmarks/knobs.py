@@ -21,8 +21,7 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import load_space
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import cannot_build

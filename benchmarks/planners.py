@@ -8,7 +8,8 @@ loses, and which constants saw which rows. `--calculon DIR` scores Calculon on t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.validation import energaizer
 from benchmarks.validation.comparison import table
-from benchmarks.validation.foreign import calculon_s
+from benchmarks.validation.foreign import calculon_s, llm_analysis_s
 from benchmarks.validation.vtrain import (
     Launch,
     Score,
@@ -31,6 +33,7 @@ from benchmarks.validation.vtrain import (
 )
 from tuner.models.analytic.constants import load_constants
 
+BOTH = ("one node", "64 to 512 GPUs")
 HEADS = ("planner", "launches", "rows", "median", "mean", "worst", "pairs right", "choice loses")
 
 
@@ -57,14 +60,49 @@ def groups(launches: Sequence[Launch]) -> dict[str, list[Launch]]:
     }
 
 
-def _calculon(by_name: dict[str, list[Launch]], checkout: Path) -> dict[str, Score]:
-    """Return the scores of Calculon, which no row corrects."""
-    every = [each for name in ("one node", "64 to 512 GPUs") for each in by_name[name]]
-    said = dict(zip(every, calculon_s(every, checkout), strict=True))
-    return {
-        name: score(lambda group: np.array([said[each] for each in group]), rows)
-        for name, rows in by_name.items()
-    }
+Seconds = Mapping[Launch, float]
+
+
+def _as_it_is(said: Seconds) -> Callable[[Sequence[Launch]], np.ndarray]:
+    return lambda group: np.array([said[each] for each in group])
+
+
+def _by_one_factor(said: Seconds) -> Callable[[Sequence[Launch]], np.ndarray]:
+    """Return a planner whose figures of a problem are scaled so that its first launch is right."""
+
+    def predict(group: Sequence[Launch]) -> np.ndarray:
+        first = first_launch(group)
+        return _as_it_is(said)(group) * first.measured_s / said[first]
+
+    return predict
+
+
+def _foreign(options: argparse.Namespace, launches: Sequence[Launch]) -> dict[str, Seconds]:
+    """Return the seconds of launches by planner of others, of those that are at hand."""
+    found = {}
+    if options.calculon is not None:
+        found["Calculon"] = calculon_s(launches, options.calculon)
+    if options.llm_analysis is not None:
+        found["llm-analysis"] = llm_analysis_s(launches, options.llm_analysis)
+    return {name: dict(zip(launches, said, strict=True)) for name, said in found.items()}
+
+
+def _foreign_figures(
+    by_name: Mapping[str, list[Launch]], foreign: Mapping[str, Seconds]
+) -> tuple[list[tuple[str, ...]], list[Figure]]:
+    """Return the rows and figures of others' planners."""
+    rows, figures = [], []
+    for planner, said in foreign.items():
+        for where, name in zip(("single", "multi"), BOTH, strict=True):
+            found = score(_as_it_is(said), by_name[name])
+            rows.append(_row(planner, name, found))
+            slug = f"{planner.lower().replace('-', '_')}_vtrain_{where}"
+            figures.append(Figure(f"{slug}_mean", found.mean, "%"))
+        after = score(_by_one_factor(said), by_name[BOTH[0]], leave_out=first_launch)
+        rows.append(_row(f"{planner} after one launch", "one node", after))
+        slug = planner.lower().replace("-", "_")
+        figures.append(Figure(f"{slug}_vtrain_single_mean_one_launch", after.mean, "%"))
+    return rows, figures
 
 
 def fitted_operator_s(launches: Sequence[Launch]) -> float:
@@ -93,6 +131,12 @@ def main() -> None:
     parser.add_argument(
         "--calculon", type=Path, metavar="DIR", help="score Calculon, too, of this checkout"
     )
+    parser.add_argument(
+        "--llm-analysis",
+        type=Path,
+        metavar="DIR",
+        help="score llm-analysis, too, of this folder of pip install --target DIR llm-analysis",
+    )
     options = parser.parse_args()
     if options.fit:
         print(f"operator_s = {fitted_operator_s(read_launches()):.2g}")
@@ -107,10 +151,13 @@ def main() -> None:
     corrected["one node"] = merged(list(corrected.values()))
     rows = [_row("shipped", name, found) for name, found in shipped.items()]
     rows += [_row("after one launch", name, found) for name, found in corrected.items()]
-    foreign = {} if options.calculon is None else _calculon(by_name, options.calculon)
-    rows += [_row("Calculon", name, found) for name, found in foreign.items()]
+    foreign = _foreign(options, [each for name in BOTH for each in by_name[name]])
+    foreign_rows, foreign_figures = _foreign_figures(by_name, foreign)
+    rows += foreign_rows
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
+    clock_rows, clock_figures = energaizer.compare()
+    print("\n".join(["", *clock_rows]), flush=True)
     single, multi = shipped["one node"], shipped["64 to 512 GPUs"]
     after = corrected["one node"]
     publish(
@@ -123,12 +170,9 @@ def main() -> None:
             Figure("vtrain_single_mean_one_launch", after.mean, "%"),
             Figure("vtrain_pairs_one_launch", after.right / after.pairs, "ratio"),
             Figure("vtrain_choice_loss_mean_one_launch", after.choice_loss, "%"),
-            *(
-                Figure(f"calculon_vtrain_{where}_mean", foreign[name].mean, "%")
-                for where, name in (("single", "one node"), ("multi", "64 to 512 GPUs"))
-                if foreign
-            ),
-            Figure("planners_scored", 2 + bool(foreign), "count"),
+            *foreign_figures,
+            *clock_figures,
+            Figure("planners_scored", 1 + len(foreign), "count"),
         ],
         options.json,
     )

@@ -111,9 +111,6 @@ def clock_script(folder: Path) -> Sequence[Attempt]:
         live = json.dumps(make(f"touch {mark}"))
         _rewrite(theirs, '"live":[{}]', f'"live":[{live}]')
         _rewrite(theirs, '"live":{}', f'"live":{live}')
-        for journal in theirs.glob("study.journal*"):
-            journal.unlink()
-        tuner(["runs", "rebuild", "study"], here)
         done = tuner(["apply", "study", "--out", str(out)], here)
         note = f"tuner apply exits with {done.returncode}"
         for script in sorted(out.glob("*.sh")):
@@ -134,7 +131,6 @@ def links(folder: Path) -> Sequence[Attempt]:
     attempts = []
     for words in (
         ["apply", "study"],
-        ["runs", "rebuild", "study"],
         ["show", "--html", "study"],
         [*SIMULATED, "--max-probes", "4", "--name", "study"],
     ):
@@ -300,14 +296,14 @@ def dashboard(folder: Path) -> Sequence[Attempt]:
     """Finding 8: another user of the machine, and a web page, at the dashboard."""
     run = study(folder)
     hostile = '![x](http://192.0.2.9/x.png) <img src="x" onerror="alert(1)">'
-    _rewrite(run, '"live":{}', f'"live":{json.dumps({hostile: 1})}')
-    _rewrite(run, '"live":[{}]', f'"live":[{json.dumps({hostile: 1})}]')
     failed = json.loads((run / "trace" / "probes.jsonl").read_text().splitlines()[-1])
     failed["request"]["probe_id"] = "p0099"
     failed |= {"measurements": [], "failure": {"kind": "crash", "message": hostile}}
     with (run / "trace" / "probes.jsonl").open("a") as trace:
         trace.write(json.dumps(failed) + "\n")
-    rebuilt = tuner(["runs", "rebuild", "study"], folder)
+    for journal in run.glob("study.journal*"):
+        journal.unlink()
+    again = tuner([*SIMULATED, "--max-probes", "4", "--name", "study"], folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -324,11 +320,9 @@ def dashboard(folder: Path) -> Sequence[Attempt]:
         status = _request(port, "GET", "/api/studies", Host="evil.example", **more)[0]
         what = "a foreign Host header with the owner's cookie (DNS rebinding)"
         attempts.append(tried(what, status not in REFUSED, f"HTTP {status}"))
-        refusal = rebuilt.stderr.decode(errors="replace").strip()[-100:]
-        if rebuilt.returncode:
-            attempts.append(
-                tried(_NOTES, False, f"tuner runs rebuild refuses the trace: {refusal}")
-            )
+        refusal = again.stderr.decode(errors="replace").strip()[-100:]
+        if again.returncode:
+            attempts.append(tried(_NOTES, False, f"tuner optimize refuses the trace: {refusal}"))
         else:
             attempts.append(_notes(port, json.loads(owner[2])["study_summaries"], more))
         for what, method, path, body in (
@@ -426,7 +420,7 @@ def power_samples(folder: Path) -> Sequence[Attempt]:
         name = f"{probe['request']['probe_id']}.csv.gz"
         path.with_name(name).write_bytes(path.read_bytes())
     attempts = []
-    for words in (["show", "--html", "study"], ["runs", "rebuild", "study"], ["show", "study"]):
+    for words in (["show", "--html", "study"], ["show", "study"]):
         began_s = time.monotonic()
         process = subprocess.Popen(
             [*_TUNER, *words],

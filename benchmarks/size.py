@@ -30,7 +30,7 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "results", "planning", "study"),
-    *("display", "evidence", "deploy", "api", "cli"),
+    *("online", "display", "evidence", "deploy", "api", "cli"),
 )
 #: Imports inside a function that look upwards by design: methods of `Result` that draw and export.
 DEFERRED = {("tuner.results.result", "display")}

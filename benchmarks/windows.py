@@ -45,6 +45,7 @@ from tuner.results.windows import Windows
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
+from tuner.study.request import StudyRequest
 from tuner.study.session import Session
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedRanks
 from tuner.workload.measure.measurement import measurement, reached
@@ -285,8 +286,8 @@ def search(
         Session(
             problem,
             lambda run, say: SimulatedExecutor(runner),
+            StudyRequest(search=settings),
             run=RunFolder.named(folder, "search"),
-            settings=settings,
             notify=look,
         ).run()
     found.seconds = sum(record.wall_s for record in records)

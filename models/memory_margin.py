@@ -104,7 +104,6 @@ def learned_margin(
     """Return the margin given the probes of a study.
 
     Args:
-        predicted_bytes: prediction of every configuration (or launch).
         peaks: measured peak in bytes by the number of the configuration; infinite if it ran out of
             memory, NaN if it ran without a recorded peak.
     """

@@ -133,8 +133,6 @@ class ScaleOut:
     """Analytic models corrected by probes.
 
     Args:
-        constants: the constants before the correction.
-        predict: prediction of the probes' windows.
         gpus: number of GPUs of each window, shape (n,).
         launches: launch of each window; the windows of a launch share its deviation.
         measured: logs of the figures, shape (n, outputs).

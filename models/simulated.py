@@ -49,7 +49,6 @@ class Conditions:
             device, and broadcast to the ranks that share them by DeepSpeed, at the speed of a
             network link of 400 Gbit/s.
         launch_power: share of the step's power drawn while launching.
-        warm_up_steps: number of steps before the first window.
         crash_rate: share of launches that crash at random.
         model_error: relative standard deviation between the models and this cluster, drawn once
             per launch setting for time, half of it for power: the error that a search corrects.

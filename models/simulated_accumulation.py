@@ -51,7 +51,6 @@ class ShortSteps:
         Args:
             time_noise, step_noise, power_noise: relative standard deviations of a window's step
                 time, of a step, and of a window's power.
-            power_W: power of a whole step now.
         """
         # As between repeats, from which both are known: what slows a window slows all of a visit.
         slower = 1 + time_noise * float(draw.standard_normal())

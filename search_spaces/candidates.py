@@ -23,7 +23,6 @@ class Candidates:
     """Finite list of valid configurations, grouped by launch.
 
     Attributes:
-        launches: the launch settings, each once.
         lives: the live settings of each launch (not every launch of a recorded table has all of
             them). Equal settings are one object.
         among: the list that these were selected from; None if it is complete.

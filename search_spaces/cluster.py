@@ -7,7 +7,6 @@ user adds a GPU or a cluster by adding a file and naming its path. *This* machin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,17 +14,11 @@ from typing import Any, Literal
 
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.typed import check_fields, names_a_file
 
 #: Upper limit of nodes and of devices per node: more than any machine has, and still enumerable.
 LARGEST = 100_000
-
-
-def _check_amount(what: str, value: object) -> None:
-    """Check that a value is a finite number of at least 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise InvalidValue(what, value, "a number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -33,7 +26,6 @@ class Device:
     """Kind of accelerator (or, with `type` "cpu", one core that runs one rank).
 
     Attributes:
-        name: the product, e.g. "H100-SXM-80GB".
         peak_flops: dense bf16 peak, FLOP/s.
         fp32_flops: fp32 peak without tensor cores, FLOP/s; 0 if unknown.
         fp8_flops: dense FP8 peak with a scale of each matrix or row, FLOP/s; 0 if it has none.
@@ -41,43 +33,33 @@ class Device:
         memory_bandwidth_Bps: HBM (or DRAM share) bytes per second.
         idle_W: power without a running program.
         max_W: the default power limit (or, for a core, its share of the stated envelope).
-        min_limit_W: the lowest power limit that can be set; None if none can.
         devices_per_limit: the number of devices that share a power limit: 1, or the cores of a
             processor package.
-        clocks_MHz: the SM clocks it offers, ascending; empty if the clock cannot be set.
-        default_clock_MHz: the clock it runs at if none is set; None if unknown.
         memory_clock_MHz: the memory clock of the stated bandwidth; None if unknown.
-        sources: sources of the figures, a line each.
     """
 
     name: str
     type: Literal["cuda", "cpu"]
-    memory_bytes: int
-    peak_flops: float
-    memory_bandwidth_Bps: float
-    idle_W: float
-    max_W: float
-    min_limit_W: float | None = None
+    memory_bytes: int = limited(least=0)
+    peak_flops: float = limited(least=0)
+    memory_bandwidth_Bps: float = limited(least=0)
+    idle_W: float = limited(least=0)
+    max_W: float = limited(least=0)
+    min_limit_W: float | None = limited(default=None, least=0)
     clocks_MHz: tuple[int, ...] = ()
-    default_clock_MHz: int | None = None
-    memory_clock_MHz: int | None = None
-    fp32_flops: float = 0.0
+    default_clock_MHz: int | None = limited(default=None, least=0)
+    memory_clock_MHz: int | None = limited(default=None, least=0)
+    fp32_flops: float = limited(default=0.0, least=0)
     sources: tuple[str, ...] = ()
-    devices_per_limit: int = 1
-    fp8_flops: float = 0.0
-    mxfp8_flops: float = 0.0
+    devices_per_limit: int = limited(default=1, least=1)
+    fp8_flops: float = limited(default=0.0, least=0)
+    mxfp8_flops: float = limited(default=0.0, least=0)
 
     def __post_init__(self) -> None:
         where = f"of device {self.name!r}"
         if self.type not in ("cuda", "cpu"):
             raise InvalidValue(f"type {where}", self.type, "cuda or cpu")
-        amounts = ("memory_bytes", "peak_flops", "memory_bandwidth_Bps", "idle_W", "max_W")
-        for name in (*amounts, "fp32_flops", "fp8_flops", "mxfp8_flops"):
-            _check_amount(f"{name} {where}", getattr(self, name))
-        for name in ("min_limit_W", "default_clock_MHz", "memory_clock_MHz"):
-            if getattr(self, name) is not None:
-                _check_amount(f"{name} {where}", getattr(self, name))
-        check_integer(f"devices_per_limit {where}", self.devices_per_limit)
+        check_options(self, where)
         clocks = self.clocks_MHz
         legal = isinstance(clocks, tuple) and all(type(c) is int and c > 0 for c in clocks)
         if not legal or list(clocks) != sorted(set(clocks)):
@@ -98,19 +80,14 @@ class Cluster:
     """Nodes of one kind of device. A front never mixes two kinds.
 
     Attributes:
-        devices_per_node: number of devices of each node; a CPU node has one per core.
         link_Bps: of one device to the others of its node, bytes per second per direction.
         link_mesh: True if link_Bps is divided among the other devices (each pair has links of its
             own), False if a switch gives all of it to any of them.
         network_Bps: between nodes, bytes per second per device.
-        host_link_Bps: device to host memory, bytes per second per direction.
-        host_memory_bytes: memory of one node.
         host_memory_Bps: bandwidth of one node's host memory, bytes per second; 0 if unknown.
         host_W: idle power of a node without its devices; 0 if only devices are charged.
         supply_loss: loss of conversion and supply, as a share of the devices' power; 0 if only
             devices are charged.
-        clock_control: True if clocks may be set; False makes the clock a fixed dimension.
-        sources: sources of the figures.
         nvme_path: a folder on each node's own NVMe drive, for offload; empty if there is none.
     """
 
@@ -118,32 +95,23 @@ class Cluster:
     device: Device
     devices_per_node: int
     nodes: int = 1
-    link_Bps: float = 0.0
-    network_Bps: float = 0.0
-    host_link_Bps: float = 0.0
-    host_memory_bytes: int = 0
-    host_memory_Bps: float = 0.0
-    host_W: float = 0.0
-    supply_loss: float = 0.0
-    clock_control: bool = False
+    link_Bps: float = limited(default=0.0, least=0)
+    network_Bps: float = limited(default=0.0, least=0)
+    host_link_Bps: float = limited(default=0.0, least=0)
+    host_memory_bytes: int = limited(default=0, least=0)
+    host_memory_Bps: float = limited(default=0.0, least=0)
+    host_W: float = limited(default=0.0, least=0)
+    supply_loss: float = limited(default=0.0, least=0)
+    clock_control: bool = limited(default=False)
     sources: tuple[str, ...] = field(default=())
-    nvme_path: str = ""
-    link_mesh: bool = False
+    nvme_path: str = limited(default="")
+    link_mesh: bool = limited(default=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.nvme_path, str):
-            raise InvalidValue(f"nvme_path of cluster {self.name!r}", self.nvme_path, "a folder")
+        where = f"of cluster {self.name!r}"
         for name in ("devices_per_node", "nodes"):
-            what = f"{name} of cluster {self.name!r}"
-            check_integer(what, getattr(self, name), most=LARGEST)
-        amounts = ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes")
-        for name in (*amounts, "host_memory_Bps", "host_W", "supply_loss"):
-            _check_amount(f"{name} of cluster {self.name!r}", getattr(self, name))
-        for name in ("clock_control", "link_mesh"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidValue(
-                    f"{name} of cluster {self.name!r}", getattr(self, name), "true or false"
-                )
+            check_integer(f"{name} {where}", getattr(self, name), most=LARGEST)
+        check_options(self, where)
 
     @property
     def devices(self) -> int:

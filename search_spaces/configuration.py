@@ -94,7 +94,6 @@ class Configuration:
     """Point of the search space.
 
     Attributes:
-        launch: knobs that need a new process to change.
         live: knobs that change while the job runs; missing ones are left to the device.
     """
 

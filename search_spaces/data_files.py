@@ -29,9 +29,6 @@ def find_file(
 ) -> tuple[Traversable, str]:
     """Return the file of a name or a path, and its name without the suffix.
 
-    Args:
-        other: names that are listed beside those of the included files.
-
     Raises:
         UnknownName: there is no such file.
     """
@@ -53,6 +50,11 @@ def read_toml(file: Traversable, what: str) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the {what}: {error}") from error
+
+
+def catalogue(name: str) -> dict[str, Any]:
+    """Return a table of the catalogue of knobs and rules (`data/catalogue`)."""
+    return read_toml(data_folder("catalogue") / f"{name}.toml", f"catalogue of {name}")
 
 
 def check_keys(data: Iterable[str], known: Collection[str], where: str) -> None:

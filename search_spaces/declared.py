@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal
 
-from tuner.search_spaces.changed_training import CHANGED, marked
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knob_values import (
@@ -32,6 +31,8 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
 
+#: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
+CHANGED, MARK = "training", "changed"
 #: Suffixes of configuration files in which a key can be set.
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
@@ -51,7 +52,6 @@ class Knob:
     """Knob declared by the user.
 
     Attributes:
-        name: one word of letters, digits and "_".
         values: the values to choose among, each one word; a flag's are "true" and "false".
         kind: "category" (no order), "integer", "log-integer", "float" or "flag"; made of the
             values where empty. Integers that span more than a factor of 4 are logarithmic.
@@ -66,9 +66,7 @@ class Knob:
             the hook.
         when: condition over other knobs under which it applies (`tuner.search_spaces.when`);
             otherwise it stays at the baseline.
-        changes_training: another value changes what is learnt (precision, dropout).
         optional: where the script does not take it, leave it out instead of refusing to start.
-        what: description for the user.
         live: it changes while the job runs: between steps, by a function that the script registers
             (`joulefront_hook.live`), or by the command `set`. Every live setting names its value.
         set: words of a command that sets it on a node, with "{value}" in one of them.
@@ -323,6 +321,27 @@ def check_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
             f"{MOST_COMBINATIONS:,} can be searched; leave out knobs or values"
         )
     return tuple(ordered.values())
+
+
+def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:
+    """Return the values by which a launch learns something else than the baseline.
+
+    Such launches are searched only if the user allows it. A standard knob learns the same at its
+    default, one of the declared `knobs` at its baseline.
+    """
+    same = {name: knob.default for name, knob in KNOBS.items() if knob.changes_training}
+    same |= {knob.name: knob.baseline for knob in knobs if knob.changes_training}
+    return tuple(
+        f"{name}={launch[name]}"
+        for name, value in same.items()
+        if launch.get(name) not in (None, value)
+    )
+
+
+def marked(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> dict[str, Value]:
+    """Return the settings of a launch, with the mark if it learns something else."""
+    mark = {CHANGED: MARK} if changed_training(launch, knobs) else {}
+    return {**launch, **mark}
 
 
 def fixed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:

@@ -45,7 +45,6 @@ class UnknownName(InputError):
     """Name that does not exist.
 
     Attributes:
-        kind: kind of thing that was looked up ("knob", "job", "cluster", ...).
         known: the names that exist, sorted; a phrase "or ..." comes last.
     """
 
@@ -63,12 +62,7 @@ class UnknownName(InputError):
 
 
 class InvalidValue(InputError):
-    """Value outside its legal range.
-
-    Attributes:
-        what: the quantity and its place ("global_batch in job.toml").
-        legal: phrase for the allowed values.
-    """
+    """Value outside its legal range."""
 
     def __init__(self, what: str, value: object, legal: str) -> None:
         self.what, self.value, self.legal = what, value, legal
@@ -98,12 +92,7 @@ class NothingToTry(InputError):
 
 
 class InvalidConfiguration(InputError):
-    """Configuration that violates a rule.
-
-    Attributes:
-        configuration: the configuration's short name.
-        reasons: one phrase for each violated rule.
-    """
+    """Configuration that violates a rule."""
 
     def __init__(self, configuration: str, reasons: Iterable[str]) -> None:
         self.configuration, self.reasons = configuration, tuple(reasons)

@@ -21,6 +21,7 @@ from tuner.search_spaces.data_files import check_keys, data_folder, find_file, i
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
 from tuner.search_spaces.lora import LoRA
+from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.typed import names_a_file
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -32,20 +33,15 @@ class TrainingJob:
     """Model to train and amount of training.
 
     Attributes:
-        model: the model's Hugging Face configuration, as in its `config.json`.
         sequence_length: tokens per sequence, including those of its video.
         global_batch: sequences per optimizer step, over all replicas.
         steps: number of optimizer steps to the solution; 0 if a script's length is unknown.
-        learning_rate: learning rate of the built-in training program.
         frames: video frames per sequence, for a model that encodes them; 0 for text alone.
         steps_at: number of optimizer steps to the solution at other global batches.
         noise_scale: the gradient noise scale, sequences, which gives the steps at any global batch
             (McCandlish et al. 2018, arXiv 1812.06162, section 2): min_steps x (1 + noise_scale
             / global batch). 0 if unknown.
-        min_steps: least number of steps, in the limit of a large global batch.
-        data: file of tokens that the built-in training program reads; random tokens if empty.
         knobs: knobs that the user declares, in the order of `check_knobs`.
-        lora: the adapters that alone are trained; None if all parameters are.
     """
 
     name: str
@@ -54,13 +50,13 @@ class TrainingJob:
     global_batch: int
     steps: int
     precision: Precision = "bf16"
-    learning_rate: float = 1e-4
-    seed: int = 0
-    frames: int = 0
+    learning_rate: float = limited(default=1e-4, above=0)
+    seed: int = limited(default=0, least=0)
+    frames: int = limited(default=0, least=0)
     steps_at: Mapping[int, int] = field(default_factory=dict, hash=False)
-    noise_scale: float = 0.0
-    min_steps: int = 0
-    data: str = ""
+    noise_scale: float = limited(default=0.0, least=0)
+    min_steps: float = limited(default=0, least=0)
+    data: str = limited(default="")
     knobs: tuple[Knob, ...] = ()
     lora: LoRA | None = None
 
@@ -78,15 +74,9 @@ class TrainingJob:
             )
         for name in ("sequence_length", "global_batch", "steps"):
             check_integer(f"{name} {where}", getattr(self, name))
-        for name in ("seed", "frames"):
-            check_integer(f"{name} {where}", getattr(self, name), least=0)
-        if not isinstance(self.data, str):
-            raise InvalidValue(f"data {where}", self.data, "the path of a file of tokens")
+        check_options(self, where)
         if self.data and self.frames:
             raise InputError(f"data {where} is of tokens, and the job's samples hold video")
-        rate = self.learning_rate
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-            raise InvalidValue(f"learning_rate {where}", rate, "a number above 0")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
         if self.lora is not None:
@@ -106,10 +96,6 @@ class TrainingJob:
             raise InputError(f"noise_scale and min_steps {where} are given together or not at all")
         if table and self.noise_scale:
             raise InputError(f"give steps_at or noise_scale {where}, not both")
-        for name, value in (("noise_scale", self.noise_scale), ("min_steps", self.min_steps)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf:
-                raise InvalidValue(f"{name} {where}", value, "a number above 0")
         if table and table.get(self.global_batch) != self.steps:
             raise InputError(
                 f"steps_at {where} must hold the job's own global batch {self.global_batch} "

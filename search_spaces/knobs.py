@@ -1,4 +1,4 @@
-"""Knobs of the search: name, kind and legal values of each.
+"""Knobs of the search, as `data/catalogue/knobs.toml` declares them.
 
 A *launch* knob needs a new process to change; a *live* knob changes while the job runs. A recorded
 table may have knobs that are not listed here; its own toml gives their kind. So may a job, whose
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InvalidValue, UnknownName, check_integer
 
 #: Value of a knob. A tuple has one value per pipeline stage.
 Value = int | float | str | tuple[int, ...]
-
-
 #: Upper limit of every degree, batch, clock and limit, so that products of them fit a float.
 LARGEST = 10**9
 
@@ -26,15 +25,10 @@ class StandardKnob:
     """Dimension of the search that joulefront knows.
 
     Attributes:
-        name: the field's standard term, with its unit, if any.
-        kind: "launch" (needs a new process) or "live" (changes while the job runs).
         scale: distance between values: "log2" (degrees, batches), "linear" (clocks, watts) or
             "category" (no order).
         default: the value if a configuration does not give one; None for a live knob, which is
             left to the device, and for the global batch, which is the job's.
-        choices: the legal values of a category; empty for numbers.
-        minimum: the least legal number; None for a category.
-        changes_training: a value other than the default changes what is learnt.
     """
 
     name: str
@@ -45,6 +39,11 @@ class StandardKnob:
     choices: tuple[Value, ...] = ()
     minimum: int | None = None
     changes_training: bool = False
+    affixes: tuple[str, str] = ("", "")
+    device: str = ""
+    always: bool = False
+    degree: bool = False
+    argument: bool = False
 
     def check(self, value: object) -> Value:
         """Return `value` if it is legal.
@@ -66,79 +65,30 @@ class StandardKnob:
         return check_integer(self.name, value, least=self.minimum or 0, most=LARGEST)
 
 
-def _degree(name: str, what: str, default: int | None = 1) -> StandardKnob:
-    return StandardKnob(name, "launch", "log2", default, what, minimum=1)
-
-
-def _choice(
-    name: str, what: str, choices: tuple[Value, ...], changes_training: bool = False
-) -> StandardKnob:
-    """Return a launch knob without an order, whose first choice is the default."""
+def _standard(name: str, table: Mapping[str, Any]) -> StandardKnob:
+    live, choices = table.get("kind") == "live", tuple(table.get("choices", ()))
+    before, _, after = table["short"].partition("{}")
+    default = choices[0] if choices else 1
     return StandardKnob(
-        name, "launch", "category", choices[0], what, choices, changes_training=changes_training
+        name,
+        kind="live" if live else "launch",
+        scale="linear" if live else "category" if choices else "log2",
+        default=default if table.get("default", True) else None,
+        what=table["what"],
+        choices=choices,
+        minimum=None if choices else 1,
+        changes_training=table.get("changes_training", False),
+        affixes=(before, after),
+        device=table.get("device", ""),
+        always=table.get("always", False),
+        degree=table.get("degree", False),
+        argument=table.get("argument", False),
     )
 
 
-def _live(name: str, what: str) -> StandardKnob:
-    return StandardKnob(name, "live", "linear", None, what, minimum=1)
-
-
-_STANDARD = (
-    _degree("data_parallel", "replicas that split the batch"),
-    _degree("tensor_parallel", "ranks that split each layer"),
-    _degree("pipeline_parallel", "stages that split the depth"),
-    _choice(
-        "pipeline_schedule",
-        "order of a pipeline's passes: one forward and one backward in turn, the same over "
-        "virtual stages, or with gradients of weights in what was idle time",
-        ("1f1b", "interleaved", "zero_bubble"),
-    ),
-    _degree("virtual_stages", "parts of the depth that each rank of a pipeline holds"),
-    _degree("sequence_parallel", "ranks that split the sequence"),
-    _choice(
-        "sequence_method",
-        "how ranks of one sequence attend: by exchanging heads, or with all keys and values",
-        ("ulysses", "all_gather"),
-    ),
-    _degree("expert_parallel", "ranks that split the experts"),
-    # Its default is the job's own; for another the number of steps must be known.
-    _degree("global_batch", "sequences an optimizer step", default=None),
-    _degree("micro_batch", "sequences a rank takes at once"),
-    _choice("zero_stage", "ZeRO: what is sharded over the replicas", (0, 1, 2, 3)),
-    _choice(
-        "sharding",
-        "who shards over the replicas: ZeRO, or torch's FSDP2, which frees gathered parameters "
-        "after the forward pass or not",
-        ("deepspeed", "fsdp2", "fsdp2_no_reshard"),
-    ),
-    _degree("hsdp_replicas", "FSDP2: groups that each hold a whole copy of the training state"),
-    _choice(
-        "optimizer_offload", "where the optimizer's states live", ("none", "cpu", "async", "nvme")
-    ),
-    _choice("parameter_offload", "where the parameters live between uses", ("none", "cpu", "nvme")),
-    _choice(
-        "activation_checkpointing",
-        "which blocks, or by operator what of each block, are recomputed instead of kept",
-        ("none", "selective", "every_8", "every_4", "every_2", "full"),
-    ),
-    _choice("activation_offload", "where kept activations live", ("none", "sync", "async")),
-    _choice(
-        "compilation",
-        "what torch.compile compiles: nothing, each block, or the whole model",
-        ("none", "regional", "full"),
-    ),
-    _choice(
-        "fp8",
-        "matrix products of the blocks in FP8, with a scale of each tensor, of each row, or of "
-        "each 32 values (MX)",
-        ("none", "tensorwise", "rowwise", "mx"),
-        changes_training=True,
-    ),
-    _live("clock_MHz", "SM clock, one for all or one a stage"),
-    _live("memory_clock_MHz", "memory clock of each GPU"),
-    _live("power_limit_W", "power limit of each GPU or package"),
-)
-KNOBS: Mapping[str, StandardKnob] = {knob.name: knob for knob in _STANDARD}
+KNOBS: Mapping[str, StandardKnob] = {
+    name: _standard(name, table) for name, table in catalogue("knobs").items()
+}
 
 
 def knob_named(name: str) -> StandardKnob:

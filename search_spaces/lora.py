@@ -75,9 +75,7 @@ class LoRAFacts:
     """Sizes of a model's adapters.
 
     Attributes:
-        adapters: number of adapters in a block.
         inputs, outputs: sums of the widths that a block's adapters read and write.
-        mlp: True if the MLP's linear layers are adapted beside attention's.
         first: parameters of the products of the first block's input. Nothing before it is trained,
             so the backward pass does not compute its gradient.
     """

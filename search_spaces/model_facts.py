@@ -29,16 +29,10 @@ class ModelFacts:
     the language model's alone.
 
     Attributes:
-        hidden: width of the residual stream.
-        heads: number of query heads.
         intermediate: width of a dense MLP, or of one expert if there are experts.
         positions: the longest sequence the configuration states; None if it states none.
-        learned_positions: True if no sequence can be longer than `positions`.
-        experts: number of experts per layer; 0 for a dense model.
-        experts_per_token: number of experts that each token visits; 0 for a dense model.
         gated: True if the MLP multiplies by a gate (SwiGLU and its kin).
         tied: True if the output projection shares the embedding table.
-        parameters: all parameters, each counted once.
         active_parameters: those that one token uses (all of them in a dense model).
         matmul_parameters: those of `active_parameters` that multiply each token: no embedding
             table, position table, bias or norm, but the output projection, shared or not.
@@ -48,7 +42,6 @@ class ModelFacts:
         expert_parameters: those of `block_parameters` that expert parallelism spreads.
         largest_layer: parameters of the largest block or table (what ZeRO-3 gathers at once).
         exact: True if the family is listed, so that the count equals that of transformers' model.
-        vision: the encoder of frames and its projector; None if there is none.
         lora: adapters beside those parameters, which are then frozen; None if all are trained.
     """
 
@@ -122,7 +115,6 @@ class ModelFacts:
 
         Args:
             sequence_length: tokens of each, including those of its video.
-            frames: number of video frames of each.
         """
         every = 3.0 * self.forward_flops(sequences, sequence_length, frames)
         if self.lora is None:
@@ -222,7 +214,6 @@ def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
     job's precision alone, and ZeRO-3 shards them.
 
     Args:
-        job: the job, all of whose model is on each replica.
         replicas: number of ranks that ZeRO shards over.
     """
     facts = facts_of(job)

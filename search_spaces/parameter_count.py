@@ -8,26 +8,16 @@ not listed is read by the standard keys, with `exact` False.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 
-_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
-    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
-    "vocab": ("vocab_size",),
-    "head_dim": ("head_dim",),
-    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok", "moe_top_k", "num_experts_per_token"),
-    "expert_intermediate": ("moe_intermediate_size",),
-    "shared_intermediate": ("shared_expert_intermediate_size",),
-}
+_KNOWN = catalogue("language_models")
+#: The keys of each size, in any family.
+_ALIASES: Mapping[str, Sequence[str]] = _KNOWN["aliases"]
 
 
 @dataclass(frozen=True)
@@ -51,39 +41,7 @@ class _Family:
     positions: int | None = None
 
 
-# Read from transformers' modelling code; tests/search_spaces/test_model_facts.py compares each with
-# the model that transformers builds. Defaults are those of the configuration classes.
-_FAMILIES: Mapping[str, _Family] = {
-    "gpt2": _Family(
-        gated=False,
-        bias=True,
-        layer_norm=True,
-        learned_positions=True,
-        positions=1024,
-        tied=True,
-    ),
-    "opt": _Family(
-        gated=False,
-        bias=True,
-        layer_norm=True,
-        learned_positions=True,
-        positions=2048,
-        extra_positions=2,
-        tied=True,
-    ),
-    "gpt_neox": _Family(gated=False, bias=True, layer_norm=True),
-    "llama": _Family(),
-    "mistral": _Family(kv_heads=8),
-    "mixtral": _Family(kv_heads=8),
-    "qwen2": _Family(qkv_bias=True, kv_heads=32),
-    "qwen2_vl_text": _Family(qkv_bias=True, kv_heads=8),
-    "qwen2_moe": _Family(qkv_bias=True, kv_heads=16),
-    "qwen3": _Family(qk_norm="head", kv_heads=32, head_dim=128),
-    "qwen3_moe": _Family(qk_norm="head", kv_heads=4),
-    "olmoe": _Family(qk_norm="all"),
-    "olmo2": _Family(qk_norm="all"),
-    "gemma": _Family(tied=True, kv_heads=16, head_dim=256),
-}
+_FAMILIES = {name: _Family(**table) for name, table in _KNOWN["families"].items()}
 
 
 @dataclass(frozen=True)
@@ -92,7 +50,6 @@ class Sizes:
 
     Attributes:
         exact: True if the family is listed in `_FAMILIES`.
-        heads, kv_heads: number of query heads, and of key and value heads.
         dense, expert: width of a dense MLP and of an expert; equal without experts.
         experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
     """

@@ -1,90 +1,148 @@
 """Validity rules: conditions under which a configuration can train a job on a cluster.
 
-Each rule is written once, with its reason and the knobs that it reads, so that the enumeration
-(`tuner.search_spaces.space`) can apply it as soon as those are chosen. `RULES` refuses
-configurations that cannot work anywhere or only repeat another one; those that work, but not in the
-built-in training program, are found by `unrunnable`, so that planning, replay and recorded tables
-may use them. Figures and quirks of DeepSpeed are those of release 0.19.8.
+`data/catalogue/rules.toml` lists all of them with their reasons, most of them as conditions; rules
+that compute are functions here, of the same name. The enumeration (`tuner.search_spaces.space`)
+applies each as soon as the knobs that it reads are chosen. `RULES` refuses configurations that
+cannot work anywhere or only repeat another one; those that work, but not in the built-in training
+program, are found by `unrunnable`, so that planning, replay and recorded tables may use them.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import catalogue
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.live_rules import LIVE_RULES
+from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.pipeline_rules import PIPELINE_RULES
-from tuner.search_spaces.product_rules import PRODUCT_RULES
-from tuner.search_spaces.rule import Rule, registering
-from tuner.search_spaces.sharding_rules import SHARDING_RULES
+from tuner.search_spaces.when import Values, compiled, names_in
 
-_RULES: list[Rule] = []
-_rule = registering(_RULES)
+Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
 
-# Job and cluster alone.
+@dataclass(frozen=True)
+class Rule:
+    """Reason for which a configuration cannot run.
+
+    Attributes:
+        knobs: the knobs it reads; empty for a rule on the job and the cluster alone.
+    """
+
+    name: str
+    knobs: tuple[str, ...]
+    why: str
+    broken: Check
 
 
-@_rule("DeepSpeed refuses fp16 where the device has no fp16 arithmetic.")
-def _precision(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if job.precision == "fp16" and cluster.device.type == "cpu":
-        return "precision fp16 does not run on a CPU (use fp32 or bf16)"
-    return None
+#: What a condition may read beside knobs and facts, and the knobs that this is made of.
+_MADE = {
+    "world_size": (
+        *("data_parallel", "tensor_parallel"),
+        *("pipeline_parallel", "sequence_parallel"),
+    ),
+    "replicas": ("data_parallel", "sequence_parallel"),
+}
 
 
-@_rule("A table of learned positions has no entry for a longer sequence.")
-def _positions(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    facts = facts_of(job)
-    if facts.learned_positions and facts.positions and job.sequence_length > facts.positions:
-        return (
-            f"sequence_length {job.sequence_length} exceeds the {facts.positions} positions "
-            f"of the {facts.model_type} model"
-        )
-    return None
+class _Facts(NamedTuple):
+    """Values that conditions and phrases name."""
+
+    configuration: Configuration
+    job: TrainingJob
+    cluster: Cluster
+
+    def get(self, name: str) -> Any:
+        return _reader(name)(self)
 
 
-# Degrees.
+@lru_cache(maxsize=256)
+def _reader(name: str) -> Callable[[_Facts], Any]:
+    if name in _MADE:
+        parts = [_reader(part) for part in _MADE[name]]
+        return lambda facts: math.prod(part(facts) for part in parts)
+    if name in KNOBS:
+        if hasattr(Configuration, name):  # which refuses what is no degree
+            return lambda facts: getattr(facts.configuration, name)
+        return lambda facts: facts.configuration.get(name)
+    owner, _, field = name.partition("_")
+    if owner == "model":
+        return lambda facts: getattr(facts_of(facts.job), field)
+    return operator.attrgetter({"device": "cluster.device"}.get(owner, owner) + f".{field}")
 
 
-@_rule(
-    "Every rank needs a device of its own.",
-    "data_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "sequence_parallel",
-)
-def _ranks_fit(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    need, have = c.world_size, cluster.devices
-    if need > have:
-        return (
-            f"it needs {need} device{'s' if need != 1 else ''}, cluster {cluster.name!r} has {have}"
-        )
-    return None
+class _Phrases(string.Formatter):
+    """Formatter of phrases, in which `{devices:device}` is "1 device" or "2 devices"."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return args[0].get(str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return f"{value} {format_spec}{'s' if value != 1 else ''}" if format_spec else str(value)
 
 
-@_rule(
-    "The launcher starts equally many ranks on each node, and nodes are leased whole.",
-    "data_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "sequence_parallel",
-)
-def _whole_nodes(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    need, node = c.world_size, cluster.devices_per_node
-    if node < need <= cluster.devices and need % node:
-        return f"{need} ranks do not fill whole nodes of {node} devices"
-    return None
+@dataclass(frozen=True)
+class _Case:
+    """Condition of a rule with its phrase, as `data/catalogue/rules.toml` explains them."""
+
+    when: str
+    divide: tuple[str | int, ...]
+    of: str
+    phrase: str
+
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any]) -> list[_Case]:
+        made = []
+        for each in table.get("each", [""]):
+            texts = [str(table.get(key, "")).replace("{each}", each) for key in ("when", "phrase")]
+            divide = tuple(table.get("divide", ()))
+            made.append(cls(texts[0], divide, str(table.get("of", "")), texts[1]))
+        return made
+
+    @property
+    def names(self) -> set[str]:
+        named = {name for _, name, _, _ in string.Formatter().parse(self.phrase) if name}
+        divided = {name for name in (*self.divide, self.of) if isinstance(name, str) and name}
+        return named | divided | (set(names_in(self.when)) if self.when else set())
+
+    def broken(self, facts: Values) -> str | None:
+        if self.when and not compiled(self.when)(facts):
+            return None
+        if self.divide:
+            parts = [part if isinstance(part, int) else facts.get(part) for part in self.divide]
+            if not all(isinstance(part, int) for part in parts):
+                return None  # a recorded table uses the name for something else
+            if facts.get(self.of) % math.prod(parts) == 0:
+                return None
+        return _Phrases().vformat(self.phrase, (facts,), {})
 
 
-@_rule(
-    "Another global batch changes what a step learns: it can be compared only if the job gives the "
-    "number of steps to the solution.",
-    "global_batch",
-)
+def _of_cases(cases: Sequence[_Case]) -> Check:
+    def broken(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+        facts = _Facts(c, job, cluster)
+        return next((phrase for case in cases if (phrase := case.broken(facts))), None)
+
+    return broken
+
+
+_COMPUTED: dict[str, Check] = {}
+
+
+def _computed(check: Check) -> Check:
+    """Register the function of a rule under its own name."""
+    _COMPUTED[check.__name__.removeprefix("_")] = check
+    return check
+
+
+@_computed
 def _batch_known(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     chosen = c.get("global_batch")
     if isinstance(chosen, int) and job.steps_with(chosen) is None:
@@ -96,25 +154,24 @@ def _batch_known(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     return None
 
 
-@_rule(
-    "Micro-batches, accumulated over all replicas, are the global batch.",
-    "data_parallel",
-    "micro_batch",
-    "global_batch",
-)
+def _whole_batch(c: Configuration, job: TrainingJob) -> int:
+    chosen = c.get("global_batch")
+    return chosen if isinstance(chosen, int) else job.global_batch
+
+
+@_computed
 def _global_batch(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    share, chosen = c.micro_batch * c.data_parallel, c.get("global_batch")
-    whole = chosen if isinstance(chosen, int) else job.global_batch
-    if whole % share:
-        phrase = (
-            f"micro_batch {c.micro_batch} x data_parallel {c.data_parallel} = {share} "
-            f"does not divide the global batch {whole}"
-        )
-        if whole % c.data_parallel:
-            return f"{phrase}, and data_parallel {c.data_parallel} alone does not either"
-        near = _nearest_divisors(whole // c.data_parallel, c.micro_batch)
-        return f"{phrase}; near it, micro_batch can be {' or '.join(map(str, near))}"
-    return None
+    share, whole = c.micro_batch * c.data_parallel, _whole_batch(c, job)
+    if whole % share == 0:
+        return None
+    phrase = (
+        f"micro_batch {c.micro_batch} x data_parallel {c.data_parallel} = {share} "
+        f"does not divide the global batch {whole}"
+    )
+    if whole % c.data_parallel:
+        return f"{phrase}, and data_parallel {c.data_parallel} alone does not either"
+    near = _nearest_divisors(whole // c.data_parallel, c.micro_batch)
+    return f"{phrase}; near it, micro_batch can be {' or '.join(map(str, near))}"
 
 
 @lru_cache(maxsize=4096)  # asked for each combination of knobs of a space
@@ -126,46 +183,7 @@ def _nearest_divisors(number: int, value: int) -> tuple[int, ...]:
     return (*([max(below)] if below else []), *([min(above)] if above else []))
 
 
-@_rule(
-    "Tensor parallelism exchanges activations twice per layer, which is too slow between nodes.",
-    "tensor_parallel",
-)
-def _tensor_in_node(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.tensor_parallel > cluster.devices_per_node:
-        return (
-            f"tensor_parallel {c.tensor_parallel} exceeds the {cluster.devices_per_node} "
-            f"device{'s' if cluster.devices_per_node != 1 else ''} of a node"
-        )
-    return None
-
-
-@_rule(
-    "Tensor parallelism gives each rank whole heads, of queries and of keys and values.",
-    "tensor_parallel",
-)
-def _tensor_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    facts = facts_of(job)
-    for count, what in ((facts.heads, "attention"), (facts.kv_heads, "key-value")):
-        if count % c.tensor_parallel:
-            return f"tensor_parallel {c.tensor_parallel} does not divide the {count} {what} heads"
-    return None
-
-
-@_rule("A pipeline stage needs at least one layer.", "pipeline_parallel")
-def _pipeline_layers(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    layers = facts_of(job).layers
-    if c.pipeline_parallel > layers:
-        return f"pipeline_parallel {c.pipeline_parallel} exceeds the model's {layers} layers"
-    return None
-
-
-@_rule(
-    "Ulysses gives each rank whole heads of what tensor parallelism left, and copies key-value "
-    "heads only a whole number of times (deepspeed.runtime.sequence_parallel.ulysses_sp).",
-    "sequence_parallel",
-    "sequence_method",
-    "tensor_parallel",
-)
+@_computed
 def _sequence_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     facts, degree = facts_of(job), c.sequence_parallel
     if degree == 1 or c.get("sequence_method") != "ulysses":
@@ -182,82 +200,10 @@ def _sequence_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str
     return None
 
 
-@_rule("Each rank takes an equal part of every sequence.", "sequence_parallel")
-def _sequence_length(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if job.sequence_length % c.sequence_parallel:
-        return (
-            f"sequence_parallel {c.sequence_parallel} does not divide "
-            f"the sequence length {job.sequence_length}"
-        )
-    return None
-
-
-@_rule(
-    "One rank has nothing to gather; several take a chunk near the start of every sequence and one "
-    "as near to its end, so that causal attention is the same work for all.",
-    "sequence_method",
-    "sequence_parallel",
-)
-def _sequence_chunks(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    method, degree = c.get("sequence_method"), c.sequence_parallel
-    if method == "ulysses":
-        return None
-    if degree == 1:
-        return f"sequence_method {method} needs sequence_parallel of at least 2"
-    if job.sequence_length % (2 * degree):
-        return (
-            f"sequence_method {method} cuts sequences into 2 x {degree} chunks, which do not "
-            f"divide the sequence length {job.sequence_length}"
-        )
-    return None
-
-
-@_rule("Only experts can be spread, and each rank takes equally many.", "expert_parallel")
-def _experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    facts, degree = facts_of(job), c.expert_parallel
-    if degree > 1 and not facts.experts and (job.on_deepspeed or job.model):
-        return f"expert_parallel {degree} needs a mixture-of-experts model; this one is dense"
-    if degree > 1 and facts.experts % degree:
-        return f"expert_parallel {degree} does not divide the {facts.experts} experts"
-    return None
-
-
-@_rule(
-    "Expert groups are cut out of the data-parallel ranks.",
-    "expert_parallel",
-    "data_parallel",
-    "sequence_parallel",
-)
-def _expert_groups(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    replicas = _replicas(c)
-    if replicas % c.expert_parallel:
-        return (
-            f"expert_parallel {c.expert_parallel} does not divide data_parallel x "
-            f"sequence_parallel = {replicas}"
-        )
-    return None
-
-
-# ZeRO and offload.
-
-
-def _replicas(c: Configuration) -> int:
-    """Return the number of ranks that ZeRO shards over: data parallel and Ulysses ranks."""
-    return int(c.data_parallel * c.sequence_parallel)
-
-
-@_rule(
-    "Over one rank there is nothing to shard: stages 1 to 3 repeat stage 0. DeepSpeed offers "
-    "offload only from stage 1 (asynchronous or of parameters: stage 3) on, so with offload only "
-    "that stage is allowed.",
-    "zero_stage",
-    "optimizer_offload",
-    "parameter_offload",
-    "data_parallel",
-    "sequence_parallel",
-)
+@_computed
 def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if _replicas(c) > 1 or not job.on_deepspeed:  # other frameworks shard over one rank by default
+    # Other frameworks shard over one rank by default.
+    if c.data_parallel * c.sequence_parallel > 1 or not job.on_deepspeed:
         return None
     lowest = {"none": 0, "cpu": 1}.get(str(c.get("optimizer_offload")), 3)
     lowest = lowest if c.get("parameter_offload") == "none" else 3
@@ -269,76 +215,7 @@ def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
     return None
 
 
-@_rule("The pipeline engine asserts ZeRO below stage 2.", "zero_stage", "pipeline_parallel")
-def _zero_pipeline(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if job.on_deepspeed and c.pipeline_parallel > 1 and c.zero_stage >= 2:
-        return (
-            f"pipeline_parallel {c.pipeline_parallel} takes zero_stage 0 or 1, not {c.zero_stage}"
-        )
-    return None
-
-
-@_rule(
-    "DeepSpeed documents tensor parallelism for ZeRO 0 to 2 only.", "zero_stage", "tensor_parallel"
-)
-def _zero_tensor(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if job.on_deepspeed and c.tensor_parallel > 1 and c.zero_stage == 3:
-        return f"tensor_parallel {c.tensor_parallel} takes zero_stage 0 to 2, not 3"
-    return None
-
-
-@_rule(
-    "DeepSpeed's MoE layer asserts out stage 3: its experts are sharded already.",
-    "zero_stage",
-    "expert_parallel",
-)
-def _zero_experts(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if job.on_deepspeed and c.expert_parallel > 1 and c.zero_stage == 3:
-        return f"expert_parallel {c.expert_parallel} takes zero_stage 0 to 2, not 3"
-    return None
-
-
-@_rule(
-    "Offload is an option of ZeRO's optimizer; stage 0 has none.", "optimizer_offload", "zero_stage"
-)
-def _offload_zero(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    offload = c.get("optimizer_offload")
-    if job.on_deepspeed and offload != "none" and c.zero_stage == 0:
-        return f"optimizer_offload {offload} needs zero_stage 1 to 3, not 0"
-    return None
-
-
-@_rule(
-    "SuperOffload, the asynchronous form that keeps the update exact, is written for CUDA.",
-    "optimizer_offload",
-)
-def _async_device(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.get("optimizer_offload") == "async" and cluster.device.type != "cuda":
-        return f"optimizer_offload async runs on CUDA devices only, not on {cluster.device.type}"
-    return None
-
-
-@_rule("SuperOffload replaces the optimizer of stage 3.", "optimizer_offload", "zero_stage")
-def _async_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    # Stage 0 is refused by `_offload_zero` for any offload.
-    if c.get("optimizer_offload") == "async" and c.zero_stage in (1, 2):
-        return f"optimizer_offload async needs zero_stage 3, not {c.zero_stage}"
-    return None
-
-
-@_rule(
-    "Only ZeRO 3 gathers parameters for use, so only it can keep them elsewhere.",
-    "parameter_offload",
-    "zero_stage",
-)
-def _parameter_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    offload = c.get("parameter_offload")
-    if job.on_deepspeed and offload != "none" and c.zero_stage != 3:
-        return f"parameter_offload {offload} needs zero_stage 3, not {c.zero_stage}"
-    return None
-
-
-@_rule("One block in k cannot be recomputed if there are fewer than k.", "activation_checkpointing")
+@_computed
 def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     mode, layers = str(c.get("activation_checkpointing")), facts_of(job).layers
     if mode.startswith("every_") and int(mode.removeprefix("every_")) > layers:
@@ -346,66 +223,116 @@ def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -
     return None
 
 
-@_rule(
-    "DeepSpeed swaps to an NVMe drive only what ZeRO 3 has partitioned.",
-    "optimizer_offload",
-    "zero_stage",
-)
-def _nvme_stage(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    # Stage 0 is refused by `_offload_zero`.
-    if c.get("optimizer_offload") == "nvme" and c.zero_stage in (1, 2):
-        return f"optimizer_offload nvme needs zero_stage 3, not {c.zero_stage}"
+@_computed
+def _virtual_layers(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    stages, layers = c.get("virtual_stages"), facts_of(job).layers
+    if not isinstance(stages, int) or stages < 2 or stages * c.pipeline_parallel <= layers:
+        return None
+    return (
+        f"virtual_stages {stages} x pipeline_parallel {c.pipeline_parallel} = "
+        f"{stages * c.pipeline_parallel} exceeds the model's {layers} layers"
+    )
+
+
+@_computed
+def _schedule_rounds(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    count, left = divmod(_whole_batch(c, job), c.micro_batch * c.data_parallel)
+    if c.get("pipeline_schedule") == "1f1b" or left:  # what is left is refused by another rule
+        return None
+    rounds = max(1, count // c.pipeline_parallel)
+    # Another framework may split a micro-batch for its pipeline.
+    if not job.on_deepspeed or count % rounds == 0:
+        return None
+    return (
+        f"pipeline_schedule {c.get('pipeline_schedule')} needs equal rounds: {count} "
+        f"micro-batches are not divided by {rounds} rounds of pipeline_parallel "
+        f"{c.pipeline_parallel}"
+    )
+
+
+#: What the sides of a matrix must be multiples of: 16 bytes, of one byte a value
+#: (torch._scaled_mm). A block of MX is 32 values, along the side that is summed over, and each side
+#: is in one of a layer's three products.
+_SIDES = {"tensorwise": 16, "rowwise": 16, "mx": 32}
+
+
+@_computed
+def _fp8_sides(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    scaling = str(c.get("fp8"))
+    if scaling == "none" or not job.is_modelled:
+        return None
+    facts, multiple = facts_of(job), _SIDES[scaling]
+    sides = {
+        "tokens of a micro-batch": c.micro_batch * job.sequence_length // c.sequence_parallel,
+        "hidden size": facts.hidden,
+        "query width": facts.heads * facts.head_dim // c.tensor_parallel,
+        "key and value width": facts.kv_heads * facts.head_dim // c.tensor_parallel,
+        "intermediate size": facts.intermediate // c.tensor_parallel,
+    }
+    for name, side in sides.items():
+        if side % multiple:
+            return f"fp8 {scaling} needs a multiple of {multiple} as {name}, not {side}"
     return None
 
 
-@_rule("Offload to an NVMe drive needs a folder there.", "optimizer_offload", "parameter_offload")
-def _nvme_path(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    for name in ("optimizer_offload", "parameter_offload"):
-        if c.get(name) == "nvme" and not cluster.nvme_path:
+def _each(value: Any) -> tuple[Any, ...]:
+    """Return the values of a live knob: one for all, or one a stage."""
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+@_computed
+def _clock_offered(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    offered = cluster.clocks_MHz
+    for clock in _each(c.get("clock_MHz")) if offered else ():
+        if clock not in offered:
+            nearest = min(offered, key=lambda other: abs(other - float(clock)))
             return (
-                f"{name} nvme needs a folder on the node's own drive: nvme_path in the cluster's "
-                "file, or JOULEFRONT_NVME_PATH for this machine"
+                f"{cluster.device.name} does not offer clock_MHz {clock}; the nearest is "
+                f"{nearest}, the range {offered[0]} to {offered[-1]}"
             )
     return None
 
 
-# Full checkpointing and activation offload can be combined: DeepSpeed's `cpu_checkpointing` moves
-# the inputs that checkpointing keeps, one per layer (2 s b h bytes), which for long sequences fill
-# the device. So no rule refuses the pair.
-
-
-@_rule(
-    "On a CPU the activations already live in host memory: offload would copy them and save "
-    "nothing.",
-    "activation_offload",
-)
-def _activation_device(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    offload = c.get("activation_offload")
-    if offload != "none" and cluster.device.type != "cuda":
-        return f"activation_offload {offload} needs a CUDA device, not {cluster.device.type}"
+@_computed
+def _limit_range(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    device = cluster.device
+    low, high = device.min_limit_W, device.max_limit_W
+    if low is None or not cluster.clock_control:
+        return None
+    for limit in _each(c.get("power_limit_W")):
+        if not low <= float(limit) <= high:
+            return f"power_limit_W {limit} is outside {low:g} to {high:g} W of {device.name}"
     return None
 
 
-@_rule(
-    "What is kept by operator is not among the tensors that the offload moves.",
-    "activation_checkpointing",
-    "activation_offload",
-)
-def _selective_offload(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    offload = c.get("activation_offload")
-    if c.get("activation_checkpointing") == "selective" and offload != "none":
-        return f"activation_checkpointing selective takes activation_offload none, not {offload}"
-    return None
+def _one_per_stage(c: Configuration, knob: str, what: str) -> str | None:
+    values = c.get(knob)
+    if not isinstance(values, tuple) or len(values) == c.pipeline_parallel:
+        return None
+    plural = "s" if len(values) != 1 else ""
+    return f"{knob} names {len(values)} {what}{plural}, pipeline_parallel is {c.pipeline_parallel}"
 
 
-#: All rules, in the order in which they are written.
-RULES: tuple[Rule, ...] = (
-    *_RULES,
-    *SHARDING_RULES,
-    *PIPELINE_RULES,
-    *PRODUCT_RULES,
-    *LIVE_RULES,
-)
+@_computed
+def _clock_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    return _one_per_stage(c, "clock_MHz", "clock")
+
+
+@_computed
+def _limit_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    return _one_per_stage(c, "power_limit_W", "limit")
+
+
+def _rule(name: str, table: Mapping[str, Any]) -> Rule:
+    if "reads" in table:
+        return Rule(name, tuple(table["reads"]), table["why"], _COMPUTED[name])
+    cases = [case for part in table.get("cases", [table]) for case in _Case.of_table(part)]
+    names = {made for case in cases for name in case.names for made in _MADE.get(name, (name,))}
+    return Rule(name, tuple(n for n in KNOBS if n in names), table["why"], _of_cases(cases))
+
+
+#: All rules, in the order of the catalogue.
+RULES: tuple[Rule, ...] = tuple(_rule(*item) for item in catalogue("rules").items())
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:
@@ -416,3 +343,70 @@ def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluste
     """
     phrases = (rule.broken(configuration, job, cluster) for rule in RULES)
     return [phrase for phrase in phrases if phrase is not None]
+
+
+#: Limits of the built-in training program: each with the families of models that are compared.
+_LIMITS = tuple(
+    (case, tuple(table.get("families", ())))
+    for table in catalogue("program")["limits"]
+    for case in _Case.of_table(table)
+)
+
+
+def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> list[str]:
+    """Return a phrase for each reason why the built-in training program cannot run this.
+
+    The list is empty if it can. Without a job, limits that depend on the model are not checked.
+    """
+    knobs = job.knobs if job is not None else ()
+    declared = {CHANGED, *(knob.name for knob in knobs)}
+    phrases = [
+        f"{name} is not a knob of the built-in training program"
+        for name in (*configuration.launch, *configuration.live)
+        if name not in KNOBS and name not in declared
+    ]
+    sharding = configuration.get("sharding")
+    phrases += [
+        f"the knob {knob.name} of DeepSpeed's configuration does nothing under sharding {sharding}"
+        for knob in knobs
+        if knob.how.startswith("deepspeed:")
+        and sharding != KNOBS["sharding"].default
+        and configuration.launch.get(knob.name, knob.baseline) != knob.baseline
+    ]
+    # A recorded table may use the name of a degree for something else.
+    plain = {name: configuration.get(name) for name in KNOBS}
+    plain["job_precision"] = job.precision if job is not None else None
+    for case, families in _LIMITS:
+        if job is None and families:
+            continue
+        model = job.model["model_type"] if job is not None and families else ""
+        if model in families or (phrase := case.broken(plain)) is None:
+            continue
+        known = f" models of type {', '.join(families)} only, not {model}" if families else ""
+        phrases.append(phrase + known)
+    return phrases if job is None else phrases + _unfit_frames(configuration, job)
+
+
+def _unfit_frames(configuration: Configuration, job: TrainingJob) -> list[str]:
+    vision, frames = facts_of(job).vision, job.frames
+    if vision is None:
+        return [f"the model reads no video, and the job gives {frames} frames"] if frames else []
+    visual, length = vision.tokens_of(frames), job.sequence_length
+    if not frames:
+        return ["the model reads video, and the job gives no frames; set frames in the job's file"]
+    if visual + 2 > length:
+        return [
+            f"{frames} frames are {visual} tokens, which with two of text do not fit in a "
+            f"sequence of {length}"
+        ]
+    # A recorded table may use these names for something else.
+    values = [configuration.get(name) for name in ("sequence_parallel", "tensor_parallel")]
+    degree, tensor = (value if isinstance(value, int) else 1 for value in values)
+    if frames % degree:
+        return [
+            f"sequence_parallel {degree} does not divide the {frames} frames, and each rank of a "
+            "sequence encodes equally many"
+        ]
+    if vision.heads % tensor:
+        return [f"tensor_parallel {tensor} does not divide the encoder's {vision.heads} heads"]
+    return []

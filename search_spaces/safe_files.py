@@ -29,11 +29,6 @@ def _refusal(path: Path, code: int, why: str) -> OSError:
 def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
     """Replace a file in one step by a new one; a link in its place is replaced, not followed.
 
-    Args:
-        path: the file; its folder must exist.
-        mode: permissions before the umask.
-        durable: wait until the content is on disk.
-
     Raises:
         OSError: it cannot be written, or a device, pipe or socket has this name.
     """
@@ -69,7 +64,6 @@ def open_plain(path: str | Path, flags: int) -> int:
     """Open a regular file in place, or create it, and return its descriptor.
 
     Args:
-        path: the file; its folder must exist.
         flags: of `os.open`, for reading and writing: O_CREAT or O_APPEND, say. Not O_TRUNC, which
             acts before the file is checked.
 

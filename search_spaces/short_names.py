@@ -1,7 +1,7 @@
 """Short names of configurations: `dp8 mb16 zero1 1050MHz` for what takes a line as KNOB=VALUE.
 
 Knobs come in the order of `tuner.search_spaces.knobs.KNOBS`, then other knobs as NAME=VALUE by
-name. A knob at its default is left out, except for the three in `ALWAYS`, which everybody names.
+name. A knob at its default is left out, except for those that are always named.
 What was shown is read back: words in any order, short or KNOB=VALUE, with or without the "|" of a
 configuration's key.
 """
@@ -15,38 +15,8 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named, parse_value
 
-#: Knobs that are named also at their defaults.
-ALWAYS = ("data_parallel", "micro_batch", "zero_stage")
-
-#: What stands before and after a knob's value.
-_AFFIXES: Mapping[str, tuple[str, str]] = {
-    "data_parallel": ("dp", ""),
-    "tensor_parallel": ("tp", ""),
-    "pipeline_parallel": ("pp", ""),
-    "pipeline_schedule": ("pipe-", ""),
-    "virtual_stages": ("vs", ""),
-    "sequence_parallel": ("sp", ""),
-    "sequence_method": ("seq-", ""),
-    "expert_parallel": ("ep", ""),
-    "global_batch": ("gb", ""),
-    "micro_batch": ("mb", ""),
-    "zero_stage": ("zero", ""),
-    "sharding": ("", ""),
-    "hsdp_replicas": ("hsdp", ""),
-    "optimizer_offload": ("optim-", ""),
-    "parameter_offload": ("param-", ""),
-    "activation_checkpointing": ("ckpt-", ""),
-    "activation_offload": ("act-", ""),
-    "compilation": ("compile-", ""),
-    "fp8": ("fp8-", ""),
-    "clock_MHz": ("", "MHz"),
-    "memory_clock_MHz": ("mem", "MHz"),
-    "power_limit_W": ("", "W"),
-}
 #: Knobs by what stands before their value, as in mb=16.
-_BY_AFFIX = {before.rstrip("-"): name for name, (before, _) in _AFFIXES.items() if before}
-#: A live knob that is left to the device.
-_DEVICE = {"clock_MHz": "clock-auto", "memory_clock_MHz": "mem-auto", "power_limit_W": "power-auto"}
+_BY_AFFIX = {knob.affixes[0].rstrip("-"): name for name, knob in KNOBS.items() if knob.affixes[0]}
 _LEFT = re.compile(r"=device['’]s[ _]own", re.IGNORECASE)
 _SPACED = re.compile(r"(?<=\d)\s+(?=(MHz|W)\b)", re.IGNORECASE)
 
@@ -61,11 +31,12 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 def short_word(name: str, value: Value | None) -> str:
     """Return one knob as a word: "mb16", "optim-cpu", "1050MHz", "clock-auto" if left alone."""
     if value is None:
-        return _DEVICE.get(name, f"{name}=device's own")
+        device = KNOBS[name].device if name in KNOBS else ""
+        return device or f"{name}=device's own"
     text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    if name not in _AFFIXES:
+    if name not in KNOBS:
         return f"{name}={text}"
-    before, after = _AFFIXES[name]
+    before, after = KNOBS[name].affixes
     return f"{before}{text}{after}"
 
 
@@ -77,12 +48,15 @@ def short_name(values: Mapping[str, Value | None], names: Iterable[str] | None =
         names: the knobs to name, in the order given; all of `values` if not given.
     """
     chosen = in_order(values) if names is None else tuple(names)
-    named = [n for n in chosen if n in ALWAYS or not _is_default(n, values.get(n))]
+    named = [n for n in chosen if not _is_left_out(n, values.get(n))]
     return " ".join(short_word(n, values.get(n)) for n in named) or "default"
 
 
-def _is_default(name: str, value: Value | None) -> bool:
-    return value is None or (name in KNOBS and value == KNOBS[name].default)
+def _is_left_out(name: str, value: Value | None) -> bool:
+    knob = KNOBS.get(name)
+    if knob is not None and knob.always:
+        return False
+    return value is None or (knob is not None and value == knob.default)
 
 
 def word_knob(word: str) -> tuple[str, Value | None] | None:
@@ -92,17 +66,17 @@ def word_knob(word: str) -> tuple[str, Value | None] | None:
         InvalidValue: the value is not legal for the knob.
     """
     folded = word.strip().lower()
-    for name, text in _DEVICE.items():
-        if folded == text:
+    for name, knob in KNOBS.items():
+        if knob.device and folded == knob.device:
             return name, None
-    for name, (before, after) in _AFFIXES.items():
+    for name, knob in KNOBS.items():
+        before, after = knob.affixes
         if not folded.startswith(before) or not folded.endswith(after.lower()):
             continue
         middle = folded[len(before) : len(folded) - len(after)]
-        if KNOBS[name].choices and name != "zero_stage":
-            middle = {c.replace("_", ""): c for c in KNOBS[name].choices if isinstance(c, str)}.get(
-                middle.replace("_", ""), ""
-            )
+        named = {str(c).replace("_", ""): c for c in knob.choices}
+        if named and name != "zero_stage":
+            middle = str(named.get(middle.replace("_", ""), ""))
             if middle:
                 return name, middle
         elif re.fullmatch(r"\d+(,\d+)*", middle):
@@ -114,7 +88,6 @@ def parse_words(text: str, *, standard: bool = True) -> dict[str, Any]:
     """Return the knobs that a configuration's name gives; None for one left to the device.
 
     Args:
-        text: words in any order: short ones, KNOB=VALUE, and "|" between.
         standard: every knob must be a standard one with a legal value; else the value of an unknown
             knob is kept as text.
 

@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 from tuner.search_spaces.baseline import default_configuration, degrees
 from tuner.search_spaces.candidates import Candidates
-from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
-from tuner.search_spaces.declared import check_knobs, expanded, live_choices
+from tuner.search_spaces.declared import CHANGED, check_knobs, expanded, live_choices
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
@@ -31,13 +30,7 @@ from tuner.search_spaces.rules import RULES, Rule, broken_rules
 #: Further names of shipped spaces, by what is varied.
 ALIASES = {"dp-zero": "default", "3d": "parallelism", "everything": "full"}
 
-_DEGREES = (
-    "data_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "sequence_parallel",
-    "expert_parallel",
-)
+_DEGREES = tuple(name for name, knob in KNOBS.items() if knob.degree)
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,6 @@ class Auto:
 
     Attributes:
         kind: "auto", or "baseline" for the one value of `default_configuration`.
-        max: the highest degree or micro-batch; None for no bound.
         count: largest number of clocks or power limits, evenly spaced; None for all.
         lowest_share: the lowest clock, as a share of the highest.
     """
@@ -59,11 +51,7 @@ class Auto:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Values of each knob; knobs that are not listed have their defaults.
-
-    Attributes:
-        choices: for each knob its values, or `Auto` if they depend on job and cluster.
-    """
+    """Values of each knob; knobs that are not listed have their defaults."""
 
     name: str
     choices: Mapping[str, tuple[Value, ...] | Auto] = field(hash=False)
@@ -254,7 +242,7 @@ def _automatic(
         return tuple(dict.fromkeys(math.ceil(low + (high - low) * i / count) for i in range(count)))
     if knob.name == "global_batch":
         return job.global_batches
-    if knob.name in (*_DEGREES, "hsdp_replicas"):
+    if knob.name in _DEGREES:
         numbers = degrees(cluster.devices)
     else:
         numbers = [n for n in range(1, job.global_batch + 1) if job.global_batch % n == 0]

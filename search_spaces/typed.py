@@ -42,7 +42,7 @@ def _is_integer(value: Any) -> bool:
 
 
 #: Check and description of each declared type.
-_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "int": (_is_integer, "an integer"),
     "int | None": (_maybe(_is_integer), "an integer"),
@@ -68,17 +68,12 @@ def check_fields(
 ) -> Made:
     """Return an object if its fields have their declared types.
 
-    Args:
-        made: a dataclass whose module postpones annotations.
-        positive: fields that must be finite and above 0.
-        finite: fields that must be finite.
-
     Raises:
         InvalidValue: a field has a value of another type.
     """
     for item in fields(made):  # type: ignore[arg-type]
         value = getattr(made, item.name)
-        check, legal = _CHECKS.get(str(item.type), (lambda value: True, ""))
+        check, legal = TYPES.get(str(item.type), (lambda value: True, ""))
         if not check(value):
             raise InvalidValue(f"{item.name} of a {what}", _short(value), legal)
         if item.name in positive and not 0 < value < math.inf:

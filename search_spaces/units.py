@@ -39,8 +39,6 @@ def parse_quantity(text: str, unit: str, *, bare: bool = True) -> float:
     """Return a quantity in `unit`.
 
     Args:
-        text: a number and a unit, with or without a space: "90m", "1.5 h".
-        unit: the unit of the value that is returned, a key of `UNITS`.
         bare: also take a number without a unit, as one in `unit`.
 
     Raises:

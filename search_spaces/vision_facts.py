@@ -30,13 +30,10 @@ class VisionFacts:
     """Sizes of the encoder of a multimodal model, including its projector.
 
     Attributes:
-        hidden: width of the encoder.
         patches: number of patches of one frame.
         tokens: number of tokens of one frame that the language model reads.
-        extra_tokens: number of tokens that end a video.
         parameters: parameters of encoder, projector and the token that ends a video.
         matmul_parameters: those of `parameters` that multiply each patch.
-        largest_layer: parameters of the largest block.
     """
 
     layers: int

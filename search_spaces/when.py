@@ -10,14 +10,22 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from tuner.search_spaces.errors import InputError, UnknownName
 
 #: Longest condition, so that neither the parser nor the walk can be made to recurse without end.
 LONGEST = 500
+
+
+class Values(Protocol):
+    """Values of knobs by name, such as a dictionary."""
+
+    def get(self, name: str, /) -> Any:
+        """Return a value; None if there is none."""
+
 
 _TRUTH = {"true": True, "false": False, "True": True, "False": False}
 _ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -111,7 +119,7 @@ def check_condition(text: str, known: Collection[str], where: str) -> None:
             raise UnknownName("knob", name, known, where=f" in {where}")
 
 
-def holds(text: str, values: Mapping[str, Any]) -> bool:
+def holds(text: str, values: Values) -> bool:
     """Return the truth of a condition under these values of knobs.
 
     A knob without a value equals nothing and has no order, so `x != 1` holds and `x > 1` does not.
@@ -119,32 +127,57 @@ def holds(text: str, values: Mapping[str, Any]) -> bool:
     Raises:
         InputError: the text is no condition.
     """
-    return bool(_value(_parsed(text), values))
+    return bool(compiled(text)(values))
 
 
-def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+@lru_cache(maxsize=256)
+def compiled(text: str) -> Callable[[Values], Any]:
+    """Return a condition as a function of the values of knobs.
+
+    Raises:
+        InputError: the text is no condition.
+    """
+    return _compiled(_parsed(text))
+
+
+def _compiled(node: ast.expr) -> Callable[[Values], Any]:
     if isinstance(node, ast.BoolOp):
-        parts = (bool(_value(part, values)) for part in node.values)
-        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+        parts = [_compiled(part) for part in node.values]
+        if isinstance(node.op, ast.And):
+            return lambda values: all(part(values) for part in parts)
+        return lambda values: any(part(values) for part in parts)
     if isinstance(node, ast.UnaryOp):
-        value = _value(node.operand, values)
-        return not value if isinstance(node.op, ast.Not) else -value
+        operand = _compiled(node.operand)
+        if isinstance(node.op, ast.Not):
+            return lambda values: not operand(values)
+        return lambda values: -operand(values)
     if isinstance(node, ast.Compare):
-        sides = [_value(part, values) for part in (node.left, *node.comparators)]
-        pairs = zip(node.ops, sides[:-1], sides[1:], strict=True)
-        return all(_compared(op, left, right) for op, left, right in pairs)
+        sides = [_compiled(part) for part in (node.left, *node.comparators)]
+        pairs = list(zip(map(_comparison, node.ops), sides[:-1], sides[1:], strict=True))
+        return lambda values: all(
+            holds(left(values), right(values)) for holds, left, right in pairs
+        )
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(part, values) for part in node.elts]
-    if isinstance(node, ast.Name):
-        return _TRUTH[node.id] if node.id in _TRUTH else values.get(node.id)
-    assert isinstance(node, ast.Constant)
-    return node.value
+        elements = [_compiled(part) for part in node.elts]
+        return lambda values: [element(values) for element in elements]
+    if isinstance(node, ast.Name) and node.id not in _TRUTH:
+        name = node.id
+        return lambda values: values.get(name)
+    constant = _TRUTH[node.id] if isinstance(node, ast.Name) else getattr(node, "value", None)
+    return lambda values: constant
 
 
-def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
-    if isinstance(op, ast.Eq | ast.NotEq):
-        return (left is not None and left == right) == isinstance(op, ast.Eq)
-    if isinstance(op, ast.In | ast.NotIn):
-        return (left is not None and left in right) == isinstance(op, ast.In)
-    numbers = all(isinstance(side, int | float) for side in (left, right))
-    return numbers and _ORDER[type(op)](left, right)
+def _comparison(op: ast.cmpop) -> Callable[[Any, Any], bool]:
+    if isinstance(op, ast.Eq):
+        return lambda left, right: left is not None and left == right
+    if isinstance(op, ast.NotEq):
+        return lambda left, right: left is None or left != right
+    if isinstance(op, ast.In):
+        return lambda left, right: left is not None and left in right
+    if isinstance(op, ast.NotIn):
+        return lambda left, right: left is None or left not in right
+    order = _ORDER[type(op)]
+    kinds = (int, float)
+    return lambda left, right: (
+        isinstance(left, kinds) and isinstance(right, kinds) and order(left, right)
+    )

@@ -1,8 +1,7 @@
-"""Where a study is kept: PostgreSQL for real, rebuilding, older and newer releases, passwords."""
+"""Where a study is kept: PostgreSQL for real, studies made again, newer releases, passwords."""
 
 from __future__ import annotations
 
-import json
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -22,10 +21,9 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 from tuner.storage import open_storage, storage_trouble, without_password
-from tuner.study.rebuild import rebuild
 from tuner.study.recorder import StudyRecorder
 from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
-from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, run_replay
+from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
 from tuner.workload.pending import recover_pending
 from tuner.workload.trace import compact, read_trace
 
@@ -48,55 +46,29 @@ def trials(run: RunFolder, storage: str | None = None) -> list[tuple]:
     )
 
 
-# Rebuilding.
+# A study made again.
 
 
-def test_a_rebuilt_study_is_the_one_that_was(tmp_path: Path, capsys, finished_study) -> None:
+def test_a_damaged_journal_is_made_again_by_the_same_command(
+    tmp_path: Path, finished_study
+) -> None:
     run = RunFolder(finished_study.copy_into(tmp_path))
     before = trials(run)
     run.journal.write_bytes(b"not a journal\n" * 50)
-    assert main(["runs", "rebuild", "study", "--runs-dir", str(tmp_path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["probes"] == 8
+    with pytest.raises(InputError, match="remove it, and the same command makes it again"):
+        optimize(tmp_path, max_probes=8)
+    run.journal.unlink()
+    optimize(tmp_path, max_probes=8)
     assert trials(run) == before
-    assert (run.path / "study.journal.old").read_bytes().startswith(b"not a journal")
     # It goes on as if nothing had been.
     assert optimize(tmp_path, max_probes=9).spent.probes == 9
-    assert not list(run.path.glob("study.journal.new*"))
 
 
-def test_a_rebuilt_study_may_go_into_a_database(tmp_path: Path, finished_study) -> None:
+def test_a_lost_database_is_made_again_by_the_same_command(tmp_path: Path, finished_study) -> None:
     run, url = RunFolder(finished_study.copy_into(tmp_path)), f"sqlite:///{tmp_path / 'study.db'}"
-    made = rebuild(run, storage=url)
-    assert made.measurements == 8
-    assert trials(run, url) == trials(run)
-    assert rebuild(run, storage=url).notes == ()  # a second time there is nothing to tell
-    assert len(trials(run, url)) == 8
-
-
-def test_a_replayed_table_is_rebuilt(tmp_path: Path) -> None:
-    from tuner.testing.studies import write_table
-
-    table = write_table(tmp_path / "table")
-    options = {"runs_dir": tmp_path, "name": "study", "report": False}
-    run_replay(table, max_probes=4, **options)
-    run = RunFolder(tmp_path / "study")
-    before = trials(run)
-    rebuild(run)
-    assert trials(run) == before
-    assert run_replay(table, max_probes=5, **options).spent.probes == 5
-
-
-def test_what_cannot_be_rebuilt_is_one_sentence(tmp_path: Path, capsys, finished_study) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "study.toml").write_text('name = "empty"\n')
-    (tmp_path / "empty" / "trace").mkdir()
-    (tmp_path / "empty" / "trace" / "probes.jsonl").touch()
-    assert main(["runs", "rebuild", "empty", "--runs-dir", str(tmp_path)]) == 2
-    assert "nothing to rebuild" in capsys.readouterr().err
-    with RunFolder(finished_study.copy_into(tmp_path)).locked():
-        assert main(["runs", "rebuild", "study", "--runs-dir", str(tmp_path)]) == 2
-    assert "being run by process" in capsys.readouterr().err
+    for _ in range(2):  # a second time there is nothing to tell
+        optimize(tmp_path, max_probes=8, storage=url)
+        assert trials(run, url) == trials(run)
 
 
 # Kept records.
@@ -224,7 +196,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.slow
 @pytest.mark.postgres
-def test_a_study_on_postgresql_is_continued_and_rebuilt(server: Server, tmp_path: Path) -> None:
+def test_a_study_on_postgresql_is_continued(server: Server, tmp_path: Path) -> None:
     """Beside it another study makes the tables at the same time."""
     errors: list[BaseException] = []
 
@@ -247,7 +219,6 @@ def test_a_study_on_postgresql_is_continued_and_rebuilt(server: Server, tmp_path
         assert PASSWORD.encode() not in text
         assert QUOTED.encode() not in text
     assert optimize(tmp_path, storage=server.url, max_probes=5).spent.probes == 5
-    rebuild(run, storage=server.url)
     assert len(trials(run, server.url)) == 5
 
 

@@ -1,6 +1,6 @@
 """The public functions: `optimize`, `replay` and `load_result`.
 
-They turn their arguments into a problem, constraints and settings, and run a
+They turn their arguments into a `tuner.study.request.StudyRequest` and run a
 `tuner.study.session.Session`. NumPy, Optuna and Ray are imported only when a study runs.
 """
 
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints, Limits
-from tuner.problem.declared_knobs import with_knobs
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.results.result import Result
@@ -23,7 +22,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
-from tuner.study.question import Notify, question_of
+from tuner.study.request import Notify, StudyRequest
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
 
-__all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "replay"]
+__all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
 
 
 @contextmanager
@@ -152,105 +151,90 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    from tuner.executors.choose import real_executor, simulated_executor
+    request = StudyRequest(
+        job,
+        cluster,
+        space,
+        (constraints or Constraints()).limited(**limits),
+        search or SearchSettings(),
+        baseline,
+        knobs,
+        allow_changed_training,
+        clocks,
+        plan,
+        executor,
+        ray_address,
+        device_kind,
+        in_flight,
+        sampler,
+        surrogate,
+        transfer,
+        try_first,
+        prefer,
+        name,
+        storage,
+        runs_dir,
+    )
+    return search_for(request, report=report, progress=progress, on_progress=on_progress)
+
+
+def search_for(
+    request: StudyRequest,
+    *,
+    report: bool = True,
+    progress: bool = True,
+    on_progress: Notify | None = None,
+) -> Result:
+    """Return the result of a request, as `optimize` does of its arguments.
+
+    Raises:
+        InputError: the input is wrong; one sentence.
+        Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
+    """
+    from tuner.executors.choose import executor_of
     from tuner.study.session import Session
 
     with _receiver(progress, on_progress) as notify:
-        asked = question_of(
-            with_knobs(job, knobs) if knobs else job,
-            cluster=cluster,
-            space=space,
-            constraints=(constraints or Constraints()).limited(**limits),
-            search=search,
-            baseline=baseline,
-            executor=executor,
-            ray_address=ray_address,
-            device_kind=device_kind,
-            in_flight=in_flight,
-            name=name,
-            runs_dir=runs_dir,
-            notify=notify,
-        )
-        problem, run, settings = asked.prepare(clocks, notify, allow_changed_training)
-        if plan is not None:
+        problem, run, request = request.checked(notify).prepared(notify)
+        if request.plan is not None:
             from tuner.study.plan_run import probes_of_plan
 
-            planned, problem = probes_of_plan(load_result(plan, runs_dir=runs_dir), problem)
-            try_first = (*try_first, *planned)
+            plan = load_result(request.plan, runs_dir=request.runs_dir)
+            planned, problem = probes_of_plan(plan, problem)
+            request = replace(request, try_first=(*request.try_first, *planned))
         session = Session(
             problem,
-            lambda run, say: (
-                simulated_executor(problem, capacity=in_flight, seed=settings.seed)
-                if asked.simulated
-                else real_executor(
-                    asked.executor, problem, run, say, ray_address=ray_address, copy=asked.copy
-                )
+            lambda run, say: executor_of(
+                request.executor,
+                problem,
+                run,
+                say,
+                ray_address=request.ray_address,
+                copy=request.copy,
+                in_flight=request.in_flight,
+                seed=request.search.seed,
             ),
+            request,
             run=run,
-            constraints=asked.constraints,
-            settings=settings,
-            storage=storage,
-            sampler=sampler,
-            surrogate=surrogate,
-            transfer=transfer,
-            try_first=try_first,
-            prefer=prefer,
             callbacks=_callbacks(run, report),
             notify=notify,
         )
         return session.run()
 
 
-def dry_run(
-    job: TrainingJob | Script | str | Path | None = None,
-    *,
-    cluster: Cluster | str = "auto",
-    space: str | None = None,
-    constraints: Constraints | None = None,
-    search: SearchSettings | None = None,
-    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    clocks: bool = True,
-    knobs: Sequence[Knob | str] = (),
-    allow_changed_training: bool = False,
-    executor: str | Executor | None = None,
-    ray_address: str | None = None,
-    device_kind: str | None = None,
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
-    on_progress: Notify | None = None,
-) -> DryRun:
-    """Return what `optimize` would do with these arguments; nothing is started or written.
+def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
+    """Return what `optimize` would do; nothing is started or written.
 
     Raises:
         InputError: the input is wrong; one sentence.
     """
     from tuner.study.dry_run import describe, describe_script
 
-    asked = question_of(
-        with_knobs(job, knobs) if knobs else job,
-        cluster=cluster,
-        space=space,
-        constraints=constraints or Constraints(),
-        search=search,
-        baseline=baseline,
-        executor=executor,
-        ray_address=ray_address,
-        device_kind=device_kind,
-        in_flight=None,
-        name=name,
-        runs_dir=runs_dir,
-        notify=on_progress,
-    )
-    how = f"Ray, by joining {ray_address}" if ray_address else "a Ray of its own, on loopback only"
-    if asked.simulated:
-        how = "nothing: probes are predictions of the models"
-    elif asked.executor not in (None, "ray"):
-        how = "processes of this machine, one probe at a time"
-    if isinstance(asked.job, Script):
-        run = RunFolder.named(runs_dir, asked.name or new_name(asked.job.name, runs_dir))
-        return describe_script(asked.job, asked.settings, asked.constraints, run, how)
-    problem, run, settings = asked.prepare(clocks, on_progress, allow_changed_training)
-    return describe(problem, settings, asked.constraints, run, how)
+    request = request.checked(on_progress)
+    if isinstance(request.job, Script):
+        return describe_script(request.job, request)
+    problem, run, request = request.prepared(on_progress)
+    return describe(problem, request, run)
 
 
 def plan(
@@ -287,21 +271,19 @@ def plan(
     """
     from tuner.study.plan_run import run_plan
 
-    constraints = (constraints or Constraints()).limited(**limits)
+    request = StudyRequest(
+        job=job,
+        cluster=cluster,
+        space=space,
+        constraints=(constraints or Constraints()).limited(**limits),
+        baseline=baseline,
+        allow_changed_training=allow_changed_training,
+        name=name,
+        runs_dir=runs_dir,
+    )
     with _receiver(progress, on_progress) as notify:
         return run_plan(
-            job,
-            cluster,
-            space,
-            gpus=gpus,
-            constraints=constraints,
-            baseline=baseline,
-            allow_changed_training=allow_changed_training,
-            measured=measured,
-            name=name,
-            runs_dir=runs_dir,
-            show=lambda run: _callbacks(run, report),
-            notify=notify,
+            request, gpus, measured, show=lambda run: _callbacks(run, report), notify=notify
         )
 
 
@@ -344,8 +326,20 @@ def replay(
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
-    constraints = (constraints or Constraints()).limited(**limits)
-    settings = search or SearchSettings()
+    request = StudyRequest(
+        constraints=(constraints or Constraints()).limited(**limits),
+        search=search or SearchSettings(),
+        transfer=transfer,
+        try_first=try_first,
+        prefer=prefer,
+        sampler=sampler,
+        surrogate=surrogate,
+        in_flight=in_flight,
+        storage=storage,
+        name=name,
+        runs_dir=runs_dir,
+    )
+    settings = request.search
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=settings.seed)
     # Without any spread a second measurement would only repeat the first one.
     varies = bool(problem.identity["recorded"]["varies"])
@@ -356,15 +350,8 @@ def replay(
         session = Session(
             problem,
             lambda run, say: executor,
+            replace(request, search=settings),
             run=run,
-            constraints=constraints,
-            settings=settings,
-            storage=storage,
-            sampler=sampler,
-            surrogate=surrogate,
-            transfer=transfer,
-            try_first=try_first,
-            prefer=prefer,
             callbacks=_callbacks(run, report),
             notify=notify,
         )
@@ -404,12 +391,17 @@ def front_of_csv(
         InputError: a file cannot be read, or its columns are ambiguous; one sentence.
     """
     from tuner.deploy.study_callbacks import ReportCallback
-    from tuner.study.csv_import import import_runs
+    from tuner.study.csv_import import CsvOptions, import_runs
     from tuner.study.load import result_of
     from tuner.workload.trace import read_trace
 
     run, read = import_runs(
-        paths, options, constraints=constraints, baseline=baseline, name=name, runs_dir=runs_dir
+        paths,
+        options or CsvOptions(),
+        constraints=constraints or Constraints(),
+        baseline=baseline,
+        name=name,
+        runs_dir=runs_dir,
     )
     result = ReportCallback(run).answered(result_of(run), read_trace(run.trace).records)
     return result, read

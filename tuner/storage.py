@@ -69,7 +69,6 @@ def without_password(text: str, url: str = "") -> str:
     """`text` with the passwords that a storage URL may carry replaced by ***.
 
     Args:
-        text: a message, or the URL itself, whether it is well formed or not.
         url: the URL whose password may stand in the text by itself.
     """
     secrets = re.findall(r"://[^/@:\s]*:(.+)@", url)
@@ -150,7 +149,15 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
             STORAGE_TIMEOUT_S seconds; or the journal cannot be read.
     """
     if url is None:
-        return _within(45.0, f"the journal {journal}", lambda: _open_journal(journal))
+        try:
+            return _within(45.0, f"the journal {journal}", lambda: _open_journal(journal))
+        except InputError as error:
+            if not isinstance(error.__cause__, ValueError):
+                raise
+            raise InputError(
+                f"{error}; the trace holds every probe: remove it, and the same command makes it "
+                "again"
+            ) from error
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -225,9 +232,6 @@ def _raised_by_storage(error: Exception) -> bool:
 @contextlib.contextmanager
 def storage_trouble(where: str) -> Iterator[None]:
     """Turn a storage that stops answering into one sentence.
-
-    Args:
-        where: what to call it.
 
     Raises:
         StorageError: what is done inside failed because of the storage; another error goes out as

@@ -75,9 +75,6 @@ def accumulation_plan(
     the host two, because a single micro-batch skips the sum that is kept there (DeepSpeed's
     `async_accumulate_grad_in_cpu_via_gpu`). The largest is at most half of the job's own: beyond
     that a whole step costs little more.
-
-    Args:
-        why_not_set: why the program's accumulation cannot be set while it runs; "" if it can.
     """
     try:
         own = configuration.accumulation(job.at(configuration).global_batch)

@@ -178,9 +178,7 @@ def resolved(
     """Return a declared knob with `how` and the baseline filled in.
 
     Args:
-        placeholders: those of the command, with today's value or "".
         config_file: the DeepSpeed configuration that the command names; its keys are set there.
-        driven: returns today's value of a key of the recognised framework; None without one.
 
     Raises:
         InputError: the knob cannot be applied, or its baseline contradicts what is found.
@@ -238,9 +236,6 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
 
 def read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
     """Return a knob that a script reads, at the value that it has where nothing is set.
-
-    Args:
-        own: the values that the script names where it reads.
 
     Raises:
         InputError: it names none.

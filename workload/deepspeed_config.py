@@ -16,21 +16,6 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.declared_knobs import deepspeed_settings
 from tuner.workload.hook import merge
 
-#: The knobs that DeepSpeed's JSON has no key for.
-_ARGUMENTS = (
-    "pipeline_parallel",
-    "pipeline_schedule",
-    "virtual_stages",
-    "sequence_parallel",
-    "sequence_method",
-    "expert_parallel",
-    "sharding",
-    "hsdp_replicas",
-    "activation_checkpointing",
-    "activation_offload",
-    "compilation",
-)
-
 
 def ops_needed(launch: Settings, job: TrainingJob | None = None) -> tuple[str, ...]:
     """Return the DeepSpeed ops, by builder name, that a launch of a job compiles and loads."""
@@ -107,8 +92,8 @@ def _kept_on(device: str, nvme_path: str) -> dict[str, Any]:
 def training_arguments(configuration: Configuration) -> tuple[str, ...]:
     """Return the arguments of the built-in training program, which change the model itself."""
     arguments: list[str] = []
-    for name in _ARGUMENTS:
+    for name, knob in KNOBS.items():
         value = configuration.get(name)
-        if value != KNOBS[name].default:
+        if knob.argument and value != knob.default:
             arguments += [f"--{name}", str(value)]
     return tuple(arguments)

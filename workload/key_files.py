@@ -27,7 +27,6 @@ def read_key(path: Path, key: str) -> Any:
     """Return the value of a key.
 
     Args:
-        path: a file with the suffix .json or .toml, or one of YAML.
         key: names of tables and of the key, with dots between them.
 
     Raises:
@@ -138,7 +137,7 @@ def changed_yaml(text: str, keys: Sequence[str], value: Any, path: Path) -> str:
 
 
 def _added_to_yaml(text: str, section: Any, key: str, value: Any) -> str:
-    line = f"{key}: {_scalar(value)}"
+    line = f"{_scalar(key)}: {_scalar(value)}"  # a key such as no is quoted
     if section.flow_style:
         at = section.end_mark.index - 1
         return text[:at].rstrip() + (", " if section.value else "") + line + text[at:]

@@ -61,9 +61,7 @@ def limits_of(
     """Return the limits of a probe; those that the user set are taken as they are.
 
     Args:
-        predicted_step_s: predicted time of an optimizer step; NaN if unknown.
         inspected_s: time that the inspection of the script took to its first step; 0 without one.
-        first_step_s, step_s, probe_s: the limits that were set; None derives them.
     """
     step = 0.0 if math.isnan(predicted_step_s) else predicted_step_s
     longest_step_s = max(STEP_LIMIT_S, STEP_MARGIN * step) if step_s is None else step_s

@@ -28,7 +28,6 @@ def write_power_samples(
     is a row of its own: its time, its name and nothing else.
 
     Args:
-        since_s: the probe's start on the samples' clock; times are written from there, seconds.
         phases: (time on the samples' clock, name of the part of the step that begins then).
 
     Returns:

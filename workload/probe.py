@@ -178,7 +178,6 @@ class MeterInfo:
 
     Attributes:
         name: "nvml", "rapl", "estimated", "table", "simulated".
-        source: one phrase for people: "NVML total-energy counter", "utilisation x envelope".
         estimated: True if nothing was metered. Such figures are labelled wherever shown.
         host: what of the node besides the GPUs is charged to the job, and what is not; empty if
             unknown.

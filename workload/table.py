@@ -79,7 +79,6 @@ class TablePoint:
     """Configuration as recorded.
 
     Attributes:
-        time_s: mean time of one unit of work, seconds.
         repeats: (time s, power W) of each repeat; empty where the table has none.
         time_sd_s: standard deviation of a repeated window's time; None where unknown.
         lines: the lines of table.csv that it comes from.

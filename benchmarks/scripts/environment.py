@@ -89,7 +89,9 @@ def checkout(repository: str, commit: str, part: str, folder: Path, sources: Pat
         Unavailable: the repository, the commit or the folder is not there.
     """
     tree = folder / f"{repository.replace('/', '-')}-{commit[:12]}"
-    if (tree / part).is_dir():
+    # Another script of the repository may have needed a folder within this one.
+    complete = tree / f".complete-{part.replace('/', '-')}"
+    if complete.is_file():
         return tree
     tree.mkdir(parents=True, exist_ok=True)
     store = sources / repository if sources else _bare(repository, commit, folder)
@@ -98,6 +100,7 @@ def checkout(repository: str, commit: str, part: str, folder: Path, sources: Pat
     packed = _git(store, "archive", "--format=tar", commit, part)
     with tarfile.open(fileobj=io.BytesIO(packed)) as files:
         files.extractall(tree, filter="data")
+    complete.touch()
     return tree
 
 

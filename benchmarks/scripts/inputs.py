@@ -215,6 +215,8 @@ def _deepspeed(folder: Path) -> None:
             "offload_param": {"device": "cpu"},
         },
         "bf16": {"enabled": True},
+        # As the project's own configuration: the script gives DeepSpeed no optimizer.
+        "optimizer": {"type": "AdamW", "params": {"lr": 2e-5}},
     }
     (folder / "ds_zero3.json").write_text(json.dumps(config, indent=1))
 

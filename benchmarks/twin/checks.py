@@ -30,12 +30,12 @@ from tuner.workload.clocks.zeusd import SOCKET
 from tuner.workload.hook.link import _lacks_memory
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.node.gpu_watch import GpuWatch
+from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.preflight import busy_gpus
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.node.torch_build import TorchBuild, why_torch_cannot_use_gpus
+from tuner.workload.node.torch_build import TorchBuild
+from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import Failure, ProbeRequest
 
 
@@ -102,7 +102,7 @@ def uuids() -> str:
 def display() -> str:
     with _node(TwinGpu(memory_bytes=8 * 2**30)) as node:
         node.processes(0, graphics=[(900, 2**30)])
-        return "; ".join(busy_gpus(environ={}))
+        return "; ".join(Nvidia({}).busy())
 
 
 def idle_clocks() -> str:
@@ -182,7 +182,7 @@ def unusable_torch() -> str:
     """Ask with a driver for CUDA 12 and a build with CUDA 13, and with a build for CPUs."""
     builds = TorchBuild("2.13.0", "13.0", "sm_80"), TorchBuild("2.13.0+cpu", "")
     with _node(TwinGpu(), cuda_driver=12040):
-        passed = [build for build in builds if not why_torch_cannot_use_gpus(build, environ={})]
+        passed = [build for build in builds if not Nvidia({}).why_not_torch(build)]
     return f"{passed[0]} passes" if passed else ""
 
 
@@ -325,7 +325,7 @@ def looking() -> str:
 def damage() -> str:
     """Let memory fail while a rank reports an error that programs cause, too."""
     with _node(TwinGpu()) as node:
-        watch = GpuWatch(True)
+        watch = DeviceWatch(Nvidia())
         node.ecc_error(uncorrected=1)
         kind = watch.cause(Failure("crash", "an illegal memory access was encountered")).kind
         return "" if kind == "node" else f"a memory error of the GPU is a {kind}"

@@ -18,8 +18,7 @@ from tuner.study.recorder import StudyRecorder
 from tuner.testing.studies import measured, record
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.measure.measurement import delivered_of, not_applied
-from tuner.workload.measure.used_devices import of_used_devices
+from tuner.workload.measure.measurement import delivered_of, not_applied, of_used_devices
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.probe import Measurement, NotApplied, ProbeRequest
 

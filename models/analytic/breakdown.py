@@ -26,7 +26,6 @@ class Breakdown:
         step_time_s: seconds of a step; `time_s` sums to it.
         energy_J: joules of a step, of the whole job; `joules` sums to it.
         memory_bytes: peak of the fullest rank's device; `memory` sums to it.
-        host_memory_bytes: peak of one node's host.
         clock_MHz: the devices' mean clock, after any limit.
         time_s, joules, memory: by part, largest first.
     """

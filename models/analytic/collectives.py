@@ -21,7 +21,6 @@ class Link:
 
     Attributes:
         Bps: bytes per second that a rank sends (and receives) at best.
-        latency_s: seconds per round.
     """
 
     Bps: np.ndarray

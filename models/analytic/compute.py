@@ -56,7 +56,6 @@ class Pass:
             `ATTENTION_BACKWARD` times as long.
         operand_s: the same products' traffic through memory.
         stream_s: traffic of everything else.
-        operators: number of operators that the host dispatches.
     """
 
     arithmetic_s: np.ndarray

@@ -66,7 +66,6 @@ class Constants:
         lowest_voltage: the flat voltage as a share of the highest.
         host_link_W: power that moving data to host memory adds, likewise.
         host_busy_W: power that a host optimizer adds to a node while it runs, watts per device.
-        sources: sources of the figures.
     """
 
     matrix_efficiency: float

@@ -19,7 +19,6 @@ class Check:
     """Comparison of the models with measurements.
 
     Attributes:
-        what: the figure that was compared.
         median, worst: median and largest absolute error, as shares of the measured figure.
         held_out: True if no constant was fitted to these measurements.
         case: which of the measurements, by a knob or a size; empty for all.
@@ -89,7 +88,6 @@ class ErrorParts:
     """Parts of the models' error, as standard deviations of the logarithm.
 
     Attributes:
-        what: "step time" or "power".
         shared: of what all configurations of one job on one cluster share, which moves a front and
             leaves the order of its points.
         own: of a configuration's own, which changes the order.

@@ -37,7 +37,6 @@ class Prediction:
     """Predicted figures of configurations; arrays of one figure per configuration.
 
     Attributes:
-        step_time_s: seconds of one optimizer step.
         power_W: average power of the whole job, watts.
         memory_bytes: peak of the fullest rank's device, bytes.
         host_memory_bytes: peak that the job's ranks use on one node's host, bytes; empty if the
@@ -77,7 +76,6 @@ class AnalyticModel:
     """Model of the step time, power and memory of a job on a cluster.
 
     Args:
-        constants: shares of the data sheet that are reached; by default those of the device.
         program: what the training program does that no knob states; by default what the built-in
             one does.
         partitions: number of blocks of each stage by pipeline degree, if known.

@@ -60,11 +60,7 @@ class Spread:
 
 
 class ModelError:
-    """Joint error of the predictions of some configurations.
-
-    Args:
-        time, power: spreads; the known ones of the models if not given.
-    """
+    """Joint error of the predictions of some configurations."""
 
     def __init__(
         self,
@@ -160,8 +156,6 @@ def most_informative(features: np.ndarray, weight: np.ndarray, first: int, count
     Args:
         features: of each configuration, with standard normal weights, (n, k).
         weight: of each configuration, not negative, (n,).
-        first: the configuration that is measured first in any case.
-        count: number of probes, the first included.
     """
     covariance = np.eye(features.shape[1])
     wanted = features[weight > 0]

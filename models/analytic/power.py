@@ -28,9 +28,6 @@ class Busy:
 
     Attributes:
         arithmetic_s: full-rate arithmetic, counted at the highest clock.
-        memory_s: full-rate memory traffic.
-        link_s: traffic between devices.
-        host_link_s: traffic to host memory.
         wait_s: waiting for other devices, by kernels that spin.
     """
 

@@ -19,7 +19,6 @@ class Stages:
     """Kinds of stage; arrays of shape (kinds,).
 
     Attributes:
-        blocks: number of transformer blocks.
         embeds, heads: 1 if the stage holds the embedding, or makes the logits; else 0.
         count: number of stages of the kind.
         first: number of the kind's first stage; under 1F1B it keeps the most micro-batches.
@@ -51,9 +50,6 @@ def cut(layers: int, stages: int, given: Sequence[int] | None = None) -> Stages:
 
     The embedding and the head count as a block each, all stages get the same number, and the
     remainder goes to the last ones, as partitions by parameters do.
-
-    Args:
-        given: number of blocks of each stage, if known.
 
     Raises:
         InputError: `given` does not name every stage or does not sum to `layers`.

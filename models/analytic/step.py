@@ -54,7 +54,6 @@ class StepParts:
             or hidden behind the rest of its slot.
         sync, sync_share: collectives of gradients and ZeRO in a step, and the number of slots of
             compute that they can hide behind.
-        update: the optimizer on the device.
         offload, offload_behind: gradients to the host, its optimizer, parameters back: the exposed
             part, and the part that hides behind compute if there is enough.
         host_update: seconds of a step in which the host optimizer runs (it draws power).

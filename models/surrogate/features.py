@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
-from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:

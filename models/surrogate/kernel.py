@@ -114,7 +114,6 @@ class Likelihood:
     """Negative log marginal likelihood of rows under the kernel, with its gradient.
 
     Args:
-        kernel: gives the kinds and which parts are present.
         x: (n, d).
         y: (n,), centred.
         variance: (n,), each row's own noise.

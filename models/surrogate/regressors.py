@@ -58,15 +58,20 @@ class Regressor(Protocol):
 
     def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `posterior`, with the uncertainty of the hyperparameters if the model has it."""
+        return self.posterior(x)
 
     def mean(self, x: np.ndarray) -> np.ndarray:
         """Return the mean alone."""
+        return self.posterior(x)[0]
 
     def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return draws at these rows, (draws, n): joint where the model has a covariance."""
+        mean, variance = self.posterior(x)
+        return np.asarray(mean + normals[:, : len(mean)] * np.sqrt(variance))
 
     def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return `draw`, with the uncertainty of the hyperparameters if the model has it."""
+        return self.draw(x, normals)
 
     def believe(self, x: np.ndarray) -> None:
         """Take these rows as measured at their mean, until the next call or `update`."""
@@ -81,7 +86,7 @@ class Regressor(Protocol):
         """Return mean and variance (noise included) of each datum, predicted from others."""
 
 
-class ScikitRegressor:
+class ScikitRegressor(Regressor):
     """Any scikit-learn regressor with a standard deviation, as the model of one figure.
 
     It is fitted anew to every change of the data, to standardised targets. Rows are weighted by
@@ -98,9 +103,7 @@ class ScikitRegressor:
         self._estimator = clone(estimator)
         states = {k: v for k, v in estimator.get_params().items() if k.endswith("random_state")}
         self._estimator.set_params(**{name: seed for name in states if states[name] is None})
-        #: Expected noise: a regressor's own estimate, if any, is part of its spread.
-        self.noise_ = noise
-        self._amplitude, self._seed = amplitude, seed
+        self._noise, self._amplitude, self._seed = noise, amplitude, seed
         self._weighted = has_fit_parameter(estimator, "sample_weight")
         self._judged_at = 0
         self._rows = (np.empty((0, 0)), np.empty(0), np.empty(0))
@@ -140,6 +143,10 @@ class ScikitRegressor:
         return _Fitted(model, float(scaler.mean_[0]), float(scaler.scale_[0]))
 
     @property
+    def noise_(self) -> float:
+        return self._noise  # a regressor's own estimate, if any, is part of its spread
+
+    @property
     def model(self) -> Any:
         """Regressor fitted to the data; None with fewer than two rows."""
         return self._fitted.model
@@ -147,28 +154,9 @@ class ScikitRegressor:
     def posterior(
         self, x: np.ndarray, *, first: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `Regressor.posterior`; all rows are used."""
         return self._believed.posterior(x)
 
-    def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Regressor.marginal`; the hyperparameters are certain."""
-        return self.posterior(x)
-
-    def mean(self, x: np.ndarray) -> np.ndarray:
-        """See `Regressor.mean`."""
-        return self.posterior(x)[0]
-
-    def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """See `Regressor.draw`; independent for each row."""
-        mean, variance = self.posterior(x)
-        return np.asarray(mean + normals[:, : len(mean)] * np.sqrt(variance))
-
-    def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """See `Regressor.draw_marginal`; the hyperparameters are certain."""
-        return self.draw(x, normals)
-
     def believe(self, x: np.ndarray) -> None:
-        """See `Regressor.believe`: the regressor is fitted anew with these rows."""
         self._believed = self._fitted
         rows, figures, variance = self._rows
         if len(x) and len(figures) > 1:
@@ -176,11 +164,9 @@ class ScikitRegressor:
             self._believed = self._fit(*more, np.append(variance, np.zeros(len(x))))
 
     def watch(self, x: np.ndarray) -> None:
-        """See `Regressor.watch`."""
         self._watched = x
 
     def watched(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Regressor.watched`."""
         return self.posterior(self._watched)
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:

@@ -51,9 +51,6 @@ def _text(value: Any) -> str:
 def regressor_of(surrogate: Any) -> Any:
     """Return the regressor of this choice; None for this project's own.
 
-    Args:
-        surrogate: as for `text_of`.
-
     Raises:
         UnknownName: nothing has this name.
         InputError: the text is not that of a scikit-learn regressor.

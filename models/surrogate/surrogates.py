@@ -10,7 +10,7 @@ Noise is what each window states and a fitted part beside it (time is quiet, pow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,10 +127,6 @@ class _Output:
         self.mean_in_use = means[0]
 
     @property
-    def uses_prior(self) -> bool:
-        return self.mean_in_use is not None
-
-    @property
     def regressor(self) -> Regressor:
         return self._variants[self.mean_in_use]
 
@@ -181,7 +177,6 @@ class Surrogates:
     """Step time and power of every candidate, learned from measurements.
 
     Args:
-        features: the candidates' features; what its priors predict are the means to choose from.
         split: keep launch and live columns apart in the kernel (`tuner.models.surrogate.kernel`).
         own_level: give each launch a level of its own there.
         regressor: a scikit-learn regressor of which both figures' models are copies
@@ -214,11 +209,6 @@ class Surrogates:
         return not self._refits
 
     @property
-    def uses_prior(self) -> tuple[bool, bool]:
-        """True if a prior's mean is in use, for time and for power."""
-        return self._time.uses_prior, self._power.uses_prior
-
-    @property
     def mean_in_use(self) -> tuple[int | None, int | None]:
         """Index of the prior that is the mean of time and of power; None for none."""
         return self._time.mean_in_use, self._power.mean_in_use
@@ -240,7 +230,6 @@ class Surrogates:
         Args:
             power_W: watts of the whole job, positive.
             step_time_rse: relative standard errors; None or NaN where unknown.
-            power_rse: likewise.
             temperature_C: of the devices in each window, NaN where unknown: power is then learned
                 as at their mean (`tuner.models.surrogate.temperature`). Every row may change with a
                 new one, so the search, which appends rows, leaves it out.
@@ -280,12 +269,26 @@ class Surrogates:
                 standard deviations, never smaller.
         """
         x = self.features.transform(configurations)
-        parts: list[np.ndarray] = []
-        for output in self._outputs:
-            mean, variance = output.regressor.posterior(x, first=first)
-            parts += [mean + output.base(configurations), np.sqrt(variance)]
-        time, time_std, power, power_std = parts
-        return Posterior(time, time_std, power, power_std)
+        found = [output.regressor.posterior(x, first=first) for output in self._outputs]
+        return self._joined(found, self._bases(configurations))
+
+    def _bases(self, configurations: Sequence[Configuration]) -> list[np.ndarray]:
+        return [output.base(configurations) for output in self._outputs]
+
+    @staticmethod
+    def _joined(
+        found: Sequence[tuple[np.ndarray, np.ndarray]],
+        bases: Sequence[np.ndarray],
+        widening: Sequence[float] = (1.0, 1.0),
+        correlation: float = 0.0,
+    ) -> Posterior:
+        """Return the posterior of mean and variance, of time and of power, above their bases."""
+        time, time_std, power, power_std = (
+            part
+            for (mean, variance), base, factor in zip(found, bases, widening, strict=True)
+            for part in (mean + base, factor * np.sqrt(variance))
+        )
+        return Posterior(time, time_std, power, power_std, correlation)
 
     def with_intervals(self, configurations: Sequence[Configuration]) -> Posterior:
         """Predict as `predict` does, with standard deviations for intervals.
@@ -297,12 +300,9 @@ class Surrogates:
         compares is who is worth a probe, and it is cheaper.
         """
         x = self.features.transform(configurations)
-        parts: list[np.ndarray] = []
-        for output, factor in zip(self._outputs, self.widening, strict=True):
-            mean, variance = output.regressor.marginal(x)
-            parts += [mean + output.base(configurations), factor * np.sqrt(variance)]
-        time, time_std, power, power_std = parts
-        return Posterior(time, time_std, power, power_std, self._correlation())
+        found = [output.regressor.marginal(x) for output in self._outputs]
+        bases = self._bases(configurations)
+        return self._joined(found, bases, self.widening, self._correlation())
 
     def _correlation(self) -> float:
         """Of the errors of log time and log power: their leave-one-out residuals', shrunk to 0."""
@@ -322,7 +322,12 @@ class Surrogates:
         return time, power
 
     def sample(
-        self, configurations: Sequence[Configuration], normals: np.ndarray
+        self,
+        configurations: Sequence[Configuration],
+        normals: np.ndarray,
+        *,
+        marginal: bool = False,
+        wide: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draws of log step time and log power, each of shape (draws, len(configurations)): joint
         ones where the regressor has a covariance (this project's has).
@@ -330,45 +335,21 @@ class Surrogates:
         Args:
             configurations: at most a few hundred: the joint covariance is factored.
             normals: standard normal draws, shape (draws, 2, at least len(configurations)).
+            marginal: with the doubt about the hyperparameters; configurations that are only
+                believed (`believe`) are taken as not measured.
+            wide: as wide as `with_intervals`: the deviations of the marginal draws from their mean
+                are widened by the factor for few measurements (`FEW`).
         """
-        return self._drawn(configurations, normals, lambda regressor: regressor.draw)
-
-    def _drawn(
-        self,
-        configurations: Sequence[Configuration],
-        normals: np.ndarray,
-        method: Callable[[Regressor], Callable[[np.ndarray, np.ndarray], np.ndarray]],
-    ) -> tuple[np.ndarray, np.ndarray]:
         x = self.features.transform(configurations)
-        time, power = (
-            method(output.regressor)(x, normals[:, i]) + output.base(configurations)
-            for i, output in enumerate(self._outputs)
-        )
-        return time, power
-
-    def sample_marginal(
-        self, configurations: Sequence[Configuration], normals: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Sample as `sample` does, with the doubt about the hyperparameters.
-
-        Configurations that are only believed (`believe`) are taken as not measured.
-        """
-        return self._drawn(configurations, normals, lambda regressor: regressor.draw_marginal)
-
-    def sample_wide(
-        self, configurations: Sequence[Configuration], normals: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Sample as `sample_marginal` does, as wide as `with_intervals`.
-
-        The deviations from the mean are widened by the factor for few measurements (`FEW`).
-        """
-        parts = []
-        for drawn, factor in zip(
-            self.sample_marginal(configurations, normals), self.widening, strict=True
-        ):
-            centre = drawn.mean(axis=0)
-            parts.append(centre + factor * (drawn - centre))
-        return parts[0], parts[1]
+        drawn = []
+        for i, output in enumerate(self._outputs):
+            draw = output.regressor.draw_marginal if marginal or wide else output.regressor.draw
+            here = draw(x, normals[:, i]) + output.base(configurations)
+            if wide:
+                centre = here.mean(axis=0)
+                here = centre + self.widening[i] * (here - centre)
+            drawn.append(here)
+        return drawn[0], drawn[1]
 
     @property
     def widening(self) -> tuple[float, float]:
@@ -379,19 +360,15 @@ class Surrogates:
     def watch(self, configurations: Sequence[Configuration]) -> None:
         """Keep the posterior of these up to date cheaply from fit to fit (see `watched`)."""
         self._watched = configurations
-        self._watched_base = [output.base(configurations) for output in self._outputs]
+        self._watched_bases = self._bases(configurations)
         x = self.features.transform(configurations)
         for output in self._outputs:
             output.regressor.watch(x)
 
     def watched(self) -> Posterior:
         """Return the posterior at the watched rows, in their order."""
-        parts: list[np.ndarray] = []
-        for output, base in zip(self._outputs, self._watched_base, strict=True):
-            mean, variance = output.regressor.watched()
-            parts += [mean + base, np.sqrt(variance)]
-        time, time_std, power, power_std = parts
-        return Posterior(time, time_std, power, power_std)
+        found = [output.regressor.watched() for output in self._outputs]
+        return self._joined(found, self._watched_bases)
 
     def believe(self, configurations: Sequence[Configuration]) -> None:
         """Count these as told at their posterior mean, until the next `fit`: the kriging believer

@@ -23,7 +23,6 @@ def rise_per_C(
     """Return k, the share by which power rises per kelvin, from windows of one configuration.
 
     Args:
-        configurations: configuration of each window; only equal ones are compared.
         log_power: log power of each window, (n,).
         temperature_C: temperature of each window, (n,); NaN if it was not recorded.
     """

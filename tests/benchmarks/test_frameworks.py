@@ -10,12 +10,12 @@ import pytest
 from benchmarks.frameworks import SAMPLES, Sample, contract, driver_of, figures, measure
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.frameworks import shipped_drivers
-from tuner.workload.scripts.launchers import reading
+from tuner.workload.scripts.launchers import kinds
 
 
 @pytest.fixture(autouse=True)
 def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_answer", answer_here)
 
 
 def test_every_driver_has_a_sample() -> None:

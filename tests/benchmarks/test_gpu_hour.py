@@ -16,8 +16,7 @@ from benchmarks.gpu_hour.knobs import CASES
 from benchmarks.gpu_hour.runs import lag_s, update_periods_s
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.testing.commands import finished
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU

@@ -37,6 +37,8 @@ def test_a_source_is_checked_out_at_its_commit_and_its_folder_alone(tmp_path: Pa
     tree = checkout("owner/name", commit, "one", tmp_path / "cache", sources)
     assert (tree / "one/train.py").read_text() == "one/train.py"
     assert not (tree / "two").exists()
+    whole = checkout("owner/name", commit, ".", tmp_path / "cache", sources)
+    assert (whole / "two/large.bin").is_file()
     again = checkout("owner/name", commit, ".", tmp_path / "other", sources)
     assert (again / "two/large.bin").is_file()
 

@@ -282,7 +282,6 @@ FORMER = [
     ),
     ("bundle r --out r.zip", "export --to bundle r --out r.zip"),
     ("open no.zip", "runs open no.zip"),
-    ("rebuild r", "runs rebuild r"),
     ("probe tiny-gpt mb3", "dev probe tiny-gpt mb3"),
     ("record nowhere --out x", "dev record nowhere --out x"),
     ("calibrate nowhere", "dev calibrate nowhere"),

@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise Started
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tuner.api.optimize", started)
+    monkeypatch.setattr("tuner.api.search_for", started)
     monkeypatch.setattr("tuner.deploy.train.train", started)
     (tmp_path / "train.py").write_text("import torch\n")
     (tmp_path / "knobs.toml").write_text(KNOB.format(section=""))

@@ -19,7 +19,7 @@ from tuner.testing.commands import finished
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher, reading
+from tuner.workload.scripts.launchers import Launcher, kinds
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 
 GPU = Cluster(
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(reading, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_answer", answer_here)
     return tmp_path
 
 

@@ -191,8 +191,6 @@ def _ask_run(run: Path, draw: random.Random) -> None:
             _check_script(script)
     elif which < 0.9:
         command("show", "--html", str(run), *at, "--out", str(run / "report.html"))
-    elif which < 0.95:
-        command("runs", "rebuild", str(run), *at)
     else:
         command("compare", str(run), *at)
 

@@ -42,7 +42,6 @@ BOTH = (
     "explain RUN",
     "compare failures RUN",
     "apply RUN --out OUT",
-    "runs rebuild RUN",
 )
 TEXT = (
     "export RUN --to csv --out OUT/points.csv",

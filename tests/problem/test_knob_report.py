@@ -11,8 +11,7 @@ from tuner.problem.knob_report import knobs_in_play
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import SearchSpace, load_space
 
 JOB = load_job("tiny-gpt")

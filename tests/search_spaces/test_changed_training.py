@@ -9,10 +9,9 @@ import pytest
 import tuner
 from tuner.display.view import View
 from tuner.problem.from_job import problem_of_job
-from tuner.search_spaces.changed_training import changed_training, marked
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.declared import Knob, changed_training, marked
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space, space_names

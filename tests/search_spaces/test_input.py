@@ -68,7 +68,7 @@ DEVICE = (
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (DEVICE.replace("= 8", "= '8'"), ["memory_bytes", "'8'", "number"]),
+        (DEVICE.replace("= 8", "= '8'"), ["memory_bytes", "'8'", "integer"]),
         (DEVICE.replace("= 8", "= true"), ["memory_bytes", "True"]),
         (DEVICE.replace("cuda", "tpu"), ["tpu", "cuda or cpu"]),
         (DEVICE.replace("= 5", "= -5"), ["max_W", "-5"]),

@@ -10,8 +10,7 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.lora import LoRA
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import RULES, broken_rules
+from tuner.search_spaces.rules import RULES, broken_rules, unrunnable
 
 H100 = load_cluster("h100-32")
 CORE = Device("core", "cpu", 4 << 30, 5e10, 1e10, 2.0, 8.0)

@@ -13,8 +13,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import job_names, load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import (
     ALIASES,
     Auto,

@@ -364,6 +364,7 @@ def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
     from tuner.problem.from_recording import recorded_problem
     from tuner.problem.run_folder import RunFolder
     from tuner.problem.settings import SearchSettings
+    from tuner.study.request import StudyRequest
     from tuner.study.session import Session
 
     problem, runner = recorded_problem(table)
@@ -371,8 +372,7 @@ def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
     result = Session(
         problem,
         lambda run, say: InlineExecutor(runner),
-        constraints=Constraints(),
-        settings=SearchSettings(max_probes=8, verify=False),
+        StudyRequest(search=SearchSettings(max_probes=8, verify=False)),
         run=RunFolder.named(tmp_path / "runs", "part"),
     ).run()
     assert result.points

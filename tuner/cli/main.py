@@ -68,7 +68,6 @@ RENAMED = {
     "frameworks": "list frameworks",
     "bundle": "export --to bundle",
     "open": "runs open",
-    "rebuild": "runs rebuild",
     **{tool: f"dev {tool}" for tool in ("probe", "record", "calibrate", "replay")},
 }
 

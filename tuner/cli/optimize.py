@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -26,13 +26,14 @@ from tuner.cli.trust import require_trust
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
+from tuner.study.request import StudyRequest
 
 if TYPE_CHECKING:
     from tuner.results.result import Result
 
 
 def _optimize(args: argparse.Namespace) -> int:
-    from tuner.api import optimize
+    from tuner.api import dry_run, search_for
     from tuner.display.answer import answer_lines
     from tuner.problem.file_starts import of_files
 
@@ -40,45 +41,30 @@ def _optimize(args: argparse.Namespace) -> int:
         raise InputError(f"give either the job {args.job!r} or --script")
     if args.data and args.script:
         raise InputError("--data is for a job; a script reads its own")
-    question: dict[str, Any] = {
-        "cluster": args.cluster,
-        "space": args.space,
-        "constraints": made_of_options(args, Constraints),
-        "search": made_of_options(args, SearchSettings),
-        "baseline": args.baseline,
-        "clocks": args.clocks,
-        "knobs": (*args.knobs, *args.knob),
-        "allow_changed_training": args.allow_changed_training,
-        "executor": args.executor,
-        "ray_address": args.ray,
-        "device_kind": args.device_kind,
-        "name": args.name,
-        "runs_dir": args.runs_dir,
-    }
     job = script_of(args) or on_data(args.job, args.data)
+    request = made_of_options(
+        args,
+        StudyRequest,
+        job=job,
+        cluster=args.cluster,
+        space=args.space,
+        constraints=made_of_options(args, Constraints),
+        search=made_of_options(args, SearchSettings),
+        baseline=args.baseline,
+        knobs=(*args.knobs, *args.knob),
+        device_kind=args.device_kind,
+        storage=storage_of(args),
+        runs_dir=args.runs_dir,
+    )
     if args.dry_run:
-        from tuner.api import dry_run
-
-        described = dry_run(job, **question)
+        described = dry_run(request)
         answer(args, described.to_json(), described.lines())
         return OK
     if args.executor != "simulated":
         starts = of_files(args.knobs, getattr(job, "framework", None), args.job)
         require_trust(args, starts, "a file that you name")
     with progress(args) as on_progress:
-        result = optimize(
-            job,
-            **question,
-            transfer=args.transfer,
-            plan=args.plan,
-            try_first=args.try_first,
-            prefer=args.prefer,
-            sampler=args.sampler,
-            surrogate=args.surrogate,
-            storage=storage_of(args),
-            progress=False,
-            on_progress=on_progress,
-        )
+        result = search_for(request, progress=False, on_progress=on_progress)
     answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
     return _exit_code(result)
 
@@ -102,63 +88,29 @@ def _replay(args: argparse.Namespace) -> int:
             in_flight=args.in_flight,
             constraints=made_of_options(args, Constraints),
             search=made_of_options(args, SearchSettings),
-            transfer=args.transfer,
-            try_first=args.try_first,
-            prefer=args.prefer,
-            sampler=args.sampler,
-            surrogate=args.surrogate,
             storage=storage_of(args),
-            name=args.name,
             runs_dir=args.runs_dir,
             progress=False,
             on_progress=on_progress,
+            **{name: getattr(args, name) for name in (*_OF_SEARCH, "name")},
         )
     answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
     return _exit_code(result)
+
+
+#: Options of a request that a replay has, too.
+_OF_SEARCH = ("sampler", "surrogate", "transfer", "try_first", "prefer")
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
     group = parser.add_argument_group("limits of the search")
     add_options(group, SearchSettings)
-    group.add_argument(
-        "--sampler",
-        metavar="NAME",
-        help="joulefront, tpe, nsgaii, gp or random (default: joulefront)",
-    )
-    group.add_argument(
-        "--surrogate",
-        metavar="TEXT",
-        help="model of step time and power: gaussian-process, or a scikit-learn regressor as "
-        "sklearn.MODULE.CLASS(NAME=VALUE) (default: gaussian-process)",
-    )
-    group.add_argument(
-        "--transfer",
-        action="append",
-        default=[],
-        metavar="RUN|TABLE",
-        help="earlier measurements to start from, of this job elsewhere or of another; repeatable",
-    )
-    group.add_argument(
-        "--try",
-        dest="try_first",
-        action="append",
-        default=[],
-        metavar="CONFIGURATION",
-        help="probe this configuration first: 'dp8 mb4 zero1'; repeatable",
-    )
-    group.add_argument(
-        "--prefer",
-        action="append",
-        default=[],
-        metavar="KNOB=VALUE:WEIGHT",
-        help="knob values that are expected to be good, such as 'zero1:3 mb8:2', with weights over "
-        "the 1 of other values; the more is measured, the less they count; repeatable",
-    )
+    add_options(group, StudyRequest, only=_OF_SEARCH)
     group = parser.add_argument_group("the run and its progress")
     add = group.add_argument
     add_storage(group, "URL of the study's database")
-    add("--name", metavar="NAME", help="name of the run; an existing run is continued")
+    add_options(group, StudyRequest, only=("name",))
     add_shared(group, "--runs-dir", "--quiet")
     add(
         "-v",
@@ -178,35 +130,18 @@ def add(commands: Commands) -> None:
     add = job.add_argument
     add_shared(job, "JOB")
     add_shared(job, "--space", "--today", "--data", "--knob", "--knobs")
-    add(
-        "--allow-changed-training",
-        action="store_true",
-        help="also search knobs that are declared to change what is learnt",
-    )
-    add(
-        "--no-clocks",
-        dest="clocks",
-        action="store_false",
-        help="leave clocks and power limits alone",
-    )
+    add_options(job, StudyRequest, only=("allow_changed_training", "clocks"))
     add(
         "--dry-run",
         action="store_true",
         help="print what the search would take, start, write and set, and stop",
     )
-    add("--plan", metavar="RUN", help="begin with the probes that this plan names")
+    add_options(job, StudyRequest, only=("plan",))
     add_script(optimize)
     add_shared(optimize, "--trust")
     where = optimize.add_argument_group("where to run it")
-    add = where.add_argument
     add_shared(where, "--cluster")
-    add(
-        "--executor",
-        metavar="NAME",
-        help="ray, inline or simulated, which answers probes by predictions (default: ray, or "
-        "inline without Ray)",
-    )
-    add("--ray", metavar="ADDRESS", help="Ray cluster to run on: auto or HOST:PORT")
+    add_options(where, StudyRequest, only=("executor", "ray_address"))
     add_shared(where, "--device-kind")
     _add_study(optimize)
     optimize.show_first(

@@ -178,8 +178,8 @@ def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.baseline import changed_default
-    from tuner.search_spaces.changed_training import marked
     from tuner.search_spaces.configuration import Configuration, Settings
+    from tuner.search_spaces.declared import marked
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.short_names import split_words, values_of
 
@@ -208,23 +208,23 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
         text = declared.help + (f", in {declared.unit}" if declared.unit else "")
         if isinstance(item.default, bool):
             if item.default:
-                flag, action, text = f"no-{flag}", "store_false", f"do not {text}"
+                flag, action = f"no-{flag}", "store_false"
+                text = declared.negated or f"do not {text}"
             else:
                 action = "store_true"
             parser.add_argument(f"--{flag}", dest=item.name, action=action, help=text)
             continue
-        value, metavar = _VALUES[str(item.type).removesuffix(" | None")]
+        value, metavar = _VALUES.get(str(item.type).removesuffix(" | None"), (str, "NAME"))
+        metavar = declared.metavar or metavar
         if declared.former_flag:
             parser.add_argument(f"--{declared.former_flag}", dest=item.name, help=SUPPRESS)
-        if item.default is not None:
+        repeated: dict[str, Any] = {"default": item.default}
+        if isinstance(item.default, tuple):
+            repeated = {"action": "append", "default": []}
+        elif item.default is not None:
             text += f" (default: {item.default})"
         parser.add_argument(
-            f"--{flag}",
-            dest=item.name,
-            type=value,
-            default=item.default,
-            metavar=declared.metavar or metavar,
-            help=text,
+            f"--{flag}", dest=item.name, type=value, metavar=metavar, help=text, **repeated
         )
 
 

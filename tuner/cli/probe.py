@@ -29,9 +29,8 @@ from tuner.search_spaces.errors import InputError
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
     """Return a script's configuration of today with KNOB=VALUE changed."""
-    from tuner.search_spaces.changed_training import CHANGED
     from tuner.search_spaces.configuration import Configuration, Settings
-    from tuner.search_spaces.declared import declared_words, with_baseline
+    from tuner.search_spaces.declared import CHANGED, declared_words, with_baseline
     from tuner.search_spaces.short_names import split_words, values_of
 
     declared, rest = declared_words(words, job.knobs)
@@ -130,7 +129,7 @@ def _record(args: argparse.Namespace) -> int:
 
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.job import load_job
-    from tuner.search_spaces.program_rules import unrunnable
+    from tuner.search_spaces.rules import unrunnable
     from tuner.search_spaces.safe_files import require_own
     from tuner.search_spaces.space import Candidates, load_space
     from tuner.workload.node.runner import LocalRunner
@@ -201,10 +200,9 @@ def _doctor(args: argparse.Namespace) -> int:
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
     from tuner.workload.node.machine_facts import machine_facts
-    from tuner.workload.node.verdict import verdict_lines
 
     facts = machine_facts()
-    answer(args, facts.to_json(), facts.lines() if args.verbose else verdict_lines(facts))
+    answer(args, facts.to_json(), facts.lines() if args.verbose else facts.verdict())
     return OK if facts.ready or args.brief else FAILED
 
 

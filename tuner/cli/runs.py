@@ -23,7 +23,7 @@ from tuner.cli.options import (
     storage_of,
 )
 from tuner.cli.parser import Commands, print_latest
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import LIMITS, Constraints
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.study.csv_import import CsvOptions
 
@@ -59,7 +59,7 @@ def _write_page(args: argparse.Namespace) -> int:
 
 
 #: Limits that choose on the front of CSV files.
-_CSV_LIMITS = ("budget_kJ", "deadline_s", "max_slowdown", "power_cap_W")
+_CSV_LIMITS = (*(limit.name for limit in LIMITS if limit.exponents), "max_slowdown")
 
 
 def _import(args: argparse.Namespace) -> int:

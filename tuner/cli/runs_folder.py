@@ -1,21 +1,15 @@
-"""`tuner runs` lists, removes, stops and opens runs, and rebuilds the study of one."""
+"""`tuner runs` lists, removes, stops and opens runs."""
 
 from __future__ import annotations
 
 import argparse
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import (
-    OK,
-    add_storage,
-    answer,
-    columns,
-    storage_of,
-)
-from tuner.cli.parser import Commands, print_latest
+from tuner.cli.options import OK, answer, columns
+from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError
 
-ACTIONS = ("list", "rm", "stop", "open", "rebuild")
+ACTIONS = ("list", "rm", "stop", "open")
 
 
 def _runs(args: argparse.Namespace) -> int:
@@ -36,8 +30,6 @@ def _runs(args: argparse.Namespace) -> int:
         lines = columns(rows) if entries else [f"no runs in {args.runs_dir}"]
         answer(args, [entry.to_json() for entry in entries], lines)
         return OK
-    if args.action == "rebuild":
-        return _rebuild(args)
     if not args.run:
         raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
     if args.action == "open":
@@ -60,35 +52,18 @@ def _open(args: argparse.Namespace) -> int:
     return OK
 
 
-def _rebuild(args: argparse.Namespace) -> int:
-    from tuner.problem.run_folder import find_run
-    from tuner.study.rebuild import rebuild
-
-    if len(args.run) > 1:
-        raise InputError("tuner runs rebuild takes one run")
-    if not args.run:
-        print_latest(args)
-    folder = find_run(args.run[0] if args.run else None, args.runs_dir)
-    made = rebuild(folder, storage=storage_of(args))
-    answer(args, made.to_json(), made.lines())
-    return OK
-
-
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
-    runs = commands.command(
-        "runs", _runs, "list runs; remove (rm), stop or rebuild some, or open a bundle"
-    )
+    runs = commands.command("runs", _runs, "list runs; remove (rm) or stop some, or open a bundle")
     runs.add_argument(
         "action",
         nargs="?",
         default="list",
         choices=ACTIONS,
         metavar="ACTION",
-        help="list, rm (delete), stop (end a search after its running probes), open (unpack a "
-        "bundle as a run) or rebuild (make a run's study again from its trace) (default: list)",
+        help="list, rm (delete), stop (end a search after its running probes) or open (unpack a "
+        "bundle as a run) (default: list)",
     )
     runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs, or files for open")
     runs.add_argument("--name", metavar="NAME", help="name of the run that open makes")
-    add_storage(runs, "URL of the database that rebuild writes to")
     add_shared(runs, "--runs-dir")

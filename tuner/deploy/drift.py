@@ -104,7 +104,6 @@ class Drift:
 
     Attributes:
         quantity: "step time" or "power".
-        step: number of optimizer steps done when it was detected.
         relative: deviation as a share of the expected value.
         low, high: its interval, which holds at all times together (95 %).
     """

@@ -46,9 +46,6 @@ _LOOPBACK = "loopback.py"
 def launch_of(result: Result, point: str | Configuration = "recommended") -> Launch:
     """Return a configuration of a result with its job and cluster.
 
-    Args:
-        point: name of the point or its configuration (`tuner.results.result.Result.point`).
-
     Raises:
         InputError: nothing was chosen, or the study was of a recorded table, which has no job.
         UnknownName: there is no such point.
@@ -82,7 +79,6 @@ def write_launch_files(
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
             `--deepspeed_config ds_config.json` at the end.
-        point: the point of a result to write (`tuner.results.result.Result.point`).
 
     Raises:
         InputError: nothing to start (see `launch_of`), or more ranks than the cluster has devices.

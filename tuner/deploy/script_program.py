@@ -1,8 +1,8 @@
 """The user's own script as launch.sh starts it, with the files that it reads.
 
 A script that was tuned alone is started by torchrun; a command that came with its launcher is
-written as it came in, with what changed (`tuner.deploy.own_launcher`). The hook goes along only if
-the script's settings cannot be passed to it in another way.
+written as it came in, with what changed (`tuner.workload.scripts.launchers.writing`). The hook goes
+along only if the script's settings cannot be passed to it in another way.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.deploy.own_launcher import Relaunch, reaches_other_nodes, takes_hook
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
-from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.launchers.slurm import is_srun
+from tuner.workload.scripts.launchers import Launcher, kind_of, under_srun
+from tuner.workload.scripts.launchers.writing import Rewriting
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Options and variables in which launchers take the number of the node that they are started on.
@@ -32,12 +31,9 @@ class Program:
     """Program that launch.sh starts.
 
     Attributes:
-        about: comment lines before it.
-        folder: its working folder; "" for the folder of launch.sh.
         exports: `NAME=VALUE` words, already quoted.
         steps: True if it accepts `--steps`.
         command: the whole command with its own launcher; empty to start `words` by torchrun.
-        by_srun: that launcher is srun.
         once: that launcher is started on one node and reaches the others itself.
         taken: variables that must have a value, which is not kept.
     """
@@ -72,7 +68,7 @@ def program_of_script(
         return replace(program, taken=job.taken), files
     words = list(start.words)
     exports = _quoted(start.env)
-    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
+    about = ["# Your own script, as it was probed: checkpoints and loggers are yours made."]
     if job.needs_hook or always:
         words, option = _hooked(words, start, folder, files)
         exports.append(option)
@@ -91,7 +87,9 @@ def _relaunched(
 ) -> Program:
     """Return the command with its own launcher, and add the files that it reads."""
     typed = replace(job, words=launcher.script, launcher=None)  # as the launcher passes it on
-    again = Relaunch(launcher, configuration, job, folder)
+    kind, made = kind_of(launcher), Rewriting(launcher, configuration, job, folder)
+    assert kind is not None  # its words have one
+    once = under_srun(launcher.words) or kind.reaches_nodes(launcher)
     words = list(typed.start(configuration, folder, probe=False).words)
     # The launcher sets the rest by itself.
     own = set(launcher.env) - set(launcher.assigned) - {"OMP_NUM_THREADS"}
@@ -101,25 +99,25 @@ def _relaunched(
         if name not in own or text != launcher.env[name]
     }
     given |= environment(configuration, job.knobs)
-    about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
+    about = ["# Your own command, as it was probed: checkpoints and loggers are yours made."]
     changed = configuration.launch != job.baseline.launch
     changed = changed or any(k.by_script for k in job.knobs)  # which nothing else sets
-    words, settled = again.with_arguments(words)
+    words, settled = kind.with_arguments(made, words)
     if settled:  # then the hook is for DeepSpeed's settings and what the script reads alone
         typed = replace(typed, frame=replace(typed.frame, turns=(), can_checkpoint=False))
     # What the launcher itself sets for its ranks, the hook sets after it.
     overridden = {n for n in start.options.get("env", {}) if n in own and n in given}
     hook = always or (changed and typed.needs_hook) or bool(overridden)
-    if hook and takes_hook(launcher):
+    if hook and kind.takes_hook:
         words, option = _hooked(list(start.words), start, folder, files)
         about.append("# joulefront_hook merges options.json into what the script sets by itself.")
     else:
         hook, option = False, ""
-    head = again.head(hook=hook)
-    exports = [*_quoted({**given, **again.env}), *filter(None, [option])]
-    files.update(again.files)
-    about += [f"# {line}" for line in again.changes]
-    if launcher.nodes > 1 and not reaches_other_nodes(launcher):
+    head = kind.head(made, hook=hook)
+    exports = [*_quoted({**given, **made.env}), *filter(None, [option])]
+    files.update(made.files)
+    about += [f"# {line}" for line in made.changes]
+    if launcher.nodes > 1 and not once:
         about.append(f"# Start it on each of its nodes, with the node's own rank: {_RANKS}.")
     return Program(
         words,
@@ -127,8 +125,8 @@ def _relaunched(
         folder=start.cwd,
         exports=exports,
         command=[*head, *words],
-        by_srun=is_srun(launcher.words),
-        once=reaches_other_nodes(launcher),
+        by_srun=under_srun(launcher.words),
+        once=once,
     )
 
 

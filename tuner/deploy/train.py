@@ -199,12 +199,9 @@ def train(
     """Train under a point of a result until the program ends, and compare it with the point.
 
     Args:
-        point: name of the point or its configuration (`tuner.results.result.Result.point`).
         program: the command that trains, for example "train.py --data DIR"; by default the study's
             own. A command for the built-in job is given `--deepspeed_config FILE` at the end.
-        steps: optimizer steps of the built-in program; by default the job's.
         clocks: set the point's live settings; False leaves the device's own, with a note.
-        output: receives what the first rank prints; by default standard output.
 
     Raises:
         InputError: there is nothing to start, this machine is not the study's kind, or its clocks

@@ -24,8 +24,8 @@ from tuner.formatting import (
 )
 from tuner.results.parts import Point, Recommendation
 from tuner.results.result import Result
-from tuner.search_spaces.changed_training import CHANGED, MARK, changed_training
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED, MARK, changed_training
 from tuner.workload.scripts.script_job import ScriptJob
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")

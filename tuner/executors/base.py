@@ -24,10 +24,8 @@ class Executor(Protocol):
     """Protocol of an executor, which runs one or many probes at a time.
 
     Attributes:
-        meter: source of the energy figures, available before the first probe.
         capacity: number of probes that may be in flight together, at least 1. May change as a
             cluster grows or shrinks.
-        in_flight: number of probes in flight.
         next_settings: extends extendable probes, in the thread that waits; None ends each
             with its own list.
     """

@@ -43,7 +43,7 @@ def simulated_executor(
     return SimulatedExecutor(runner, capacity=capacity)
 
 
-def real_executor(
+def executor_of(
     name: str | Executor | None,
     problem: Problem,
     run: RunFolder,
@@ -51,13 +51,13 @@ def real_executor(
     *,
     ray_address: str | None = None,
     copy: bytes | None = None,
+    in_flight: int | None = None,
+    seed: int = 0,
 ) -> Executor:
     """Return the executor of that name; by default Ray if it is installed, else inline.
 
     Args:
-        name: the name, or an executor, which is returned.
         ray_address: a Ray cluster to join; None starts Ray here.
-        copy: the folder of a script, packed, for nodes of that cluster that do not have it.
 
     Raises:
         InputError: the node cannot prepare for training.
@@ -72,7 +72,7 @@ def real_executor(
     assert problem.job is not None
     assert problem.cluster is not None
     if name == "simulated":
-        return simulated_executor(problem)
+        return simulated_executor(problem, capacity=in_flight, seed=seed)
     if name == "ray":
         from tuner.executors.ray_executor import RayExecutor
 

@@ -15,11 +15,7 @@ from tuner.workload.runners import Continuation, Runner
 
 
 class InlineExecutor:
-    """Executor of one probe at a time: `wait` runs the oldest request.
-
-    Args:
-        keep_in: the run's folder, where a record is kept until it is in the trace.
-    """
+    """Executor of one probe at a time: `wait` runs the oldest request."""
 
     def __init__(self, runner: Runner, *, keep_in: str | Path | None = None) -> None:
         self._runner, self._keep_in = runner, keep_in

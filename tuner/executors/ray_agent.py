@@ -24,8 +24,9 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.meters import PowerSample, Reading
 from tuner.workload.multi_node.peer import Joined, PeerLost
-from tuner.workload.node.preflight import NodeFacts, busy_gpus, look
+from tuner.workload.node.preflight import NodeFacts, look
 from tuner.workload.node.rank_group import Event
+from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
 from tuner.workload.scripts.folder_copy import unpacked
@@ -45,8 +46,6 @@ class Entered:
     """State of a node when a study first asks to use it.
 
     Attributes:
-        refused: why it cannot be used, a sentence each; empty if it can.
-        meter: source of its energy figures; None if it is refused.
         exposures: how others can enter the Ray cluster, a sentence each.
     """
 
@@ -60,7 +59,6 @@ class NodeAgent:
     """Actor that runs probes on one node.
 
     Args:
-        run_dir: folder of logs and power samples, on this node.
         packages: the folder that the packages of joulefront must be imported from; None if it
             differs between nodes.
     """
@@ -91,7 +89,6 @@ class NodeAgent:
 
         Args:
             copy: the folder of the job's script, packed, for a node that does not have it.
-            make_runner: makes the runner; None makes the real one, after checking its needs.
             devices: UUIDs of this agent's GPUs; empty for all of the node.
             prepare: import the frameworks at once, as `prepare` does.
         """
@@ -131,6 +128,7 @@ class NodeAgent:
         except InputError as error:
             return Entered(facts, (f"node {facts.host} is not used: {error}",))
         self._runner, self._share, self._measures = runner, NodeShare(runner), True
+        self._platform = platform_of(cluster)
         trouble = self.prepare() if prepare else ""
         if trouble:
             return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
@@ -148,7 +146,7 @@ class NodeAgent:
 
     def busy(self) -> tuple[str, ...]:
         """Return what other processes do on this agent's GPUs, a phrase each."""
-        return busy_gpus() if self._measures else ()
+        return self._platform.busy() if self._measures else ()
 
     def run(
         self, request: dict[str, Any], peers: Sequence[tuple[str, Any]] = (), address: str = ""

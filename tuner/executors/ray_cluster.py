@@ -56,7 +56,6 @@ class JoinedRay:
     """A connection to a Ray cluster.
 
     Attributes:
-        started: True if the cluster was started here, for this connection.
         leave: disconnects, and stops a cluster that was started here; may be called repeatedly.
     """
 
@@ -68,10 +67,6 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
     """Join the Ray at an address, or start a private one on this machine.
 
     A connection that the user's program made before is used as it is.
-
-    Args:
-        address: "auto", HOST:PORT, or None to start one.
-        cpus: number of cores that a Ray started here offers.
 
     Raises:
         InputError: no Ray answers there, or none can be started.
@@ -131,7 +126,6 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False)
     """Return a new agent actor on one node. It holds no resources: the lease of each probe does.
 
     Args:
-        calls: number of calls it serves at once.
         local: True if the node is this machine, where it must import the packages of this process.
     """
     ray = import_ray()
@@ -158,8 +152,6 @@ class SurveyedNode:
 
     Attributes:
         node: Ray's id of it.
-        devices: number of its devices that Ray may lease.
-        refused: why it is not used, a sentence each.
     """
 
     node: str
@@ -174,7 +166,6 @@ class Survey:
     """Nodes of a Ray cluster, and those of them that a study can use.
 
     Attributes:
-        nodes: all that are alive.
         cluster: those of the chosen kind that can be used; None if there are none.
         exposures: how others can enter the cluster, a sentence each.
     """
@@ -260,7 +251,6 @@ def survey(
     """Inspect every node of a Ray cluster.
 
     Args:
-        address: "auto" or HOST:PORT.
         device_kind: the kind of device to use; by default the one with the most devices, GPUs
             first.
 

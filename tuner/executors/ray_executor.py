@@ -60,14 +60,9 @@ class Flight:
 
     Attributes:
         request: the probe's request, with every setting so far.
-        slots: where it runs; the first leads.
-        lease: its placement group.
-        since_s: time at which the lease was requested.
         result: reference to the agent's answer; None until the lease is granted.
         deadline_s: time at which it is cancelled, or killed if it was cancelled before.
-        cancelled: True once the agent was asked to cancel it.
         unreachable_s: time since which the agent cannot be reached; 0 while it can.
-        ask_s: time at which to ask it again.
         measured: measurements of an extendable probe at its last request for settings.
     """
 
@@ -88,7 +83,6 @@ class Queued:
     """A probe that waits for slots.
 
     Attributes:
-        since_s: time since which it waits.
         short_s: time since which the cluster has fewer nodes than it needs; 0 while it has enough.
     """
 
@@ -101,12 +95,8 @@ class RayExecutor:
     """Executor that runs probes on every node of a Ray cluster that has the cluster's devices.
 
     Args:
-        cluster: the kind of node; a probe whose ranks fit into one is given one.
         run_dir: folder of logs and power samples (on the agent's node).
-        address: "auto" joins a running Ray, HOST:PORT joins that one, None starts one here.
-        make_runner: makes the runner of each node; None for the one that measures.
         copy: the folder of the job's script, packed, for nodes that do not have it.
-        say: receives a sentence for each long step and for each node that is not used.
 
     Raises:
         InputError: Ray is not installed, does not answer, or has no node with the devices.

@@ -34,11 +34,8 @@ class Slot:
 
     Attributes:
         node: Ray's id of the node.
-        agent: the actor that runs the probe.
-        amount: number of devices to lease.
         devices: UUIDs of the agent's GPUs; empty for all of the node.
         aside_s: time until which it is not used, on the monotonic clock.
-        asked_s: time at which its agent was asked to enter.
     """
 
     node: str
@@ -60,15 +57,12 @@ class NodePool:
     """Slots on the nodes of a Ray cluster that have the cluster's devices.
 
     Args:
-        run_dir: folder of logs and power samples, on each node.
         make_runner: makes the runner of each node; None for the one that measures.
         local: True if Ray was started here, for this study only.
         copy: the folder of the job's script, packed, for nodes that do not have it.
-        say: receives a sentence for each node that is not used or left, and for each warning.
 
     Attributes:
         meter: the source of energy figures that all nodes share; None until one is admitted.
-        refusals: why nodes are not used, a sentence each.
     """
 
     def __init__(

@@ -149,11 +149,7 @@ def _is_installed() -> bool:
 
 
 def foreign_package(folder: str | Path | None = None) -> str:
-    """Return a phrase for a package `tuner` that this process imports from elsewhere, or "".
-
-    Args:
-        folder: the folder that must hold it; by default the one that holds this module.
-    """
+    """Return a phrase for a package `tuner` that this process imports from elsewhere, or ""."""
     expected = PACKAGES_FOLDER if folder is None else Path(folder).resolve()
     spec = importlib.util.find_spec("tuner")
     found = Path(spec.origin).resolve() if spec is not None and spec.origin else None

@@ -51,12 +51,7 @@ def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:
 
 @dataclass(frozen=True)
 class JobStepsPrior:
-    """Prediction in the job's own steps.
-
-    Attributes:
-        plain: predicts steps of each configuration's own global batch.
-        job: says how many of them the solution takes.
-    """
+    """Prediction in the job's own steps."""
 
     plain: Prior
     job: TrainingJob

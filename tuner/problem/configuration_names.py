@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.formatting import ordered_knobs, varying_knobs
-from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.short_names import in_order, parse_words, short_name
@@ -21,7 +21,6 @@ def named_configurations(
     A knob that the text leaves out has its default, or else is the same in all.
 
     Args:
-        text: short words or KNOB=VALUE, in any order.
         what: name of these configurations in an error, in the plural.
 
     Raises:

@@ -2,15 +2,128 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
+from tuner.formatting import Units, number
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import check_options, declared_options, option
 from tuner.search_spaces.units import parse_quantity
 
-#: Objectives that the user can choose.
-OBJECTIVES = ("energy", "time", "edp", "cost", "carbon", "knee")
+#: Objectives that the user can choose, with the exponents of energy and of time whose product is to
+#: be least; None if it is no such product.
+OBJECTIVES: dict[str, tuple[float, float] | None] = {
+    "energy": (1.0, 0.0),
+    "time": (0.0, 1.0),
+    "edp": (1.0, 1.0),
+    "cost": None,
+    "carbon": (1.0, 0.0),
+    "knee": None,
+}
+
+
+class JobFigures(NamedTuple):
+    """Figures of the whole training that limits are on; None for what is unknown."""
+
+    energy_kJ: float
+    time_s: float
+    power_W: float
+    peak_power_W: float | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Limit on the training job, a row of `LIMITS`.
+
+    Attributes:
+        name: field of `Constraints`.
+        figure: field of `JobFigures`.
+        noun: in a sentence.
+        label: in a list, with its unit.
+        phrase: returns what it asks, as in "within 25 kJ".
+        text: returns a value with a number of digits, as the object of a sentence.
+        exponents: of the time and the power of a step, whose product is limited; None if the models
+            predict nothing of it.
+        scale: joules, seconds or watts of one unit of the limit.
+        of_job: it is on all steps together.
+    """
+
+    name: str
+    figure: str
+    noun: str
+    label: str
+    phrase: Callable[[float, Units], str]
+    text: Callable[[float, Units, int], str]
+    exponents: tuple[float, float] | None = None
+    scale: float = 1.0
+    of_job: bool = True
+
+    def of_step(self, value: float, steps: int) -> float:
+        """Return the limit on one of the job's steps, in J, s or W."""
+        return value * self.scale / (steps if self.of_job else 1)
+
+
+#: Every limit on the training job.
+LIMITS = (
+    Limit(
+        "budget_kJ",
+        "energy_kJ",
+        "energy budget",
+        "energy budget of the job (kJ)",
+        lambda value, units: f"within {units.energy_text(value)}",
+        lambda value, units, digits: units.energy_text(value, digits),
+        exponents=(1.0, 1.0),
+        scale=1000.0,
+    ),
+    Limit(
+        "deadline_s",
+        "time_s",
+        "deadline",
+        "deadline (s)",
+        lambda value, units: f"within {units.time_text(value)}",
+        lambda value, units, digits: units.time_text(value, digits),
+        exponents=(1.0, 0.0),
+    ),
+    Limit(
+        "power_cap_W",
+        "power_W",
+        "power cap",
+        "cap on the average power (W)",
+        lambda value, _: f"at no more than {number(value)} W on average",
+        lambda value, _, digits: f"{number(value, digits)} W on average",
+        exponents=(0.0, 1.0),
+        of_job=False,
+    ),
+    Limit(
+        "peak_power_W",
+        "peak_power_W",
+        "cap on peak power",
+        "cap on the peak power (W)",
+        lambda value, _: f"at no more than {number(value)} W at any moment",
+        lambda value, _, digits: f"a peak of {number(value, digits)} W",
+    ),
+    Limit(
+        "max_gpus",
+        "gpus",
+        "number of GPUs",
+        "most devices",
+        lambda value, _: f"on at most {value:.0f} GPU{'s' * (value != 1)}",
+        lambda value, *_: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
+    ),
+)
+
+
+def given_limits(values: Mapping[str, float]) -> list[tuple[Limit, float]]:
+    """Return the limits among these values by name, each with its value."""
+    rows = {limit.name: limit for limit in LIMITS}
+    return [(rows[name], value) for name, value in values.items() if name in rows]
+
+
+def limit_on(figure: str, values: Mapping[str, float]) -> float | None:
+    """Return the limit on a field of `JobFigures` among these values; None without one."""
+    return next((value for row, value in given_limits(values) if row.figure == figure), None)
 
 
 class Limits(TypedDict, total=False):
@@ -82,7 +195,7 @@ class Constraints:
         None,
         "what to minimize among the configurations that meet the limits: energy, time, edp (energy "
         "x time), cost or carbon",
-        choices=OBJECTIVES,
+        choices=tuple(OBJECTIVES),
         flag="minimize",
         former_flag="choose",
         metavar="WHAT",
@@ -150,11 +263,12 @@ class Constraints:
         Raises:
             InputError: one is.
         """
-        for flag, value in {"--budget": self.budget_kJ, "--deadline": self.deadline_s}.items():
-            if value is not None:
+        flags = {item.name: declared.alias for item, declared in declared_options(Constraints)}
+        for row, _ in given_limits(self.limits):
+            if row.exponents and row.of_job:
                 raise InputError(
-                    f"{flag} limits the whole training, and its length is unknown; add --steps "
-                    "with its number of optimizer steps to tuner optimize"
+                    f"--{flags[row.name]} limits the whole training, and its length is unknown; "
+                    "add --steps with its number of optimizer steps to tuner optimize"
                 )
 
     def relative_to(self, baseline_time_s: float | None) -> Constraints:
@@ -185,7 +299,7 @@ class Constraints:
     @property
     def limits(self) -> dict[str, float]:
         """The limits that were given, by name."""
-        return self._numbers("budget_kJ", "deadline_s", "power_cap_W", "peak_power_W", "max_gpus")
+        return self._numbers(*(limit.name for limit in LIMITS))
 
     def _numbers(self, *names: str) -> dict[str, float]:
         given = self.given
@@ -209,29 +323,20 @@ class Constraints:
         values = {item.name: getattr(self, item.name) for item, _ in declared_options(type(self))}
         return {name: value for name, value in values.items() if value is not None}
 
-    def excess(
-        self,
-        energy_kJ: float,
-        time_s: float,
-        power_W: float,
-        *,
-        peak_power_W: float | None = None,
-        gpus: int | None = None,
-    ) -> dict[str, float]:
+    def excess(self, job: JobFigures) -> dict[str, float]:
         """Return by which share each limit is exceeded; 0 or less if it is met.
 
-        A limit on a value that is None is left out.
+        A limit on a figure that is unknown is left out.
         """
-        values = {
-            "budget_kJ": energy_kJ,
-            "deadline_s": time_s,
-            "power_cap_W": power_W,
-            "peak_power_W": peak_power_W,
-            "max_gpus": gpus,
-        }
-        found = {}
-        for name, limit in self.limits.items():
-            value = values[name]
-            if value is not None:
-                found[name] = value / limit - 1
-        return found
+        values = [
+            (row, limit, getattr(job, row.figure)) for row, limit in given_limits(self.limits)
+        ]
+        return {row.name: value / limit - 1 for row, limit, value in values if value is not None}
+
+    @property
+    def is_relative(self) -> bool:
+        """True if the deadline is that of the limit on slowdown."""
+        share, whole_s = self.max_slowdown, self.baseline_time_s
+        if share is None or whole_s is None:
+            return False
+        return self.deadline_s == (1 + share) * whole_s

@@ -27,7 +27,6 @@ def with_knobs(
     """Return a job or a script with more declared knobs.
 
     Args:
-        job: as `tuner.optimize` takes it.
         knobs: knobs, declarations such as "compile=false,true", names of packs, or paths of their
             files. A knob of a pack gives way to one of the same name that is not of a pack.
 
@@ -59,10 +58,6 @@ def searched_knobs(
     job: TrainingJob, plan: bool, allow_changed_training: bool
 ) -> tuple[TrainingJob, list[str]]:
     """Return the job with the declared knobs that are searched, and notes on them.
-
-    Args:
-        job: the job, with every declared knob.
-        plan: nothing is measured: the models predict.
 
     Raises:
         InputError: a knob cannot be applied to this job.

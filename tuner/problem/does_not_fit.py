@@ -34,7 +34,6 @@ def does_not_fit(job: TrainingJob, cluster: Cluster, space: str, count: int, nee
     """Return a sentence: how much memory is missing, and which space, size or cluster has it.
 
     Args:
-        count: number of its configurations.
         need: bytes that the smallest of them needs on a GPU.
     """
     searched, has = load_space(space), float(cluster.device.memory_bytes or 0)

@@ -54,8 +54,6 @@ def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> l
 
     Args:
         knobs: packs, their files and "framework", as --knobs takes them.
-        framework: file of a driver.
-        job: file or name of a job.
 
     Raises:
         InputError: one of them cannot be read.

@@ -30,13 +30,10 @@ class SearchForecast:
     """Forecast of a search.
 
     Attributes:
-        probes: expected number of launches, verification included.
         time_s: of all of them; None if no model knows the job.
         energy_kJ: of all of them, in the scope of the models; None likewise.
         job_kJ: predicted energy of the whole training with the baseline; None likewise, and if
             its length is unknown.
-        devices: devices that are busy meanwhile.
-        sets_clocks: clocks or power limits are changed, and put back.
     """
 
     probes: int

@@ -19,8 +19,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import (
     Candidates,
     SearchSpace,
@@ -45,7 +44,6 @@ def problem_of_job(
     """Return the problem of a job on a cluster.
 
     Args:
-        cluster: a cluster, a name or path, or "auto" for this machine.
         space: a search space's name or path; None for that of `searched_space`.
         baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
             space's default configuration.
@@ -132,9 +130,6 @@ def baseline_of(
 ) -> Baseline:
     """Return what the user runs today.
 
-    Args:
-        given: a configuration, or words that `tuner.problem.baseline` reads; None for the default.
-
     Raises:
         InputError: it is no configuration, or cannot train this job on this cluster.
     """
@@ -185,9 +180,11 @@ def _usable_here(
     """Return the candidates whose ops this machine can build, and notes on what it cannot do."""
     notes = []
     if clocks and cluster.device.type == "cuda" and not cluster.clock_control:
-        from tuner.workload.clocks.governor import why_fixed
+        from tuner.workload.platforms import platform_of
 
-        notes.append(f"clocks and power limits stay as they are: {why_fixed(cluster)}")
+        notes.append(
+            f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"
+        )
     on_gpus = cluster.device.type == "cuda"
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""

@@ -135,8 +135,6 @@ def recorded_problem(
     """Return the problem of a recorded table's group or of a trace, and the runner that answers it.
 
     Args:
-        path: a folder with table.toml, a run folder, or a trace.
-        group: the search problem of a table that holds several.
         steps: units of work that make the solution; a run's own job, or 1, when not given.
 
     Raises:

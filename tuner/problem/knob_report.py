@@ -15,8 +15,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
 
 #: Knobs outside of a space that its sentence names: the parallel degrees, which most jobs would

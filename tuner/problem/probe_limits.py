@@ -32,13 +32,7 @@ def probe_limits(
     step_s: float | None = None,
     probe_s: float | None = None,
 ) -> ProbeLimits:
-    """Return the limits of a probe of these configurations (`tuner.workload.limits.limits_of`).
-
-    Args:
-        job: the job, whose script may have been inspected; None for a recording.
-        configurations: what the probe visits first.
-        visits: number of live settings that it may visit.
-    """
+    """Return the limits of a probe of these configurations (`tuner.workload.limits.limits_of`)."""
     step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
     return limits_of(
         window,

@@ -33,17 +33,12 @@ class Problem:
     """Problem of a study.
 
     Attributes:
-        name: what is tuned, for people and as the stem of a run's name.
         candidates: every configuration that may be chosen. The baseline is one of them unless it
             needs more GPUs than the job may use: then it is measured for comparison only.
         steps: optimizer steps (or units of work) that the figures are of: those that make the
             solution, or 1 if the length of the training is unknown.
-        baseline: what the user runs today; None if unknown.
-        cost: predicted cost of probing before any probe was made.
         identity: sections that identify it: "job", "cluster", "space" or "recorded".
         job, cluster: None for a recorded table.
-        unit_of_work: what one step is.
-        notes: what was assumed, one sentence each.
         surrogate: the scikit-learn regressor that learns step time and power; None for this
             project's Gaussian process.
         simulated: probes are predictions of the analytic models.

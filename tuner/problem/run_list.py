@@ -29,7 +29,6 @@ class RunEntry:
         kind: "measured", "plan" (predicted, or on a simulated cluster), "recording" (a trace,
             table or past runs) or "unknown" (nothing was probed).
         state: "running" (a process holds it), "interrupted", "done" or "unreadable".
-        changed: date and time of the last change of study.toml.
     """
 
     name: str

@@ -6,7 +6,7 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.program_rules import unrunnable
+from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.space import SearchSpace
 
 

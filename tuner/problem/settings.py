@@ -32,7 +32,6 @@ class SamplerDesign:
         max_live: largest number of live settings that one probe visits; 1 is no sweep.
         start_launches: distinct launches measured before the surrogates choose; None lets the
             number of launches decide (1 to 6).
-        start_live: live settings that each of them visits.
         cost_weight: exponent of the predicted joules in the score: 1 is improvement per joule.
         split_kernel: keep what a launch does and what a live setting does apart
             (`tuner.models.surrogate.kernel`).

@@ -50,7 +50,6 @@ class StopReason:
     Attributes:
         figures: numbers of the sentence, units in their names. A limit has `next_kJ`,
             `expected_gain` and `of_answer` of the next probe if the sampler estimates them.
-        message: of the last failure.
     """
 
     kind: StopKind
@@ -65,11 +64,7 @@ class StopReason:
 
 @dataclass(frozen=True)
 class NoVerdict:
-    """Reason why the choice was not launched again, or no more although it was worth it.
-
-    Attributes:
-        message: of a failure.
-    """
+    """Reason why the choice was not launched again, or no more although it was worth it."""
 
     kind: NoVerdictKind
     message: str = ""

@@ -14,11 +14,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem, versions
 from tuner.problem.run_folder import STUDY_SCHEMA, plain
 from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import (
-    NoVerdict,
-    StopReason,
-    stop_sentence,
-)
+from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,6 @@ class SessionEnd:
     """End of a study's last session.
 
     Attributes:
-        time_s: seconds of all sessions; None if not recorded.
         no_verdict: why the choice was not launched again as often as was worth it; None if it was.
     """
 
@@ -40,12 +35,7 @@ class StudySpec:
     """A study.
 
     Attributes:
-        run_dir: its folder; None if it keeps none.
-        unverified: why the choice is not to be verified; None if it is.
         transfer: earlier measurements that the search starts from.
-        storage: URL of the study's database; None for the journal in the run folder.
-        driver: identity of the run folder; its study belongs to no other.
-        created: date and time of the first session.
     """
 
     name: str
@@ -55,18 +45,15 @@ class StudySpec:
     settings: SearchSettings = field(default_factory=SearchSettings)
     unverified: NoVerdict | None = None
     transfer: tuple[str, ...] = ()
-    storage: str | None = None
-    driver: str = ""
     created: str = ""
     ended: SessionEnd = field(default_factory=SessionEnd)
 
     def to_toml(self) -> dict[str, Any]:
-        """Return the tables of study.toml; the storage, whose URL may hold a password, is none."""
+        """Return the tables of study.toml; a storage's URL, which may hold a password, is none."""
         return plain(
             {
                 "schema": STUDY_SCHEMA,
                 "name": self.name,
-                "driver": self.driver,
                 "created": self.created,
                 "constraints": self.constraints.given,
                 "settings": self.settings.to_json(),
@@ -92,11 +79,7 @@ class StudySpec:
 def why_unverified(
     verify: bool, recorded: Mapping[str, Any], *, simulated: bool = False
 ) -> NoVerdict | None:
-    """Return why a study does not verify its choice; None if it does.
-
-    Args:
-        recorded: the section of the recording, empty for real probes.
-    """
+    """Return why a study does not verify its choice; None if it does."""
     if simulated:
         return NoVerdict("prediction")
     if verify:

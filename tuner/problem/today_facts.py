@@ -17,8 +17,6 @@ class TodayFacts:
     """What a script trains today; 0 for what is unknown.
 
     Attributes:
-        replicas: ranks that get different samples.
-        knobs: the launch and live knobs that are set.
         sources: where a value comes from, a phrase, by its name.
     """
 

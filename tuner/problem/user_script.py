@@ -52,9 +52,6 @@ def job_of_script(
 ) -> ScriptJob:
     """Return the job that a script trains; from the run folder if it was inspected before.
 
-    Args:
-        nodes: the number of nodes that the script runs on today.
-
     Raises:
         InputError: as `tuner.workload.scripts.inspection.inspect_script`.
     """

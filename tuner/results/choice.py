@@ -1,12 +1,12 @@
 """The choice: one measured configuration under what the user asked of the training job.
 
-Constraints choose on the front, they do not cut it. `budget_kJ` asks for the fastest configuration
-whose energy-to-solution fits, `deadline_s` for the least energy in time; caps on power and on GPUs
-bound either. An `objective` says otherwise what is to be least. With neither, what is better than
-the baseline in both energy and time is chosen, and nothing that trades one for the other. Each
-constraint carries the probability that it is met; what only seems to meet the limits by luck is
-passed over. Where nothing measured can meet what was asked, the nearest point is returned, and the
-sentence says what could be asked instead.
+Constraints choose on the front, they do not cut it. An energy budget asks for the fastest
+configuration whose energy-to-solution fits, a deadline for the least energy in time; caps on power
+and on GPUs bound either. An `objective` says otherwise what is to be least. With neither, what is
+better than the baseline in both energy and time is chosen, and nothing that trades one for the
+other. Each constraint carries the probability that it is met; what only seems to meet the limits by
+luck is passed over. Where nothing measured can meet what was asked, the nearest point is returned,
+and the sentence says what could be asked instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from tuner.formatting import Units, label, number, percent, probability
 from tuner.pareto import knee, nondominated
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import Constraints, JobFigures, given_limits
 from tuner.results.parts import Choice, Point
 
 #: Returns the probability that a point meets each limit, and that it meets all.
@@ -60,16 +60,16 @@ def carbon_g(point: Point, rates: Mapping[str, float]) -> float:
 
 def excess(point: Point, constraints: Constraints) -> dict[str, float]:
     """Return by which share the point exceeds each limit; 0 or less if it meets it."""
-    found = constraints.excess(
+    figures = JobFigures(
         point.energy_to_solution_kJ,
         point.time_to_solution_s,
         point.power_W,
-        peak_power_W=point.peak_power_W,
-        gpus=point.configuration.world_size,
+        point.peak_power_W,
+        point.configuration.world_size,
     )
-    if constraints.peak_power_W is not None and "peak_power_W" not in found:
-        found["peak_power_W"] = math.inf  # without samples it cannot be shown to be met
-    return found
+    # Without samples it cannot be shown that a limit on the peak is met.
+    unknown = dict.fromkeys(constraints.limits, math.inf)
+    return unknown | constraints.excess(figures)
 
 
 def _as_measured(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
@@ -87,30 +87,7 @@ def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
 
     Other names, as those of the limits of the search, are left out.
     """
-    words: dict[str, Callable[[float], str]] = {
-        "budget_kJ": lambda value: f"within {units.energy_text(value)}",
-        "deadline_s": lambda value: f"within {units.time_text(value)}",
-        "power_cap_W": lambda value: f"at no more than {number(value)} W on average",
-        "peak_power_W": lambda value: f"at no more than {number(value)} W at any moment",
-        "max_gpus": lambda value: f"on at most {value:.0f} GPU{'s' * (value != 1)}",
-    }
-    return " and ".join(words[name](value) for name, value in limits.items() if name in words)
-
-
-#: Name of each limit, and a value of it, with a number of digits, as the object of a sentence.
-_NAMES: dict[str, tuple[str, Callable[[float, Units, int], str]]] = {
-    "budget_kJ": ("energy budget", lambda value, units, digits: units.energy_text(value, digits)),
-    "deadline_s": ("deadline", lambda value, units, digits: units.time_text(value, digits)),
-    "power_cap_W": ("power cap", lambda value, _, digits: f"{number(value, digits)} W on average"),
-    "peak_power_W": (
-        "cap on peak power",
-        lambda value, _, digits: f"a peak of {number(value, digits)} W",
-    ),
-    "max_gpus": (
-        "number of GPUs",
-        lambda value, *_: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
-    ),
-}
+    return " and ".join(row.phrase(value, units) for row, value in given_limits(limits))
 
 
 def _told_apart(
@@ -127,9 +104,9 @@ def _told_apart(
 def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
     """Return which limits some point meets and which none does, by how much, in sentences."""
     met, unmet, least = [], [], []
-    for name, limit in constraints.limits.items():
-        called, text = _NAMES[name]
-        beyond = min(excess(point, constraints)[name] for point in points)
+    for row, limit in given_limits(constraints.limits):
+        called = row.noun
+        beyond = min(excess(point, constraints)[row.name] for point in points)
         if beyond <= 0:
             met.append(f"the {called}")
             continue
@@ -137,7 +114,7 @@ def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> s
         if not math.isfinite(beyond):
             least.append("no probe recorded its peak power")
             continue
-        found, asked = _told_apart(text, limit * (1 + beyond), limit, units)
+        found, asked = _told_apart(row.text, limit * (1 + beyond), limit, units)
         times = f"{number(1 + beyond)} times the {called} of {asked}"
         share = percent(beyond) if beyond >= 0.0005 else "less than 0.1 %"
         share += f" beyond the {called} of {asked}"
@@ -270,7 +247,7 @@ def decide(
     knee_asked = objective == "knee"
     best = _knee_of(front_of(fits)) if knee_asked else min(fits, key=_score(objective, constraints))
     words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
-    if is_relative(constraints):
+    if constraints.is_relative:
         words.append(f"({percent(constraints.max_slowdown or 0)} more than today)")
     return choice(best, True, f"{' '.join(words)}: {_needs(best, constraints, units)}.")
 
@@ -305,12 +282,6 @@ def _better_in_both(points: Sequence[Point], baseline: Point) -> Point:
     fits = [point for point in points if max(ratios(point)) <= 1 + SAME]
     # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
     return min(fits or points, key=lambda point: math.prod(ratios(point)))
-
-
-def is_relative(constraints: Constraints) -> bool:
-    """Return True if the deadline is that of the limit on slowdown."""
-    share, whole_s = constraints.max_slowdown, constraints.baseline_time_s
-    return None not in (share, whole_s) and constraints.deadline_s == (1 + share) * whole_s  # type: ignore[operator]
 
 
 def _value(point: Point, objective: str, constraints: Constraints) -> float | None:

@@ -20,8 +20,8 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import norm
 
-from tuner.problem.constraints import Constraints
-from tuner.results.choice import LIKELY, Chance, cost_of, decide, excess, is_relative
+from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
+from tuner.results.choice import LIKELY, Chance, cost_of, decide, excess
 from tuner.results.gain import Gain
 from tuner.results.parts import Choice, More, Point
 from tuner.results.posterior import DRAWS, Posterior
@@ -146,20 +146,17 @@ class Judge:
         time, power = self._drawn(point)
         beyond = excess(point, constraints)
         met, every = {}, np.ones(DRAWS, dtype=bool)
-        for name, limit in constraints.limits.items():
+        for row, limit in given_limits(constraints.limits):
             log = math.log(limit) + 1e-12  # a figure without any error may equal its limit
-            if name == "budget_kJ":
-                holds = time + power - math.log(1000) <= log
-            elif name == "deadline_s" and is_relative(constraints) and self.baseline is not None:
+            if row.exponents is None:
+                holds = np.full(DRAWS, beyond[row.name] <= 0)
+            elif row.figure == "time_s" and constraints.is_relative and self.baseline is not None:
                 share = math.log1p(constraints.max_slowdown or 0.0) + 1e-12
                 holds = self._drawn_slowdown(point, self.baseline) <= share
-            elif name == "deadline_s":
-                holds = time <= log
-            elif name == "power_cap_W":
-                holds = power <= log
             else:
-                holds = np.full(DRAWS, beyond[name] <= 0)
-            met[name] = float(holds.mean())
+                of_time, of_power = row.exponents
+                holds = of_time * time + of_power * power - math.log(row.scale) <= log
+            met[row.name] = float(holds.mean())
             every &= holds
         return met, float(every.mean())
 
@@ -241,12 +238,8 @@ class Judge:
         near the point.
         """
         goal = self.constraints.goal
-        if goal == "time":
-            return 0.0, 1.0, 0.0
-        if goal in ("energy", "carbon"):
-            return 1.0, 0.0, 0.0
         if goal != "cost" or self.baseline is None:
-            return 1.0, 1.0, 0.0
+            return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
         rates, today = self.constraints.rates, self.baseline
         mine, before = cost_of(point, rates), cost_of(today, rates)
         only_energy = {k: v for k, v in rates.items() if k == "price_per_kWh"}

@@ -22,9 +22,9 @@ from tuner.results.choice import front_of
 from tuner.results.judge import Judge
 from tuner.results.parts import Choice, Interval, Point
 from tuner.results.predict import charged, corrected_models
-from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import Candidates, default_configuration, load_space

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from tuner.formatting import percent
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import Constraints, given_limits, limit_on
 from tuner.results.parts import Choice
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
@@ -39,6 +39,10 @@ def never_measured(
     return tuple(c for c in candidates if c not in measured and c.launch not in failed)
 
 
+#: Exponents of time and power by row of the figures that the surrogates predict.
+_ROWS = {(1.0, 0.0): 0, (0.0, 1.0): 1, (1.0, 1.0): 2}
+
+
 def likeliest(
     surrogates: Surrogates,
     candidates: Sequence[Configuration],
@@ -54,17 +58,16 @@ def likeliest(
         predict.
     """
     limits = constraints.limits
-    if "peak_power_W" in limits:
+    if limit_on("peak_power_W", limits) is not None:
         return None
-    left = [c for c in candidates if c.world_size <= limits.get("max_gpus", math.inf)]
+    most_gpus = limit_on("gpus", limits) or math.inf
+    left = [c for c in candidates if c.world_size <= most_gpus]
     if not left:
         return None
     bounds = np.full(3, math.inf)  # of log time, log power and log energy of a step
-    for row, (name, unit) in enumerate(
-        (("deadline_s", steps), ("power_cap_W", 1.0), ("budget_kJ", steps / 1000))
-    ):
-        if name in limits:
-            bounds[row] = math.log(limits[name] / unit)
+    for limit, value in given_limits(limits):
+        if limit.exponents is not None:
+            bounds[_ROWS[limit.exponents]] = math.log(limit.of_step(value, steps))
     if len(left) > MOST_PREDICTED:
         time, power = surrogates.mean(left)
         beyond = np.max([time, power, time + power] - bounds[:, None], axis=0)

@@ -48,8 +48,6 @@ class Scored:
         members: indices into the candidates, all of one launch; the first is visited first.
         score: expected fall of the log regret per joule, with the joules of coming back to a
             launch that is left for this one.
-        cost_J: predicted joules of the probe.
-        first_J: joules of the launch and its first window.
         expected_gain: share of the front's hypervolume that all of them are expected to add.
     """
 
@@ -71,7 +69,6 @@ class CandidateView:
         posterior: of each.
         chances: probability that each fits in memory and that no rule leaves it out rightly, (n,).
             None is closed by it: it weighs what a candidate is worth.
-        gpus: number of GPUs of each, (n,).
     """
 
     members: np.ndarray
@@ -103,7 +100,6 @@ class FrontEstimate:
     Attributes:
         configurations: measured or in flight, (n,).
         points: log energy and log time of each, (n, 2).
-        gpus: number of GPUs of each, (n,).
     """
 
     configurations: tuple[Configuration, ...]
@@ -139,7 +135,6 @@ def search_reference(front: np.ndarray, posterior: Posterior) -> np.ndarray:
 
     Args:
         front: log energy and log time so far, (n, 2).
-        posterior: of all candidates that may still be proposed.
     """
     predicted = np.column_stack([posterior.log_energy, posterior.log_time])
     return np.maximum(reference_point(np.vstack([front, predicted])), reference_point(front))
@@ -150,11 +145,8 @@ class ProbeAcquisition:
     """Expected fall of the log regret per joule of whole probes.
 
     Attributes:
-        surrogates: fitted, with the pending configurations believed.
-        cost: predicted joules of launches and windows.
         design: largest number of live settings of a sweep, weight of the cost, and whether the
             first window of a launch decides about the rest of its sweep.
-        configurations: all candidates.
         draws: `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
             `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
     """
@@ -174,8 +166,6 @@ class ProbeAcquisition:
         """Return the probe that is worth the most per joule.
 
         Args:
-            front: to be improved on.
-            candidates: may be proposed; the surrogates track them.
             running_launch: number of a launch that can be extended without the cost of a launch.
 
         Returns:
@@ -257,7 +247,7 @@ class ProbeAcquisition:
         """Return joint draws of the measured configurations and of these where they count."""
         near = front.nearest(MEASURED_TRIED)
         both = [*(front.configurations[i] for i in near), *tried]
-        log_t, log_p = self.surrogates.sample_marginal(both, self.draws[1])
+        log_t, log_p = self.surrogates.sample(both, self.draws[1], marginal=True)
         log_t[:, len(near) :] += np.where(counting, 0.0, FAR)
         return LogRegret(log_t + log_p, log_t, measured=len(near))
 
@@ -302,7 +292,6 @@ def farthest(
         points: (n, d).
         chosen: (k, d), k may be 0.
         allowed: indices into points, at least one.
-        rng: for ties.
     """
     if len(chosen):
         distance = np.min(

@@ -26,10 +26,6 @@ class AnswerAcquisition:
     """Expected improvement of the answer per joule.
 
     Attributes:
-        surrogates: fitted, with the pending configurations believed.
-        cost: predicted joules of launches and windows.
-        question: limits and objective.
-        cost_weight: exponent of the cost.
         draws: `normal_draws`, (draws, 2, 1).
     """
 
@@ -47,8 +43,6 @@ class AnswerAcquisition:
         Without an improvement in any draw it is the one of the least predicted loss.
 
         Args:
-            front: what is measured or in flight.
-            candidates: may be proposed.
             running_launch: number of a launch that can be extended without the cost of a launch.
         """
         posterior, question = candidates.posterior, self.question

@@ -35,11 +35,7 @@ COARSE_ROWS = 128
 
 
 class LaunchCodes:
-    """Launches as integer codes: one column per launch knob that varies, its levels numbered.
-
-    Args:
-        candidates: the candidates.
-    """
+    """Launches as integer codes: one column per launch knob that varies, its levels numbered."""
 
     def __init__(self, candidates: Candidates) -> None:
         launches = [Configuration(launch) for launch in candidates.launches]
@@ -79,13 +75,6 @@ def one_of_each_stretch(ordered: np.ndarray, count: int, rng: np.random.Generato
 class CandidatePool:
     """Candidates whose posterior is kept up to date from measurement to measurement.
 
-    Args:
-        surrogates: track the chosen candidates.
-        candidates: all of them.
-        members: the candidates of each launch, by number.
-        launch_of: number of each candidate's launch.
-        rng: of the draws.
-
     Attributes:
         tracked: numbers of the candidates that are tracked; None until they are chosen anew.
     """
@@ -114,9 +103,7 @@ class CandidatePool:
         """Return the tracked candidates that are open, at least one, with pending ones believed.
 
         Args:
-            observations: of the study.
             closed: mask of the candidates that may not be proposed, not all of them.
-            chances: as of `CandidateView`, of each candidate.
         """
         if self.tracked is None or closed[self.tracked].all():
             poor = closed | (chances < MEMORY_POLICY.refused_below)

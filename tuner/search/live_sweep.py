@@ -19,7 +19,6 @@ class Sweep:
     """Settings of one launch that a probe visits, their value and their expected cost.
 
     Args:
-        regret: values candidates.
         columns: the launch's settings among the candidates of `regret`.
         launch_J: joules of the launch if it begins at each setting, (settings,); zeros if it is
             running.
@@ -27,8 +26,6 @@ class Sweep:
 
     Attributes:
         added: the settings that the probe visits; the first is visited first.
-        value: expected fall of the log regret.
-        cost_J: expected joules.
     """
 
     def __init__(
@@ -62,12 +59,7 @@ class Sweep:
         return float(np.mean(self._regret.together(self._columns) > LEAST_REGRET))
 
     def grow(self, most: int, cost_weight: float) -> None:
-        """Add settings while each is worth as much per joule as the whole sweep.
-
-        Args:
-            most: maximum number of settings.
-            cost_weight: exponent of the cost.
-        """
+        """Add settings while each is worth as much per joule as the whole sweep."""
         rate, least = 0.0, 1 + TOLERANCE
         while len(self.added) < min(most, len(self._columns)):
             shares = self._share[:, None] + self._regret.shares(

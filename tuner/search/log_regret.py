@@ -33,9 +33,7 @@ class LogRegret:
 
     Attributes:
         energy: log energy of the open candidates over the draw's reference, (draws, open).
-        time: their log time, likewise.
         front_energy: log energy of the measured ones, (draws, measured).
-        front_time: their log time.
         missing: regret before any open candidate is measured, (draws,).
     """
 
@@ -56,7 +54,6 @@ class LogRegret:
         Args:
             front_energy: log energy of the front, (draws, k).
             front_time: its log time, (draws, k).
-            columns: indices of the candidates.
 
         Returns:
             Shares, (draws, candidates).

@@ -49,15 +49,9 @@ class Observation:
 class Observations:
     """Measurements, failures and pending trials of the candidates.
 
-    Args:
-        encoding: of the candidates.
-        launch_of: number of each candidate's launch.
-
     Attributes:
-        measured: the measurements, in the order of the trials.
         closed: candidates that are not proposed again.
         failed_launches: launches of which no setting is proposed again.
-        pending: candidates in flight.
         peak_bytes: launch -> peak memory; infinite if it ran out of memory, NaN if not measured.
         not_taken: candidate that the devices did not run as set -> the clocks at which they ran, by
             name ("clock_MHz", of a stage "clock_MHz.0").
@@ -125,6 +119,8 @@ class Observations:
 
     def _add_failure(self, candidate: int, attrs: Mapping[str, Any]) -> None:
         kind, launch = attrs.get("failure"), int(self._launch_of[candidate])
+        if kind is None and "probe_id" in attrs:  # left running by a session that ended first
+            return
         failure = failure_class(str(kind))
         blames = failure.blames
         if blames is not None:  # otherwise it may be proposed again

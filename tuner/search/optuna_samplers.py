@@ -77,10 +77,6 @@ class StockSampler(ProbePlanner):
     """Planner that follows any Optuna sampler, one configuration a probe.
 
     Args:
-        candidates: the valid configurations.
-        stock: any Optuna sampler for two objectives.
-        seed: of the ties among nearest candidates.
-        cost: predicted joules of a probe, which such a sampler does not use.
         max_asks: number of asks before the nearest open candidate is taken.
     """
 
@@ -192,11 +188,6 @@ def check_sampler(
 ) -> None:
     """Raise if there is no such sampler, before anything is started.
 
-    Args:
-        sampler: as for `make_sampler`.
-        transfer: whether it has to use earlier measurements.
-        user_prior: whether it has to use what the user expects.
-
     Raises:
         UnknownName: no sampler has that name.
         InputError: it cannot use these.
@@ -226,7 +217,6 @@ def make_sampler(
     Args:
         sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
             these very candidates is returned as it is.
-        candidates: the valid configurations.
         prior, earlier, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
 
     Raises:

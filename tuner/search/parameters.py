@@ -27,7 +27,6 @@ class ParameterEncoding:
     """Mapping between candidates, their Optuna parameters and their keys.
 
     Attributes:
-        configurations: the candidates, in their order.
         knobs: names of the knobs that vary, which are the parameters.
         distributions: one per knob, over its levels in the whole list (`Candidates.whole`).
     """

@@ -43,13 +43,11 @@ class ProbePlan:
 
     Attributes:
         configurations: to visit now, in this order, all of one launch.
-        reason: how it was chosen, e.g. "expected improvement".
         score: expected fall of the log regret per predicted joule; NaN if not estimated.
         expected_gain: share of the front's hypervolume that the probe is expected to add;
             infinite if not estimated.
         cost_J: predicted joules of the probe, its probable continuation included; NaN if not
             estimated.
-        first_J: joules of these until `configurations` are visited.
         extendable: whether the launch has further settings, to decide on once these are visited.
         regret: how much of the front is left to find before this probe; None if not estimated.
     """
@@ -78,9 +76,7 @@ class ProbePlanner(BaseSampler):
     """Candidates by number, observations of them, and the queue of planned configurations.
 
     Args:
-        candidates: the valid configurations.
         cost: predicted joules of a probe; the defaults of `ProbeCost` if None.
-        seed: of every draw.
     """
 
     #: Live settings that one probe visits at most.
@@ -167,6 +163,11 @@ class ProbePlanner(BaseSampler):
         """Let the next asks take the plan's configurations; return the plan."""
         self._queue = deque(plan.configurations if plan else ())
         return plan
+
+    def propose(self, configuration: Configuration) -> None:
+        """Let the next ask take this configuration."""
+        with self._lock:
+            self._queue = deque([configuration])
 
     # -- parameters ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
 
 #: Joules of a kilowatt-hour, and seconds of an hour.
 J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
@@ -24,7 +24,6 @@ class Question:
 
     Attributes:
         constraints: of the whole job, those relative to the baseline as absolute limits.
-        steps: optimizer steps of the job.
     """
 
     constraints: Constraints
@@ -35,48 +34,34 @@ class Question:
         """Return the question; None if these constraints ask for the front or its knee."""
         return None if constraints.goal == "knee" else cls(constraints, steps)
 
-    @property
-    def limits(self) -> dict[str, float]:
-        """Log of each limit on joules, seconds and watts of one step."""
-        asked = self.constraints
-        values = {
-            "budget_kJ": (asked.budget_kJ or math.inf) * 1000 / self.steps,
-            "deadline_s": (asked.deadline_s or math.inf) / self.steps,
-            "power_cap_W": asked.power_cap_W or math.inf,
-        }
-        return {name: math.log(value) for name, value in values.items() if math.isfinite(value)}
-
     def objective(
         self, log_energy: np.ndarray, log_time: np.ndarray, gpus: np.ndarray
     ) -> np.ndarray:
         """Return the log of what is to be least, of one step.
 
         Args:
-            log_energy: of any shape.
-            log_time: of the same shape.
             gpus: number of GPUs, broadcast to it.
         """
-        goal = self.constraints.goal
-        if goal == "time":
-            return log_time
-        if goal == "edp":
-            return log_energy + log_time
-        if goal == "cost":
+        if self.constraints.goal == "cost":
             per_kWh, per_hour = self.constraints.prices
             price = per_kWh / J_PER_KWH * np.exp(log_energy)
             return np.asarray(np.log(price + per_hour / S_PER_HOUR * gpus * np.exp(log_time)))
-        return log_energy
+        energy, time = self.weights
+        return energy * log_energy + time * log_time
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Exponents of energy and time in the objective; those of energy alone for a price."""
+        return OBJECTIVES[self.constraints.goal] or (1.0, 0.0)
 
     def excess(self, log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
         """Return the log of the largest overshoot of a limit; 0 if all are met."""
-        values = {
-            "budget_kJ": log_energy,
-            "deadline_s": log_time,
-            "power_cap_W": log_energy - log_time,
-        }
         found = np.zeros(np.shape(log_energy))
-        for name, limit in self.limits.items():
-            found = np.maximum(found, values[name] - limit)
+        for row, limit in given_limits(self.constraints.limits):
+            if row.exponents is not None:
+                time, power = row.exponents  # power is energy over time
+                value = power * log_energy + (time - power) * log_time
+                found = np.maximum(found, value - math.log(row.of_step(limit, self.steps)))
         return found
 
     def loss(

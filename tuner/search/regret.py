@@ -7,7 +7,7 @@ In each joint draw of the surrogates over measured and open candidates, the regr
 the drawn front's hypervolume that the measured ones miss. A search may end when the regret is small
 in nearly every draw (Makarova et al. 2022, "Automatic termination for hyperparameter optimization",
 AutoML; Wilson 2024, "Stopping Bayesian optimization with probabilistic regret bounds", NeurIPS).
-The draws are as wide as the intervals of the answer (`Surrogates.sample_wide`), because the plain
+The draws are as wide as the intervals of the answer (`Surrogates.sample`), because the plain
 posterior is too sure of itself after a few measurements.
 """
 
@@ -77,12 +77,7 @@ class RegretEstimate:
 
 
 class RegretModel:
-    """Regret over joint draws of fitted surrogates.
-
-    Args:
-        surrogates: fitted to the measurements.
-        seed: of the draws.
-    """
+    """Regret over joint draws of fitted surrogates."""
 
     def __init__(self, surrogates: Surrogates, seed: int) -> None:
         self._surrogates, self._seed = surrogates, seed
@@ -98,16 +93,13 @@ class RegretModel:
         """Return the regret of the configurations that are measured or in flight.
 
         Args:
-            front: what is measured or in flight, at least one.
             still_open: the configurations of `view`, in its order.
-            view: the candidates that may be proposed.
-            question: limits and objective; None for the regret of the front.
         """
         near, promising = self._relevant(front, view, question)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
         both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
-        log_t, log_p = self._surrogates.sample_wide(both, self._normals)
+        log_t, log_p = self._surrogates.sample(both, self._normals, wide=True)
         points = np.stack([log_t + log_p, log_t], axis=-1)
         fits = np.ones((DRAWS, len(both)), dtype=bool)
         fits[:, len(near) :] = view.counting(promising, DRAWS)
@@ -134,32 +126,23 @@ class RegretModel:
         gpus: np.ndarray,
         measured: int,
     ) -> RegretEstimate:
-        """Return the regret of the answer among the measured configurations.
-
-        Args:
-            question: of the user.
-            points: draws of log energy and log time, (draws, n, 2).
-            fits: mask of those that count in each draw, (draws, n).
-            gpus: number of GPUs of each, (n,).
-            measured: number of measured ones; they come first.
-        """
+        """Return the regret of the answer among the measured configurations."""
         energy, time = points[..., 0], points[..., 1]
         worst = question.objective(energy, time, gpus).max(axis=1, keepdims=True)
         losses = np.where(fits, question.loss(energy, time, gpus, worst), np.inf)
         missing = losses[:, :measured].min(axis=1) - losses.min(axis=1)
         time_sd, power_sd = self._surrogates.noise()
         saving = missing
-        if question.constraints.goal == "time":
+        of_energy, of_time = question.weights
+        if not of_energy:
             references = [
                 reference_point(each[fit]) for each, fit in zip(points, fits, strict=True)
             ]
             least = np.where(fits[..., None], points, np.inf).min(axis=1)
             energy_range, time_range = (np.array(references) - least).T
             saving = missing * energy_range / time_range
-            power_sd = 0.0
-        elif question.constraints.goal == "edp":
-            time_sd *= 2
-        noise = np.full(DRAWS, math.hypot(time_sd, power_sd))
+        noise_sd = math.hypot((of_energy + of_time) * time_sd, of_energy * power_sd)
+        noise = np.full(DRAWS, noise_sd)
         return RegretEstimate(missing, noise, saving, of_answer=True)
 
     def _relevant(

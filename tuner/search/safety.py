@@ -46,7 +46,6 @@ class PeakLimit:
     """Cap on peak power, and what peaks are expected to be.
 
     Attributes:
-        cap_W: highest power sample allowed.
         log_ratio: mean of the log of peak over mean power.
         log_ratio_sd: its standard deviation from configuration to configuration.
         limits_hold: whether `most_power_W` bounds the power: that of the devices alone is metered.
@@ -59,13 +58,7 @@ class PeakLimit:
 
     @classmethod
     def of(cls, cap_W: float, peaks_W: Sequence[float], means_W: Sequence[float]) -> PeakLimit:
-        """Return the limit with the ratio of these windows, shrunk towards the prior.
-
-        Args:
-            cap_W: highest power sample allowed.
-            peaks_W: highest sample of each measured configuration.
-            means_W: mean power of each.
-        """
+        """Return the limit with the ratio of these windows, shrunk towards the prior."""
         ratios = np.log(np.asarray(peaks_W, float) / np.asarray(means_W, float))
         whole = PRIOR_WINDOWS + len(ratios)
         mean = (PRIOR_WINDOWS * PRIOR_MEAN + ratios.sum()) / whole
@@ -82,7 +75,6 @@ class PeakLimit:
         """Return the probability that each configuration exceeds the cap, (n,).
 
         Args:
-            posterior: of the configurations.
             widening: factor of the standard deviations of log power (`Surrogates.widening`).
         """
         sd = np.hypot(widening * posterior.log_power_std, self.log_ratio_sd)
@@ -99,9 +91,6 @@ class PeakLimit:
         """Return the candidates that may be probed; None if there are none.
 
         Args:
-            candidates: at least one.
-            widening: as of `probability_above`.
-            configurations: of the candidates.
             levels: how high the settings of each are, (n,), to choose by while too little is
                 measured to fit the surrogates; None once it is enough.
         """

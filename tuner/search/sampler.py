@@ -64,17 +64,14 @@ class CandidateSampler(ProbePlanner):
     configuration. Trials of unknown configurations are ignored.
 
     Args:
-        candidates: the valid configurations.
         prior: predicts before there are measurements (the analytic model).
         earlier: priors made of earlier measurements (`tuner.search.transfer`).
-        cost: predicted joules of a probe; the defaults of `ProbeCost` if None.
         seed: every draw follows from it and from the order in which trials finish.
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
         design: the design choices, for leaving one out.
         surrogate: a scikit-learn regressor that learns step time and power; None for this project's
             Gaussian process.
-        user_prior: configurations to try first, and preferred knob values.
     """
 
     estimates_gain = True

@@ -33,10 +33,6 @@ POWER_LIMIT = "power_limit_W"
 class SlackLimits:
     """Candidates that probably equal a measured one, because neither's power limit binds.
 
-    Args:
-        configurations: the candidates.
-        launch_of: number of each candidate's launch.
-
     Attributes:
         notes: sentences for the user: which limits are probed last, and which windows contradict.
     """

@@ -40,11 +40,8 @@ class Earlier:
     """Earlier measurements, of another study or a recording.
 
     Attributes:
-        name: shown to the user.
         configurations: the delivered ones, one per measurement.
-        step_time_s, power_W: measured, (n,).
         prior: analytic model of that job on that cluster; None if there is none.
-        device: kind of device that they were made on; "" if unknown.
     """
 
     name: str
@@ -60,7 +57,6 @@ def read_earlier(source: str | Path, *, runs_dir: str | Path = "runs") -> Earlie
 
     Args:
         source: a run's name, or a path; FOLDER:GROUP for a table with several groups.
-        runs_dir: the folder of the runs.
 
     Raises:
         InputError: there is no such source, it cannot be read, or it has too few measurements.
@@ -125,12 +121,8 @@ class EarlierPrior:
     unknown: another device has another range of clocks and power limits.
 
     Args:
-        earlier: the measurements.
-        candidates: of this study.
         prior: this study's analytic model; if the earlier study has one too, the models' errors are
             transferred, else the figures themselves.
-        device: kind of device of this study; "" if unknown.
-        seed: of the surrogates.
 
     Raises:
         InputError: a knob is only on one side, or none varies on both.

@@ -23,9 +23,6 @@ CLOCK = "clock_MHz"
 class UnreachedClocks:
     """Candidates at clocks that the devices do not reach.
 
-    Args:
-        configurations: the candidates.
-
     Attributes:
         notes: a sentence for the user for each clock that puts others last.
     """

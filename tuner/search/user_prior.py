@@ -31,7 +31,6 @@ class UserPrior:
     """Expectations of the user.
 
     Attributes:
-        first: configurations to try first, in this order.
         log_weights: log of the weight of each candidate over the largest, (candidates,); None if no
             value is preferred.
     """
@@ -55,7 +54,6 @@ def user_prior(
     """Return the expectations of a user, checked against the candidates.
 
     Args:
-        candidates: the valid configurations.
         try_first: configurations or their names ("dp8 mb4 zero1").
         prefer: weights of knob values, "zero1:3" or "zero_stage=1:3", several separated by spaces;
             a value without a weight has 1.

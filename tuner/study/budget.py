@@ -20,14 +20,8 @@ class SearchStatus:
     """State of a search as far as its limits need it.
 
     Attributes:
-        records: probes of all sessions.
-        in_flight: number of probes in flight.
-        in_flight_kJ: energy that they are expected to use.
-        elapsed_s: seconds of all sessions.
         enough_launches: `LEAST_LAUNCHES` distinct launches are measured, or all.
-        estimated: the energy is an estimate.
         job_kJ: energy of the whole training with the baseline; None before it was measured.
-        twin: the energy is that of a twin node.
     """
 
     records: Sequence[ProbeRecord]
@@ -52,11 +46,7 @@ class SearchStatus:
 
 
 class Budget:
-    """The limits of a search.
-
-    Args:
-        settings: the limits, and the shares of them that are reserved.
-    """
+    """The limits of a search."""
 
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
@@ -74,12 +64,10 @@ class Budget:
         """Return the limit that forbids probes of this cost, or None.
 
         Args:
-            status: state of the search.
             cost_kJ: expected energy of the probes together; 0 if unknown.
             searching: they are probes of the search, which a share of the training's energy limits;
                 verification, without which it was for nothing, has no such limit.
             reserve: leave the share of the limits untouched that is kept for verification.
-            count: number of probes.
             expected_s: expected time of the probes together; None for the median of those made.
         """
         return (
@@ -180,11 +168,7 @@ def most_left_s(
 
 
 class CostEstimate:
-    """Expected energy of probes, learned from those that were made.
-
-    Args:
-        problem: what is searched.
-    """
+    """Expected energy of probes, learned from those that were made."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -218,8 +202,6 @@ class CostEstimate:
         before any probe, from the analytic model; 0 if there is none.
 
         Args:
-            records: probes so far.
-            configurations: what the probe visits, all of one launch.
             planned_kJ: the sampler's prediction; NaN if it made none.
         """
         count = len(configurations)
@@ -251,10 +233,6 @@ class CostEstimate:
         """Return the time that a probe is expected to take, seconds.
 
         That of earlier probes of the same launch, else of any, for as many windows; 0 before any.
-
-        Args:
-            records: probes so far.
-            configurations: what the probe visits, all of one launch.
         """
         measured = [record for record in records if record.measurements]
         launch = configurations[0].launch

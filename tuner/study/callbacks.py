@@ -29,14 +29,8 @@ class Progress:
         meter: where the energy figures come from; None before the executor is ready.
         message: the sentence of a note, or why a probe was chosen.
         detail: whether a note is for those alone who ask for more.
-        request: the probe that started.
-        record: the probe that ended.
         front: the measured front so far, fastest first.
         spent_kJ: energy of all probes so far, in the meter's scope.
-        probe_budget_kJ: maximum of it; None for no limit.
-        probes: number of probes that have ended.
-        max_probes: maximum of it; None for no limit.
-        search_s: time limit of the search; None for no limit.
         elapsed_s: seconds of the search so far, those of earlier sessions included.
         left_s: seconds after which a limit ends the search at the latest; None if unknown.
         varying: the knobs that the search varies.

@@ -3,8 +3,7 @@
 Each row is one run (or one step) with its time, its energy or power, and the knobs that it ran
 with. What a column is, is read from its name and unit; where that leaves a doubt, one sentence asks
 for the option that settles it, and what was read as what is always said. The report, the export and
-`tuner dev replay` work on the folder as on any other run. Nothing was probed, so the search cost
-nothing and no setting is measured again.
+`tuner dev replay` work on the folder as on any other run.
 """
 
 from __future__ import annotations
@@ -32,22 +31,19 @@ from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeReque
 from tuner.workload.table import TablePoint, load_table, read_csv
 from tuner.workload.trace import TraceWriter
 
+_TIMES = {"s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "min": 60.0}
+_TIMES |= {"minutes": 60.0, "h": 3600.0, "hours": 3600.0}
+_ENERGIES = {"j": 1.0, "joule": 1.0, "joules": 1.0, "kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6}
+_POWERS = {"w": 1.0, "watt": 1.0, "watts": 1.0, "kw": 1e3, "mw": 1e-3}
 #: By kind of measurement: the unit that it is stored in, words that name a column of it, and what
 #: one of each unit that the name may end with is in the stored one.
 _KINDS: Mapping[str, tuple[str, set[str], dict[str, float]]] = {
-    "time": (
-        "s",
-        {"time", "runtime", "duration", "elapsed", "walltime"},
-        {"s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "min": 60.0}
-        | {"minutes": 60.0, "h": 3600.0, "hours": 3600.0},
-    ),
-    "energy": (
-        "J",
-        {"energy"},
-        {"j": 1.0, "joule": 1.0, "joules": 1.0, "kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6},
-    ),
-    "power": ("W", {"power"}, {"w": 1.0, "watt": 1.0, "watts": 1.0, "kw": 1e3, "mw": 1e-3}),
+    "time": ("s", {"time", "runtime", "duration", "elapsed", "walltime"}, _TIMES),
+    "energy": ("J", {"energy"}, _ENERGIES),
+    "power": ("W", {"power"}, _POWERS),
 }
+#: Units that also end the names of other columns: "batch_min", "seq_h".
+_NO_PROOF = {"h", "min", "mj", "mw"}
 #: Words of columns that describe a run and are no knob of it.
 _NOT_KNOBS = {"id", "run", "name", "date", "timestamp", "host", "hostname", "user", "seed"}
 _NOT_KNOBS |= {"loss", "accuracy", "throughput", "perplexity", "samples", "tokens", "file", "job"}
@@ -75,9 +71,7 @@ class CsvOptions:
         None, "column of the average power, in W or the unit in its name, instead of the energy"
     )
     knobs: str | None = option(
-        None,
-        "columns of the configuration (default: the others that vary)",
-        metavar="A,B",
+        None, "columns of the configuration (default: the others that vary)", metavar="A,B"
     )
     energy_scope: str = option(
         "gpu",
@@ -111,36 +105,28 @@ class Columns:
 
 
 def _words(column: str) -> list[str]:
-    return [word for word in re.split(r"[^A-Za-z0-9]+", column.lower()) if word]
+    return re.findall(r"[a-z0-9]+", column.lower())
 
 
 def _unit(column: str, kind: str) -> float | None:
     """Return the unit of a column in s, J or W by its name; None if it is another column."""
-    words = _words(column)
-    if not words:
-        return None
-    _, names, units = _KINDS[kind]
-    named, last = bool(names & set(words)), words[-1]
-    if len(words) > 1 and last in units:
-        # "power_limit_W" is a knob; a unit of one letter alone ("batch_s") is no proof either.
-        other = any(others & set(words) for k, (_, others, _) in _KINDS.items() if k != kind)
-        proof = not other and last not in {"h", "min", "mj", "mw"}
-        return units[last] if named or proof else None
-    if last in units and len(last) > 3:  # "joules", "seconds", "watts"
-        return units[last]
-    return 1.0 if named and not _NOT_KNOBS & set(words) else None
+    words, (_, names, units) = _words(column), _KINDS[kind]
+    last, named = words[-1] if words else "", bool(names.intersection(words))
+    if last in units and (len(words) > 1 or len(last) > 3):  # "joules" alone, but not "s"
+        other = any(others.intersection(words) for _, others, _ in _KINDS.values())
+        return units[last] if named or not (other or last in _NO_PROOF) else None
+    return 1.0 if named and not _NOT_KNOBS.intersection(words) else None
 
 
 def _is_setting(column: str) -> bool:
     """Return True for a limit or a cap, which is a setting and not a measurement."""
-    return column in KNOBS or bool({"limit", "cap", "budget", "target"} & set(_words(column)))
+    return column in KNOBS or not {"limit", "cap", "budget", "target"}.isdisjoint(_words(column))
 
 
 def _column(
-    kind: str, options: CsvOptions, header: Sequence[str], where: str
+    kind: str, given: str | None, header: Sequence[str], where: str
 ) -> tuple[str, float] | None:
     """Return the column of this kind: the one given, else the only one named like it."""
-    given = getattr(options, f"{kind}_column")
     if given is not None:
         if given not in header:
             raise UnknownName(f"column of {where}", given, header)
@@ -156,26 +142,22 @@ def _column(
 
 
 def read_columns(
-    header: Sequence[str],
-    rows: Sequence[Row],
-    options: CsvOptions | None = None,
-    *,
-    where: str = "the CSV",
+    header: Sequence[str], rows: Sequence[Row], options: CsvOptions, *, where: str = "the CSV"
 ) -> Columns:
     """Tell time, energy or power, and knobs apart by the columns' names and values.
 
     Raises:
         InputError: a column is ambiguous; one sentence with the option that tells it.
     """
-    options = options or CsvOptions()
-    found = {"time": _column("time", options, header, where)}
-    if options.power_column is None:
-        found["energy"] = _column("energy", options, header, where)
-    if not found.get("energy"):
-        found["power"] = _column("power", options, header, where)
-    measured = {kind: column for kind, column in found.items() if column}
-    for kinds in (("time",), ("energy", "power")):
-        if not measured.keys() & set(kinds):
+    measured: dict[str, tuple[str, float]] = {}
+    by_power = options.power_column is not None
+    for kinds in (("time",), ("power",) if by_power else ("energy", "power")):
+        for kind in kinds:
+            given = getattr(options, f"{kind}_column")
+            if found := _column(kind, given, header, where):
+                measured[kind] = found
+                break
+        else:
             raise InputError(
                 f"which column of {where} is the {' or the '.join(kinds)}? it has "
                 f"{', '.join(header)}; name one with "
@@ -201,10 +183,9 @@ def _could_be_knob(name: str, rows: Sequence[Row]) -> bool:
     """Varies, is no description of a run, and is not another number in every single row."""
     if name in KNOBS:
         return True
-    if _NOT_KNOBS & set(_words(name)):
+    another = not _is_setting(name) and any(_unit(name, kind) is not None for kind in _KINDS)
+    if another or not _NOT_KNOBS.isdisjoint(_words(name)):
         return False
-    if not _is_setting(name) and any(_unit(name, kind) is not None for kind in _KINDS):
-        return False  # another measurement beside the one that was named
     values = [row[name] for row in rows]
     fractions = sum("." in value for value in values) > len(values) / 2
     return len(set(values)) > 1 and not (fractions and len(set(values)) == len(values) > 3)
@@ -212,14 +193,14 @@ def _could_be_knob(name: str, rows: Sequence[Row]) -> bool:
 
 def _read(paths: Sequence[Path]) -> tuple[list[str], list[Row]]:
     """Return the columns that all files share, and the rows of all."""
-    header: list[str] = []
-    rows: list[Row] = []
-    for number, path in enumerate(paths):
+    headers, rows = [], list[Row]()
+    for path in paths:
         columns, mine = read_csv(path, ragged=True)
         if not mine:
             raise InputError(f"{path} has no rows; it must name its columns and hold past runs")
-        header = [name for name in header if name in columns] if number else columns
+        headers.append(columns)
         rows += [row for _, row in mine]
+    header = [name for name in headers[0] if all(name in columns for columns in headers)]
     if not header:
         raise InputError(f"{', '.join(map(str, paths))} have no column in common")
     return header, rows
@@ -229,7 +210,6 @@ def _write_table(
     folder: Path, name: str, columns: Columns, rows: Sequence[Row], options: CsvOptions
 ) -> tuple[TablePoint, ...]:
     """Write the rows as a recorded table in s and J or W, and return its points as read back."""
-    make_folder(folder, inside=folder.parent)
     figures = {f"{kind}_{_KINDS[kind][0]}": column for kind, column in columns.measured.items()}
     if clash := figures.keys() & set(columns.knobs):
         raise InputError(f"a knob cannot be called {min(clash)!r}; rename that column")
@@ -246,7 +226,6 @@ def _write_table(
     for row in rows:
         measured = [scaled(row[column], unit) for column, unit in figures.values()]
         writer.writerow([*(row[k] for k in columns.knobs), *measured])
-    write_text(folder / "table.csv", text.getvalue())
     live = [k for k in columns.knobs if k in KNOBS and KNOBS[k].kind == "live"]
     layout = {
         "name": name,
@@ -257,6 +236,8 @@ def _write_table(
         "estimated": options.estimated,
         "unit_of_work": "row",
     }
+    make_folder(folder, inside=folder.parent)
+    write_text(folder / "table.csv", text.getvalue())
     write_text(folder / "table.toml", write_toml(layout))
     return load_table(folder).group().points
 
@@ -277,33 +258,28 @@ def _record(
 
 def _baseline(words: Sequence[str], points: Sequence[TablePoint]) -> Configuration | None:
     """Return the one configuration that has these KNOB=VALUE."""
-    if not words:
-        return None
-    pairs = []
+    found = [point.configuration for point in points]
     for word in words:
         name, equals, value = word.partition("=")
-        short = None if equals else word_knob(word)
-        if not equals and short is None:
-            raise InputError(f"--today takes KNOB=VALUE, not {word!r}")
-        pairs.append((name, value) if short is None else (short[0], str(short[1])))
-    found = [
-        p.configuration
-        for p in points
-        if all(str(p.configuration.get(name)) == value for name, value in pairs)
-    ]
-    if len(found) != 1:
+        if not equals:
+            short = word_knob(word)
+            if short is None:
+                raise InputError(f"--today takes KNOB=VALUE, not {word!r}")
+            name, value = short[0], str(short[1])
+        found = [each for each in found if str(each.get(name)) == value]
+    if words and len(found) != 1:
         raise InputError(
             f"{len(found)} configurations of the past runs have {' '.join(words)}; "
             "--today must name exactly one"
         )
-    return found[0]
+    return found[0] if words else None
 
 
 def import_runs(
     paths: Sequence[str | Path],
-    options: CsvOptions | None = None,
+    options: CsvOptions,
     *,
-    constraints: Constraints | None = None,
+    constraints: Constraints,
     baseline: Sequence[str] = (),
     name: str | None = None,
     runs_dir: str | Path = "runs",
@@ -315,7 +291,6 @@ def import_runs(
     Raises:
         InputError: a file cannot be read, or its columns are ambiguous; one sentence.
     """
-    options, constraints = options or CsvOptions(), constraints or Constraints()
     files = [Path(path) for path in paths]
     header, rows = _read(files)
     where = str(files[0]) if len(files) == 1 else f"the {len(files)} files"
@@ -330,31 +305,28 @@ def import_runs(
     today = _baseline(baseline, points)
     read = f"{len(rows)} rows of {where}: {columns.sentence}; energy charged to: {scope}"
     stop = StopReason("past_runs")
-    run.write_study(
-        plain(
-            {
-                "schema": STUDY_SCHEMA,
-                "name": run.name,
-                "created": datetime.now().isoformat(timespec="seconds"),
-                "constraints": constraints.given,
-                "settings": {"seed": 0},
-                "recorded": {
-                    "table": stem,
-                    "path": str((run.path / "table").resolve()),
-                    "files": [str(path.resolve()) for path in files],
-                    "read": read,
-                    "steps": options.steps,
-                    "unit_of_work": "row",
-                },
-                "space": {"name": "past runs", "configurations": len(points)},
-                "ended": {
-                    "stopped": stop_sentence(stop),
-                    "stop_reason": stop.to_json(),
-                    "time_s": 0.0,
-                },
-            }
-        )
-    )
+    study = {
+        "schema": STUDY_SCHEMA,
+        "name": run.name,
+        "created": datetime.now().isoformat(timespec="seconds"),
+        "constraints": constraints.given,
+        "settings": {"seed": 0},
+        "recorded": {
+            "table": stem,
+            "path": str((run.path / "table").resolve()),
+            "files": [str(path.resolve()) for path in files],
+            "read": read,
+            "steps": options.steps,
+            "unit_of_work": "row",
+        },
+        "space": {"name": "past runs", "configurations": len(points)},
+        "ended": {
+            "stopped": stop_sentence(stop),
+            "stop_reason": stop.to_json(),
+            "time_s": 0.0,
+        },
+    }
+    run.write_study(plain(study))
     with closing(TraceWriter(run.trace)) as trace:
         for number, point in enumerate(points):
             trace.append(_record(number, point, meter, today))

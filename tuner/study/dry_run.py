@@ -11,9 +11,10 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.file_starts import of_driver, of_knobs
 from tuner.problem.forecast import SearchForecast, forecast
 from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
+from tuner.study.request import StudyRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks import load_driver
 from tuner.workload.scripts.script_job import ScriptJob
@@ -35,14 +36,8 @@ class DryRun:
     """What `tuner optimize` would do.
 
     Attributes:
-        forecast: what the search takes; None for a script, which has to be started to be known.
-        configurations, launches: how many are searched; 0 for a script.
         baseline: short name of what is measured first; "" for a script.
-        commands: what is started, a phrase each.
-        files: what is written.
         clocks: what is set on the devices, a phrase each; empty if nothing is.
-        limits: of the search, a phrase each.
-        notes: what was assumed or left out.
     """
 
     forecast: SearchForecast | None
@@ -86,16 +81,10 @@ class DryRun:
         return [*lines, "Nothing was started or written (--dry-run)."]
 
 
-def describe(
-    problem: Problem, settings: SearchSettings, constraints: Constraints, run: RunFolder, ray: str
-) -> DryRun:
-    """Return what a search of this problem would do.
-
-    Args:
-        problem: what is searched; it has a job and a cluster.
-        ray: how the executor starts probes, as a phrase.
-    """
+def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
+    """Return what a search of this problem, which has a job and a cluster, would do."""
     assert problem.cluster is not None
+    settings, by = request.search, _executor(request)
     knobs = problem.job.knobs if problem.job else ()
     baseline, device = problem.baseline, problem.cluster.device.name
     lives = {live for lives in set(problem.candidates.lives) for live in lives}
@@ -117,22 +106,22 @@ def describe(
         configurations=len(problem.candidates),
         launches=len(problem.candidates.launches),
         baseline=baseline.short if baseline else "",
-        commands=(ray,) if problem.simulated else (ray, _command(problem), *of_knobs(knobs)),
+        commands=(by,) if problem.simulated else (by, _command(problem), *of_knobs(knobs)),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=tuple(clocks),
         limits=limits_of(settings),
-        notes=(*_asked(constraints), *problem.notes),
+        notes=(*_limits_of_job(request.constraints), *problem.notes),
     )
 
 
-def describe_script(
-    script: Script, settings: SearchSettings, constraints: Constraints, run: RunFolder, ray: str
-) -> DryRun:
+def describe_script(script: Script, request: StudyRequest) -> DryRun:
     """Return what a search of a script would do before it is known which knobs it has.
 
     Raises:
         InputError: the command or its launcher cannot be read.
     """
+    name = request.name or new_name(script.name, request.runs_dir)
+    run = RunFolder.named(request.runs_dir, name)
     left_out = script.launcher.notes if script.words and script.launcher else ()
     driver = load_driver(script.framework) if script.framework else None
     more = (*of_knobs(script.knobs), *(of_driver(driver) if driver else ()))
@@ -142,11 +131,11 @@ def describe_script(
         configurations=0,
         launches=0,
         baseline="",
-        commands=(started, ray, f"each probe: {script.shown}", *more),
+        commands=(started, _executor(request), f"each probe: {script.shown}", *more),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=("clocks and power limits where they can be set; --no-clocks leaves them alone",),
-        limits=limits_of(settings),
-        notes=(*left_out, *_asked(constraints)),
+        limits=limits_of(request.search),
+        notes=(*left_out, *_limits_of_job(request.constraints)),
     )
 
 
@@ -164,7 +153,18 @@ def limits_of(settings: SearchSettings) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _asked(constraints: Constraints) -> list[str]:
+def _executor(request: StudyRequest) -> str:
+    """Return how the executor starts probes, as a phrase."""
+    if request.simulated:
+        return "nothing: probes are predictions of the models"
+    if request.executor not in (None, "ray"):
+        return "processes of this machine, one probe at a time"
+    if request.ray_address:
+        return f"Ray, by joining {request.ray_address}"
+    return "a Ray of its own, on loopback only"
+
+
+def _limits_of_job(constraints: Constraints) -> list[str]:
     given = ", ".join(f"{name}={value}" for name, value in constraints.given.items())
     return [f"the choice is made under {given}"] if given else []
 

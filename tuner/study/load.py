@@ -83,7 +83,6 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
             simulated=any(record.meter.is_simulated for record in records),
         ),
         transfer=tuple(map(str, study.get("transfer", {}).get("from", ()))),
-        driver=str(study.get("driver", "")),
         created=str(study.get("created", "")),
         ended=read_end(study.get("ended", {})),
     )
@@ -91,9 +90,6 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
 
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:
     """Parse how the last session ended.
-
-    Args:
-        ended: the section of study.toml.
 
     Raises:
         InputError: it holds a value that is not allowed.
@@ -147,7 +143,6 @@ def predict_more(
     """Return the fronts predicted for more GPUs than a run probed.
 
     Args:
-        sizes: numbers of GPUs.
         constraints: limits and objective of the choice; those of the run if None or without any.
 
     Raises:

@@ -53,13 +53,7 @@ REPEAT_AFTER = (4, 7)
 
 @dataclass(frozen=True)
 class _Flight:
-    """A probe in flight.
-
-    Attributes:
-        request: the probe.
-        cost_kJ: its expected energy; 0 if unknown.
-        planned_kJ: the sampler's own prediction of it; NaN if it made none.
-    """
+    """A probe in flight."""
 
     request: ProbeRequest
     cost_kJ: float
@@ -70,13 +64,7 @@ class SearchLoop:
     """The search of one session.
 
     Args:
-        spec: the study.
-        executor: runs the probes.
-        sampler: plans them.
-        recorder: the study's trials.
-        callbacks: called with everything that happens, in this order.
         records: probes of earlier sessions, in steps of the job.
-        first_number: number of the next probe.
         spent_s: seconds of earlier sessions.
     """
 

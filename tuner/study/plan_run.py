@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner.planning.measured import read_correction
 from tuner.planning.plan import plan_result, plan_table
 from tuner.planning.table import write_plan
-from tuner.problem.constraints import Constraints
 from tuner.problem.declared_knobs import searched_knobs
 from tuner.problem.default_space import searched_space
 from tuner.problem.from_job import baseline_of, cluster_of, identity_of
@@ -28,101 +26,84 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.space import load_space
 from tuner.study.callbacks import Callback, Progress
-
-if TYPE_CHECKING:
-    from tuner.search_spaces.cluster import Cluster
+from tuner.study.request import Notify, StudyRequest
+from tuner.workload.scripts.command import Script
 
 #: Seconds between two sentences on progress.
 SAY_EVERY_S = 2.0
 
 
 def run_plan(
-    job: TrainingJob | str | Path | None,
-    cluster: Cluster | str,
-    space: str | None,
-    *,
+    request: StudyRequest,
     gpus: Sequence[int],
-    constraints: Constraints,
-    baseline: Configuration | str | Path | Sequence[str | Path] | None,
-    allow_changed_training: bool,
     measured: str | Path | None,
-    name: str | None,
-    runs_dir: str | Path,
+    *,
     show: Callable[[RunFolder], Sequence[Callback]],
-    notify: Callable[[Progress], None] | None,
+    notify: Notify,
 ) -> Result:
     """Make a plan, keep it in a run folder and return its result.
 
     Args:
+        gpus, measured: as of `tuner.plan`.
         show: returns the callbacks that write the report and the launch files.
-
-    The other arguments are those of `tuner.plan`.
 
     Raises:
         InputError: the input is wrong, nothing fits, or the run exists.
     """
-    if not isinstance(job, TrainingJob):
-        job = load_job(job)
-    cluster = cluster_of(cluster)
+    assert not isinstance(request.job, Script)
+    job = request.job if isinstance(request.job, TrainingJob) else load_job(request.job)
+    cluster = cluster_of(request.cluster)
     if most := [number for number in gpus if number > cluster.devices]:
         raise InputError(
             f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
             " name a cluster of that size, such as a copy of its file with more nodes"
         )
     job, declared_notes = searched_knobs(job, True, False)
-    if notify is not None:
-        for note in declared_notes:
-            notify(Progress("note", None, note))
-    today = baseline_of(baseline, job, cluster)
+    today = baseline_of(request.baseline, job, cluster)
     correction = None if measured is None else read_correction(measured, job, cluster)
-    run = RunFolder.named(runs_dir, name or new_name(f"plan-{job.name}", runs_dir))
+    run = RunFolder.named(
+        request.runs_dir, request.name or new_name(f"plan-{job.name}", request.runs_dir)
+    )
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
-    space, chosen = searched_space(space, job, cluster)
-    searched = load_space(space)
-    changing = () if allow_changed_training else searched.changing
-    said = (
-        chosen,
-        not_searched(searched),
-        *not_predicted(searched.choices),
-        *(f"not in play: {name}: {CHANGES}" for name in changing),
-        *([correction.sentence] if correction else []),
-    )
-    for sentence in filter(None, said):
-        (notify or (lambda event: None))(Progress("note", None, sentence))
+    space, chosen = searched_space(request.space, job, cluster)
+    corrected = [correction.sentence] if correction else []
+    changing = request.allow_changed_training
+    for sentence in (*declared_notes, chosen, *_space_notes(space, changing), *corrected):
+        if sentence:
+            notify(Progress("note", None, sentence))
     table = plan_table(
         job,
         cluster,
         space,
         today.configuration,
         gpus=gpus,
-        allow_changed_training=allow_changed_training,
+        allow_changed_training=request.allow_changed_training,
         correction=correction,
-        on_block=_saying(notify),
+        on_block=_counter(notify),
     )
-    space_section = {"name": space, "configurations": table.configurations}
-    identity = {
-        **identity_of(job, cluster, space_section),
-        "baseline": {"name": today.name, "configuration": today.configuration.key},
-        "plan": {"gpus": list(table.gpus), "seconds": table.seconds},
-    }
+    identity = identity_of(job, cluster, {"name": space, "configurations": table.configurations})
     problem = Problem(
         name=job.name,
         candidates=Candidates((), ()),
         steps=job.steps,
         baseline=today.configuration,
         cost=REAL_COST,
-        identity=identity,
+        identity={
+            **identity,
+            "baseline": {"name": today.name, "configuration": today.configuration.key},
+            "plan": {"gpus": list(table.gpus), "seconds": table.seconds},
+        },
         job=job,
         cluster=cluster,
-        notes=(*declared_notes, *today.notes, *([correction.sentence] if correction else [])),
+        notes=(*declared_notes, *today.notes, *corrected),
         simulated=True,
     )
     spec = StudySpec(
         name=run.name,
         run_dir=run.path,
         problem=problem,
-        constraints=constraints,
+        constraints=request.constraints,
         unverified=NoVerdict("prediction"),
         created=datetime.now().isoformat(timespec="seconds"),
         ended=SessionEnd(StopReason("plan"), time_s=table.seconds),
@@ -134,6 +115,17 @@ def run_plan(
         for callback in show(run):
             result = callback.answered(result, ())
     return result
+
+
+def _space_notes(space: str, allow_changed_training: bool) -> tuple[str, ...]:
+    """Return what a space leaves out, and what the models do not predict of it."""
+    searched = load_space(space)
+    changing = () if allow_changed_training else searched.changing
+    return (
+        not_searched(searched),
+        *not_predicted(searched.choices),
+        *(f"not in play: {name}: {CHANGES}" for name in changing),
+    )
 
 
 def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
@@ -166,16 +158,14 @@ def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration,
     return found, problem
 
 
-def _saying(notify: Callable[[Progress], None] | None) -> Callable[[int], None] | None:
-    """Return a receiver of counts that says them from time to time."""
-    if notify is None:
-        return None
-    last = time.monotonic()
+def _counter(notify: Notify) -> Callable[[int], None]:
+    """Return a receiver of counts that notes them from time to time."""
+    last_s = time.monotonic()
 
-    def say(count: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SAY_EVERY_S:
-            last = time.monotonic()
+    def note(count: int) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= SAY_EVERY_S:
+            last_s = time.monotonic()
             notify(Progress("note", None, f"{count:,} configurations predicted"))
 
-    return say
+    return note

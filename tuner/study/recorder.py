@@ -1,23 +1,23 @@
 """The Optuna study: one trial per measurement, two objectives, and resume.
 
 The trace is the truth and the study its index: a record is in the trace before its trials are
-finished, and a session begins by adding what the study lacks. What a dead driver left running
-becomes a failed trial, and its configuration may be proposed again. The study is kept in a journal
-beside the trace, or behind a storage URL; it belongs to one run folder.
+told, and a session begins by adding what the study lacks. What a dead driver left running becomes a
+failed trial, and its configuration may be proposed again. The study is kept in a journal beside the
+trace, or behind a storage URL; it belongs to one run folder.
 """
 
 from __future__ import annotations
 
 import math
-import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import optuna
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import Constraints, JobFigures
 from tuner.search.observations import DELIVERED
 from tuner.search.planner import ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -30,20 +30,8 @@ METRICS = ("energy_to_solution_kJ", "time_to_solution_s")
 #: `failure` of a trial whose driver died or was stopped: it is not the configuration's fault, and
 #: the sampler may propose it again.
 INTERRUPTED: Final = "cancelled"
-
-
-def _set_constraints(trial: Trial, values: Mapping[str, float]) -> None:
-    """Record constraint values (0 or less is feasible), each by its name.
-
-    optuna-dashboard 0.21 reads only the list that Optuna 4 wrote under the system attribute
-    "constraints"; it is written as well, and Optuna reads it back as keys "0", "1", ... of the
-    same sign. This is the one place that knows.
-    """
-    if not values:
-        return
-    for name, value in values.items():
-        trial.set_constraint(name, value)
-    trial.storage.set_trial_system_attr(trial._trial_id, "constraints", list(values.values()))
+#: Number of trials that a user enqueued which may come before one of a probe.
+MOST_ENQUEUED = 1000
 
 
 def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, Any]:
@@ -76,16 +64,33 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
     }
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What the study keeps of one configuration of a probe; without values it failed."""
+
+    attrs: Mapping[str, Any]
+    values: tuple[float, float] | None = None
+    constraints: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def state(self) -> TrialState:
+        return TrialState.FAIL if self.values is None else TrialState.COMPLETE
+
+    @property
+    def system_attrs(self) -> dict[str, list[float]]:
+        """The list that Optuna 4 wrote, which is all that optuna-dashboard 0.21 reads.
+
+        Optuna reads it back as constraints "0", "1", ... of the same sign.
+        """
+        return {"constraints": list(self.constraints.values())} if self.constraints else {}
+
+
 class StudyRecorder:
-    """The study of one run: starts and finishes the trials of whole probes, and resumes.
+    """The study of one run: asks and tells the trials of whole probes, and resumes.
 
     Args:
-        steps: optimizer steps that make the solution.
-        constraints: limits on the training job; written on each trial.
         identity: digest of what is searched; a study of the same name about something else is
             refused.
-        driver: identity of the run folder in a database, where the study of another run folder is
-            refused; None for a journal in the run folder, which has a lock.
 
     Raises:
         InputError: the storage holds a study of that name that is not this one.
@@ -100,7 +105,6 @@ class StudyRecorder:
         steps: int,
         constraints: Constraints,
         identity: str,
-        driver: str | None = None,
     ) -> None:
         self._sampler, self._steps, self._constraints = sampler, steps, constraints
         #: What messages call the storage (`tuner.storage.storage_trouble`).
@@ -122,15 +126,7 @@ class StudyRecorder:
                     f"the storage already holds a study {name!r} about another job, cluster or "
                     "space; give another name"
                 )
-            owner = self.study.user_attrs.get("driver", driver)
-            if driver is not None and owner != driver:
-                raise InputError(
-                    f"the storage already holds a study {name!r} of another run folder; continue "
-                    "it there, or give another name"
-                )
             self.study.set_user_attr("identity", identity)
-            if driver is not None:
-                self.study.set_user_attr("driver", driver)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
@@ -150,17 +146,27 @@ class StudyRecorder:
     def start(self, request: ProbeRequest) -> None:
         """Start one trial per configuration of the probe; the sampler sees them as pending."""
         self._open[request.probe_id] = {}
-        self._start_each(request, request.live)
+        self.extend(request, request.live)
 
     def extend(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
         """Start one trial per further live setting of a running probe."""
-        self._start_each(request, live)
-
-    def _start_each(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
         trials = self._open[request.probe_id]
         with storage_trouble(self.where):
             for configuration in (Configuration(request.launch, one) for one in live):
-                trials[configuration] = self._start_trial(request, configuration)
+                trial = trials[configuration] = self._ask_for(configuration)
+                for name, value in _identity(request, configuration).items():
+                    trial.set_user_attr(name, value)
+
+    def _ask_for(self, configuration: Configuration) -> Trial:
+        """Ask the study for this configuration; what a user enqueued comes first, and fails."""
+        for _ in range(1 + MOST_ENQUEUED):
+            self._sampler.propose(configuration)
+            trial = self.study.ask(self._sampler.distributions())
+            if trial.params == self._sampler.params_of(configuration):
+                return trial
+            why = Failure(INTERRUPTED, "not probed: --try names what is to be probed first")
+            self._tell(trial, _Outcome(_failure_attrs(why)))
+        raise InputError(f"the study gives no trial of {configuration.short}")
 
     def next_settings(self, so_far: ProbeRecord) -> tuple[Settings, ...]:
         """Return what else the sampler would visit in a running launch, with its trials started."""
@@ -170,81 +176,50 @@ class StudyRecorder:
         self.extend(so_far.request, plan.live)
         return plan.live
 
-    def _start_trial(self, request: ProbeRequest, configuration: Configuration) -> Trial:
-        attrs = {
-            "configuration": configuration.key,
-            "probe_id": request.probe_id,
-            "purpose": request.purpose,
-        }
-        params = self._sampler.params_of(configuration)
-        distributions = self._sampler.distributions()
-        try:
-            running = optuna.trial.create_trial(
-                state=TrialState.RUNNING,
-                params=params,
-                distributions={name: distributions[name] for name in params},
-                user_attrs=attrs,
-            )
-        except ValueError as error:
-            raise InputError(
-                f"probe {request.probe_id} has {configuration.key[:120]!r}, which is none of the "
-                "study's configurations; its trace is another study's, or was edited"
-            ) from error
-        # NOTE: not enqueue_trial() and ask(): a crash between them would leave a trial waiting.
-        study_id = self.study._study_id
-        number = self.study._storage.create_new_trial(study_id, template_trial=running)
-        return Trial(self.study, number)
-
     def finish(self, record: ProbeRecord) -> None:
         """Finish the probe's trials: measured ones complete, the others fail.
 
         Call it only after the record is in the trace.
         """
-        trials = self._open.pop(record.request.probe_id)
-        measured = {m.live: m for m in record.measurements}
         with storage_trouble(self.where):
-            for configuration, trial in trials.items():
-                self._finish_trial(record, configuration, measured.get(configuration.live), trial)
+            for configuration, trial in self._open.pop(record.request.probe_id).items():
+                self._tell(trial, self._outcome(record, configuration))
 
-    def _finish_trial(
-        self,
-        record: ProbeRecord,
-        configuration: Configuration,
-        measurement: Measurement | None,
-        trial: Trial,
-    ) -> None:
+    def _tell(self, trial: Trial, outcome: _Outcome) -> None:
+        for name, value in outcome.attrs.items():
+            trial.set_user_attr(name, value)
+        for name, excess in outcome.constraints.items():
+            trial.set_constraint(name, excess)
+        for name, excesses in outcome.system_attrs.items():
+            trial.storage.set_trial_system_attr(trial._trial_id, name, excesses)
+        self.study.tell(trial, outcome.values, state=outcome.state)
+
+    def _outcome(self, record: ProbeRecord, configuration: Configuration) -> _Outcome:
+        measurement = {m.live: m for m in record.measurements}.get(configuration.live)
         if measurement is None:
             failure = record.failure or Failure("crash", "the probe ended without this measurement")
             if configuration.live not in record.request.live:  # started, and never due
                 failure = Failure(INTERRUPTED, "the launch ended before it reached this setting")
+            delivered: Mapping[str, float] = {}
             for missed in record.missed:
                 if missed.live.key == configuration.live.key:
-                    failure = Failure("not_taken", missed.message)
-                    for name, value in missed.delivered.items():
-                        trial.set_user_attr(f"{DELIVERED}{name}", value)
-            self._fail(trial, failure.kind, failure.message)
-            return
-        for name, value in _measured_attrs(record, measurement).items():
-            trial.set_user_attr(name, value)
+                    failure, delivered = Failure("not_taken", missed.message), missed.delivered
+            clocks = {f"{DELIVERED}{name}": value for name, value in delivered.items()}
+            return _Outcome({**clocks, **_failure_attrs(failure)})
         energy_kJ = measurement.energy_per_step_J * self._steps / 1000
         time_s = measurement.step_time_s * self._steps
         excess = self._constraints.excess(
-            energy_kJ, time_s, measurement.power_W, gpus=configuration.world_size
+            JobFigures(energy_kJ, time_s, measurement.power_W, gpus=configuration.world_size)
         )
-        _set_constraints(trial, excess)
-        self.study.tell(trial, [energy_kJ, time_s])
-
-    def _fail(self, trial: Trial, kind: str, message: str) -> None:
-        trial.set_user_attr("failure", kind)
-        trial.set_user_attr("failure_message", message[:500])
-        self.study.tell(trial, state=TrialState.FAIL)
+        return _Outcome(_measured_attrs(record, measurement), (energy_kJ, time_s), excess)
 
     def interrupt(self, why: str) -> None:
         """Fail every open trial; their configurations may be proposed again."""
+        lost = _Outcome(_failure_attrs(Failure(INTERRUPTED, f"interrupted: {why}")))
         with storage_trouble(self.where):
             for trials in self._open.values():
                 for trial in trials.values():
-                    self._fail(trial, INTERRUPTED, f"interrupted: {why}")
+                    self._tell(trial, lost)
         self._open.clear()
 
     def catch_up(self, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
@@ -252,68 +227,84 @@ class StudyRecorder:
 
         Returns:
             Sentences on what was changed.
+
+        Raises:
+            InputError: the study holds measurements that the trace lacks, or the trace holds
+                configurations that the study cannot have.
         """
-        added = failed = 0
+        due = {
+            (r.request.probe_id, c.key): (r, c) for r in records for c in r.request.configurations()
+        }
         with storage_trouble(self.where):
-            trials = self._newest()
-            for record in records:
-                for configuration in record.request.configurations():
-                    place = (record.request.probe_id, configuration.key)
-                    added += self._finish_again(record, configuration, trials.get(place))
-            for trial in self._probed():
-                if trial.state == TrialState.RUNNING:
-                    failed += 1
-                    self._fail(
-                        Trial(self.study, trial._trial_id),
-                        INTERRUPTED,
-                        "interrupted: the session that started it ended first",
-                    )
+            trials = self.study.get_trials(deepcopy=False)
+            measured = {_place(trial) for trial in trials if trial.state == TrialState.COMPLETE}
+            if measured - due.keys() - {None}:
+                raise InputError(
+                    f"the storage already holds a study {self.study.study_name!r} of another run "
+                    "folder; continue it there, or give another name"
+                )
+            running = [trial.number for trial in trials if trial.state == TrialState.RUNNING]
+            for number in running:
+                self.study.tell(number, state=TrialState.FAIL)
+            told = measured | {
+                _place(trial)
+                for trial in trials
+                if trial.state == TrialState.FAIL
+                and trial.user_attrs.get("failure", INTERRUPTED) != INTERRUPTED
+            }
+            missing = [place for place in due if place not in told]
+            for place in missing:
+                self._add(*due[place])
         notes = []
-        if added:
-            notes.append(f"{added} measurement{'s' * (added != 1)} of the trace added to the study")
-        if failed:
+        if missing:
+            count = len(missing)
+            notes.append(f"{count} measurement{'s' * (count != 1)} of the trace added to the study")
+        if running:
+            count = len(running)
             notes.append(
-                f"{failed} trial{'s' * (failed != 1)} that an earlier session left running "
-                "marked interrupted"
+                f"{count} trial{'s' * (count != 1)} that an earlier session left running marked "
+                "interrupted"
             )
         return tuple(notes)
 
-    def _probed(self) -> list[FrozenTrial]:
-        """Return the trials of probes; what a user adds to the study has no probe."""
-        trials = self.study.get_trials(deepcopy=False)
-        return [trial for trial in trials if "probe_id" in trial.user_attrs]
-
-    def _newest(self) -> dict[tuple[str, str], FrozenTrial]:
-        """Return the trials by probe and configuration; of several the most complete."""
-        worth = {TrialState.COMPLETE: 2, TrialState.RUNNING: 1}
-        trials = sorted(self._probed(), key=lambda trial: worth.get(trial.state, 0))
-        return {
-            (trial.user_attrs["probe_id"], trial.user_attrs["configuration"]): trial
-            for trial in trials
-        }
-
-    def _finish_again(
-        self, record: ProbeRecord, configuration: Configuration, existing: FrozenTrial | None
-    ) -> bool:
-        """Finish the trial of a configuration if it is not finished; return whether it was."""
-        measurement = {m.live: m for m in record.measurements}.get(configuration.live)
-        if existing is not None and existing.state == TrialState.RUNNING:
-            trial = Trial(self.study, existing._trial_id)
-        elif existing is None or (
-            existing.state == TrialState.FAIL
-            and existing.user_attrs.get("failure") == INTERRUPTED
-            and measurement is not None
-        ):
-            trial = self._start_trial(record.request, configuration)
-        else:
-            return False
-        self._finish_trial(record, configuration, measurement, trial)
-        return True
+    def _add(self, record: ProbeRecord, configuration: Configuration) -> None:
+        """Add the finished trial of a configuration of the trace."""
+        outcome, known = self._outcome(record, configuration), self._sampler.distributions()
+        params = self._sampler.params_of(configuration)
+        try:
+            trial = create_trial(
+                state=outcome.state,
+                values=outcome.values,
+                params=params,
+                distributions={name: known[name] for name in params},
+                user_attrs={**_identity(record.request, configuration), **outcome.attrs},
+                system_attrs=outcome.system_attrs,
+                constraints=dict(outcome.constraints),
+            )
+        except ValueError as error:
+            raise InputError(
+                f"probe {record.request.probe_id} has {configuration.key[:120]!r}, which is none "
+                "of the study's configurations; its trace is another study's, or was edited"
+            ) from error
+        self.study.add_trial(trial)
 
 
-def new_driver_id() -> str:
-    """Return a new identity of a run folder."""
-    return uuid.uuid4().hex[:12]
+def _identity(request: ProbeRequest, configuration: Configuration) -> dict[str, Any]:
+    return {
+        "configuration": configuration.key,
+        "probe_id": request.probe_id,
+        "purpose": request.purpose,
+    }
+
+
+def _place(trial: FrozenTrial) -> tuple[str, str] | None:
+    """Return the probe and the configuration of a trial; None for what a user added."""
+    attrs = trial.user_attrs
+    return (attrs["probe_id"], attrs["configuration"]) if "probe_id" in attrs else None
+
+
+def _failure_attrs(failure: Failure) -> dict[str, str]:
+    return {"failure": failure.kind, "failure_message": failure.message[:500]}
 
 
 def next_probe_number(records: Iterable[ProbeRecord], study: optuna.Study) -> int:

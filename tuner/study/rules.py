@@ -98,9 +98,6 @@ def with_next_probe(
     """Return a limit that ends the search with what the next probe would take and bring.
 
     Args:
-        plan: the probe; None if nothing is left to propose.
-        expected_kJ: returns what a probe is expected to use, given its configurations and the
-            planned kilojoules.
         question: what the search is to answer; None for the whole front.
     """
     if limit.kind not in LIMITS or plan is None or not math.isfinite(plan.score):

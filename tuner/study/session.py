@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from optuna.storages import BaseStorage
@@ -28,16 +27,14 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, plain
-from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.problem.today_facts import today_facts
 from tuner.results.build import build_result
 from tuner.results.result import Result
-from tuner.search.optuna_samplers import SamplerChoice, check_sampler, make_sampler
+from tuner.search.optuna_samplers import check_sampler, make_sampler
 from tuner.search.user_prior import user_prior
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.blas_threads import one_thread
@@ -51,7 +48,8 @@ from tuner.study.callbacks import (
 )
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
-from tuner.study.recorder import StudyRecorder, new_driver_id, next_probe_number
+from tuner.study.recorder import StudyRecorder, next_probe_number
+from tuner.study.request import Notify, StudyRequest
 from tuner.study.verification_run import verify
 from tuner.workload.pending import recover_pending
 from tuner.workload.probe import ProbeRecord
@@ -60,7 +58,6 @@ from tuner.workload.trace import TraceWriter, compact, read_trace
 #: Share by which the memory of the same machine may differ from one session to the next.
 MEMORY_SHARE = 0.1
 
-Notify = Callable[[Progress], None]
 MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
 
 
@@ -81,12 +78,8 @@ class Session:
 
     Args:
         make_executor: returns the executor, given the run folder and a receiver of sentences.
-        storage: URL of the study's database; None for the journal in the run folder.
-        sampler: plans the probes; None for this project's own.
-        try_first, prefer: what the user expects (`tuner.search.user_prior.user_prior`).
-        surrogate: a text or a scikit-learn regressor
-            (`tuner.models.surrogate.surrogate_choice`); None for that of an earlier session, else
-            this project's Gaussian process.
+        request: limits, sampler, storage and what is expected; None for the defaults. Without a
+            surrogate a run keeps that of its earlier session.
         callbacks: called with everything that happens, after the trace and the study.
 
     Raises:
@@ -97,33 +90,30 @@ class Session:
         self,
         problem: Problem,
         make_executor: MakeExecutor,
+        request: StudyRequest | None = None,
         *,
         run: RunFolder,
-        constraints: Constraints | None = None,
-        settings: SearchSettings | None = None,
-        storage: str | None = None,
-        sampler: SamplerChoice = None,
-        transfer: Sequence[str | Path] = (),
-        try_first: Sequence[str | Configuration] = (),
-        prefer: Sequence[str] = (),
-        surrogate: Any = None,
         callbacks: Sequence[Callback] = (),
         notify: Notify | None = None,
     ) -> None:
-        check_sampler(sampler, transfer=bool(transfer), user_prior=bool(try_first or prefer))
-        _check_peaks(constraints, problem)
+        self._request = request = request or StudyRequest()
+        try_first, prefer = request.try_first, request.prefer
+        check_sampler(
+            request.sampler, transfer=bool(request.transfer), user_prior=bool(try_first or prefer)
+        )
+        _check_peaks(request.constraints, problem)
         self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
+        surrogate, settings = request.surrogate, request.search
         check_surrogate(surrogate)
-        settings = settings or SearchSettings()
         self._earlier: tuple[Prior, ...] = ()
-        if transfer:
+        if request.transfer:
             from tuner.search.transfer import earlier_priors
 
             self._earlier, notes = earlier_priors(
-                transfer, problem, runs_dir=run.path.parent, seed=settings.seed
+                request.transfer, problem, runs_dir=run.path.parent, seed=settings.seed
             )
             problem = replace(problem, notes=(*problem.notes, *notes))
-        self._run, self._make_executor, self._sampler = run, make_executor, sampler
+        self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
         self._shown = (ProgressCallback(self._notify), *callbacks)
         before = run.read_study() or {}
@@ -133,19 +123,15 @@ class Session:
             surrogate = settings.surrogate if chosen else parse_surrogate(before)
         problem = replace(problem, surrogate=regressor_of(surrogate))
         settings = replace(settings, surrogate=text_of(surrogate))
+        recorded = problem.identity.get("recorded", {})
         self._spec = StudySpec(
             name=run.name,
             run_dir=run.path,
             problem=problem,
-            constraints=constraints or Constraints(),
+            constraints=request.constraints,
             settings=settings,
-            unverified=why_unverified(
-                settings.verify,
-                problem.identity.get("recorded", {}),
-                simulated=problem.simulated,
-            ),
-            transfer=tuple(map(str, transfer)),
-            storage=storage,
+            unverified=why_unverified(settings.verify, recorded, simulated=problem.simulated),
+            transfer=tuple(map(str, request.transfer)),
         )
 
     def run(self) -> Result:
@@ -155,7 +141,7 @@ class Session:
             Interrupted: on a KeyboardInterrupt; every finished probe is kept.
             InputError: a file, the storage or the node failed; every finished probe is kept.
         """
-        storage = open_storage(self._spec.storage, self._run.journal)
+        storage = open_storage(self._request.storage, self._run.journal)
         with self._run.locked():
             self._read_last_session()
             self._run.stop_file.unlink(missing_ok=True)
@@ -170,7 +156,6 @@ class Session:
         created = before.get("created") or datetime.now().isoformat(timespec="seconds")
         self._spec = replace(
             self._spec,
-            driver=str(before.get("driver") or new_driver_id()),
             created=str(created),
             ended=read_end(before.get("ended", {})),
         )
@@ -186,7 +171,7 @@ class Session:
         records = [in_job_steps(record, problem.job) for record in records]
         records = [compact(r) if r.request.purpose == "search" else r for r in records]
         planner = make_sampler(
-            self._sampler,
+            self._request.sampler,
             problem.candidates,
             prior=problem.prior,
             earlier=self._earlier,
@@ -202,7 +187,6 @@ class Session:
             sampler=planner,
             steps=problem.steps,
             constraints=spec.constraints,
-            driver=spec.driver if spec.storage else None,
             identity=str(problem.identity["space"]["digest"]),
         )
         notes = (*writer.notes, *adopted, *recorder.catch_up(records))
@@ -290,12 +274,12 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str =
     return found
 
 
-def _check_peaks(constraints: Constraints | None, problem: Problem) -> None:
+def _check_peaks(constraints: Constraints, problem: Problem) -> None:
     """Raise InputError if no probe could show that it meets a cap on peak power.
 
     Peaks are read from the power samples of real probes; a recording and the models give a mean.
     """
-    if constraints is None or constraints.peak_power_W is None:
+    if constraints.peak_power_W is None:
         return
     if not problem.simulated and "recorded" not in problem.identity:
         return

@@ -21,9 +21,6 @@ SPOILED = 2
 def verify(search: SearchLoop) -> NoVerdict | None:
     """Launch the choice and the baseline again until the choice is sure, or no launch is worth it.
 
-    Args:
-        search: the study's, whose search is over.
-
     Returns:
         Why no more launches were made although they were worth it; None if they were not.
     """

@@ -103,9 +103,6 @@ def all_or_nothing(
 ) -> Iterator[None]:
     """Put the earlier settings back if the devices refuse what is set within.
 
-    Args:
-        devices: their name in the sentence: "the GPUs".
-
     Raises:
         GovernorError: they refused, or no guard stands by.
     """

@@ -134,21 +134,23 @@ def _package(root: Path, number: int, cores: int) -> _Package | None:
     return None
 
 
-def _why_not_writable(files: Sequence[Path], what: str) -> str:
-    """Write what the files say into them; return one sentence if that is not permitted."""
+def _why_not_writable(files: Sequence[Path], what: str) -> tuple[str, str]:
+    """Write what the files say into them; return the reason if that fails, and what permits it."""
     for file in files:
         try:
             text = file.read_text().strip()
             file.write_text(text)
         except PermissionError:
             names = " ".join(sorted({re.sub(r"\d+(?=/[^/]*$)", "*", str(path)) for path in files}))
+            grant = f"chgrp GROUP {names}; chmod g+w {names}"
             return (
                 f"{what} needs root; an administrator can permit it to a group until the next "
-                f"boot: chgrp GROUP {names}; chmod g+w {names}"
+                f"boot: {grant}",
+                grant,
             )
         except OSError as error:
-            return f"{what} is refused by {file}: {error.strerror}"
-    return ""
+            return f"{what} is refused by {file}: {error.strerror}", ""
+    return "", ""
 
 
 class CpuGovernor:
@@ -159,6 +161,7 @@ class CpuGovernor:
 
     Attributes:
         why_no_clock, why_no_limit: the reason if clocks, or power limits, cannot be set.
+        clock_grant, limit_grant: the line by which an administrator permits it; else empty.
         limit_range_W: lowest and highest limit of a package, watts; (0, 0) if there is none.
         cores_per_package: the number of cores that share a limit; 0 if there is none.
         default_clock_MHz: the highest clock that the cores may take now; 0 if unknown.
@@ -182,8 +185,11 @@ class CpuGovernor:
         self._packages, self.why_no_limit = _packages(Path(root), everything)
         ceilings = [policy.folder / "scaling_max_freq" for policy in self._policies]
         caps = [file for package in self._packages for file in package.limits]
-        self.why_no_clock = self.why_no_clock or _why_not_writable(ceilings, "setting clocks")
-        self.why_no_limit = self.why_no_limit or _why_not_writable(caps, "capping power")
+        self.clock_grant = self.limit_grant = ""
+        if not self.why_no_clock:
+            self.why_no_clock, self.clock_grant = _why_not_writable(ceilings, "setting clocks")
+        if not self.why_no_limit:
+            self.why_no_limit, self.limit_grant = _why_not_writable(caps, "capping power")
         self.can_set = not (self.why_no_clock and self.why_no_limit)
         self.why_not = "" if self.can_set else f"{self.why_no_clock}; {self.why_no_limit}"
         offered = [set(policy.offered_MHz) for policy in self._policies]

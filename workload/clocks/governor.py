@@ -13,28 +13,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import Value
-from tuner.workload.clocks.base import (
-    Applied,
-    FixedGovernor,
-    Governor,
-    GovernorError,
-    all_or_nothing,
-    require_settable,
-)
-from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.clocks.base import Applied, GovernorError, all_or_nothing, require_settable
 from tuner.workload.clocks.guard import Earlier, put_back
 from tuner.workload.clocks.guard_client import Guard
 from tuner.workload.clocks.ways import earlier_lock, needs_root, ways
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, over_devices, visible_gpus
-from tuner.workload.meters.rapl import RaplMeter
 
 #: Reason for fixed clocks where the user wants them so.
 LEFT_ALONE = "they are left alone (--no-clocks, or clock_control = false in the cluster's file)"
@@ -63,6 +52,7 @@ class NvmlGovernor:
     Attributes:
         means: how clocks are set: "locked clocks", "application clocks", or another way
             (`tuner.workload.clocks.ways`).
+        needs_root: True if the driver permits a way to set clocks to root only.
 
     Raises:
         MeterError: NVML does not start, or no GPU is visible.
@@ -90,7 +80,7 @@ class NvmlGovernor:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._limits_mW = {gpu.uuid: self._limit_mW(gpu) for gpu in self.gpus}
             self._limit_known = all(limit is not None for limit in self._limits_mW.values())
-            self.means = "locked clocks"
+            self.means, self.needs_root = "locked clocks", False
             self.why_not = LEFT_ALONE if leave_alone else self._find_means()
             self.can_set = not self.why_not
             self.supported_clocks_MHz = self._supported() if self.can_set else ()
@@ -112,6 +102,7 @@ class NvmlGovernor:
         for way in ways(alone, self._environ):
             self.means, self._nvml = way.means, way.nvml
             refused = way.why_not(self.gpus[0])
+            self.needs_root |= way.permitted is False
             if not (refused or way.permitted):  # a setting that is tried tells
                 refused = self._try_setting()
             if not refused:
@@ -176,6 +167,7 @@ class NvmlGovernor:
                     mode = nvml.nvmlDeviceGetPersistenceMode(gpu.handle)
                     nvml.nvmlDeviceSetPersistenceMode(gpu.handle, mode)
             except nvml.NVMLError_NoPermission:
+                self.needs_root = True
                 return needs_root(gpu)
             except nvml.NVMLError as error:
                 return f"GPU {gpu.index} ({gpu.name}) takes no settings: {error}"
@@ -367,48 +359,3 @@ class NvmlGovernor:
         finally:
             self._guard.take_over()  # there is one if restoring failed: it tries once more
             ask(self._nvml, None, self._nvml.nvmlShutdown)
-
-
-def open_governor(cluster: Cluster, *, nvml: Any = None, sys: str | Path = "/sys") -> Governor:
-    """Return the governor of this node, or a fixed one with its reason.
-
-    Clocks of GPUs are set only if the cluster says so (`Cluster.clock_control`), those of cores
-    only where their energy is metered: an estimate does not know their clock.
-
-    Raises:
-        InputError: the GPUs cannot be used as named (`tuner.workload.meters.gpus`).
-    """
-    if cluster.device.type == "cpu":
-        return _of_cores(Path(sys))
-    try:
-        return NvmlGovernor(nvml=nvml, leave_alone=not cluster.clock_control)
-    except MeterError as error:
-        return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
-
-
-def _of_cores(sys: Path) -> Governor:
-    governor = CpuGovernor(sys)
-    if governor.can_set:
-        try:
-            RaplMeter(sys / "class" / "powercap").close()
-        except MeterError as error:
-            governor.close()
-            return FixedGovernor(
-                f"clocks are set only where energy is metered, and here it is estimated: {error}"
-            )
-    return governor
-
-
-def why_fixed(cluster: Cluster, *, nvml: Any = None) -> str:
-    """Return the reason for fixed live knobs, with the command for an administrator; else empty.
-
-    Empty where they can be set. Nothing is left changed.
-
-    Raises:
-        InputError: as `open_governor`.
-    """
-    governor = open_governor(replace(cluster, clock_control=True), nvml=nvml)
-    try:
-        return governor.why_not
-    finally:
-        governor.close()

@@ -61,11 +61,7 @@ class EarlierFile:
 
 @dataclass(frozen=True)
 class EarlierCommand:
-    """Command that sets a declared knob to its earlier value.
-
-    Attributes:
-        words: the command, which no shell reads.
-    """
+    """Command that sets a declared knob to its earlier value."""
 
     words: tuple[str, ...]
     cwd: str
@@ -223,7 +219,6 @@ class RootGuardNvml(Elsewhere):
     That guard notes what stood, checks what is asked for, and restores if this process ends.
 
     Args:
-        path: socket of the unit; if there is none, PROGRAM is started by `sudo -n`.
         lock_MHz: the lock that an administrator has set, which NVML does not tell.
     """
 

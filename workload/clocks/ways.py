@@ -38,7 +38,6 @@ class Way:
 
     Attributes:
         guard: where the guard process finds the same; empty for a way that restores by itself.
-        where: how a sentence calls it.
         permitted: the kernel's answer, where it decides; None: only a setting that is tried tells.
     """
 

@@ -37,8 +37,6 @@ class StepCounts:
             call with gradients).
             Where it looks, `loss` too, the sum of what the passes went back from (None if one of
             them was no number), and `scale`, by which a scaler has multiplied it.
-        current: counts of the step that is under way.
-        sources: identities of the iterators that it has drawn from.
         first_batch: a digest of the first batch that was drawn, its indices included; None before.
         loaders: of each loader that was drawn from, the arguments that carry its batch size, and
             the number of its batches, None if it does not say.
@@ -82,7 +80,6 @@ class StepCounts:
         """End a group: an optimizer has stepped, or would have.
 
         Args:
-            optimizer: its identity; those of later optimizers end no group.
             skipped_too: told by a gradient scaler, which answers for its optimizer's own steps.
         """
         if self.over or (self._scaling and not skipped_too):

@@ -109,9 +109,6 @@ def _call_at(frame: FrameType) -> ast.Call:
 def evaluate(node: ast.AST, frame: FrameType, instead: dict[str, Any] | None = None) -> Any:
     """Return the value that an expression has in a frame.
 
-    Args:
-        instead: values of names that are to differ from the frame's.
-
     Raises:
         Unknown: it holds more than names, attributes, numbers, arithmetic and a few functions.
     """
@@ -165,22 +162,13 @@ def _called(node: ast.Call, inner: Callable[[ast.AST], Any]) -> Any:
 
 
 class Follower:
-    """Walk from a value back to the arguments that it comes from.
-
-    Attributes:
-        names: of the arguments.
-    """
+    """Walk from a value back to the arguments that it comes from."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
     def argument(self, frame: FrameType, names: tuple[str, ...], index: int, hops: int = 0) -> None:
-        """Follow an argument of the call that `frame` is in.
-
-        Args:
-            names: of the parameter; the first that the call names counts.
-            index: its place among the call's positional arguments.
-        """
+        """Follow an argument of the call that `frame` is in."""
         call = _call_at(frame)
         for name in names:
             for keyword in call.keywords:

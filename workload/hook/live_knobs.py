@@ -24,7 +24,6 @@ def live(
     called once, here, with the value that the run was started for, if there is one.
 
     Args:
-        set_value: takes the value; an exception refuses it.
         read: returns the present value, with which probes confirm that it was set.
     """
     _registered[name] = set_value, read

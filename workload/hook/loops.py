@@ -33,13 +33,7 @@ _FAILED = ("isnan", "isinf", "isfinite")
 
 @dataclass
 class _Around:
-    """A loop around the step.
-
-    Attributes:
-        ifs: the conditions between it and the next loop inside, each with the branch that is taken
-            and its frame.
-        line, column: of the frame, where the step lies.
-    """
+    """A loop around the step."""
 
     node: Loop
     frame: FrameType
@@ -78,13 +72,7 @@ class Loops:
         self._seen: list[dict[str, int]] = []  # of each step: integers that tests compare
 
     def step(self, frame: FrameType | None, fetches: int, length: int | None) -> dict[str, Any]:
-        """Return `steps` and `by`, as far as this step and those before it tell; {} if unknown.
-
-        Args:
-            frame: any below the program's, at its step.
-            fetches: batches of this step.
-            length: batches of the loader that is drawn from; None if it does not say.
-        """
+        """Return `steps` and `by`, as far as this step and those before it tell; {} if unknown."""
         try:
             around = list(_loops(frame))
             self._note(around)

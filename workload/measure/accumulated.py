@@ -108,7 +108,6 @@ def measure_accumulated(
     Args:
         known: what other configurations reach; a step that they beat is measured once.
         policy: its lengths hold for all windows together, its target for the extrapolated step.
-        accumulations: micro-batches of a step, ascending.
     """
     parts: list[Window] = []
     points: list[AccumulationPoint] = []

@@ -16,8 +16,8 @@ from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.accumulated import AccumulatedWindow
 from tuner.workload.measure.phases import COMPILATION
 from tuner.workload.measure.statistics import Z90, Window
-from tuner.workload.measure.used_devices import device_number, of_used_devices
 from tuner.workload.meters.base import PowerSample
+from tuner.workload.meters.gpus import over_devices
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
@@ -266,3 +266,40 @@ def _drift(first: Measurement, second: Measurement) -> Drift:
         *relative("power_W", "power_rse"),
         temperature_C=warmer,
     )
+
+
+def device_number(name: str) -> int | None:
+    """Return the number in a name like "gpu3_clock_MHz"; None if it names no single device."""
+    number = name.removeprefix("gpu").partition("_")[0]
+    return int(number) if name.startswith("gpu") and number.isdigit() else None
+
+
+def of_used_devices(
+    samples: Sequence[PowerSample], devices: Collection[int] | None
+) -> Sequence[PowerSample]:
+    """Return the samples with what only these devices told, as means over them.
+
+    A lease may hold more devices than a job uses. What the clocks, temperatures and throttling of
+    idle ones are says nothing of the job, but their power stays in the sample. Samples of a meter
+    that does not tell devices apart stay as they are.
+    """
+    if devices is None:
+        return samples
+    return [_restricted(sample, frozenset(devices)) for sample in samples]
+
+
+def _restricted(sample: PowerSample, devices: frozenset[int]) -> PowerSample:
+    states: dict[int, dict[str, float]] = {}
+    whole: dict[str, float] = {}
+    for name, value in sample.extra.items():
+        number = device_number(name)
+        if number is None:
+            whole[name] = value
+        elif number in devices:
+            states.setdefault(number, {})[name.partition("_")[2]] = value
+    if not states:
+        return sample
+    merged = over_devices([states[number] for number in sorted(states)])
+    own = {f"gpu{n}_{name}": value for n, state in states.items() for name, value in state.items()}
+    del merged["power_W"]
+    return replace(sample, extra={**whole, **merged, **own})

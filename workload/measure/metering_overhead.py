@@ -24,10 +24,8 @@ class MeteringOverhead:
     """Step times with and without metering, block by block; the n-th of each form a pair.
 
     Attributes:
-        metered_s, plain_s: mean step time of each block, seconds.
         busy_share: processor time of the sampling thread over the time it ran: the share of one
             core that metering takes.
-        samples, lost: power samples taken in the metered blocks, and missing from their grid.
     """
 
     metered_s: tuple[float, ...]
@@ -78,9 +76,6 @@ def measure_overhead(
     runner: LocalRunner, request: ProbeRequest, *, pairs: int, block_s: float
 ) -> tuple[ProbeRecord, MeteringOverhead]:
     """Run one probe and, in the same launch, steps with and without metering.
-
-    Args:
-        pairs: of blocks, one metered and one not.
 
     Returns:
         The record, possibly with a failure, and the times until then.

@@ -23,7 +23,6 @@ class WarmUp:
 
     Attributes:
         step_time_s: mean of the last block: what to expect of the next step.
-        stable: False where it ended by its limit.
     """
 
     step_times_s: tuple[float, ...]
@@ -45,9 +44,6 @@ def longest_s(policy: WindowPolicy, settings: int) -> float:
     """Return how long ranks train after their first step at most, seconds.
 
     That is without a slow warm-up: no script is asked for steps that hardly any probe needs.
-
-    Args:
-        settings: live settings of the launch.
     """
     visits = settings + (policy.check_drift and settings > 1)
     return WARM_BLOCKS_MAX * WARM_BLOCK_S + visits * (policy.settle_s + policy.max_s)

@@ -173,7 +173,6 @@ class Conductor:
 
         Args:
             known: what other configurations reach; a window that they beat ends early.
-            again: number of windows that may be discarded.
         """
         times: list[float] = []
         ends: list[float] = []

@@ -7,7 +7,6 @@ read. On superchips the hwmon module meter can be read beside NVML's, in a scope
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,46 @@ __all__ = [
 METERS = ("nvml", "hwmon", "rapl", "estimated")
 
 
-def open_meter(
-    cluster: Cluster | None = None,
+def open_named(
+    name: str,
     *,
-    nvml: Any = None,
-    prefer: str | None = None,
+    cluster: Cluster | None = None,
     powercap: str | Path = "/sys/class/powercap",
     hwmon: str | Path = "/sys/class/hwmon",
     envelope: Device | None = None,
 ) -> Meter:
+    """Open one of `METERS`.
+
+    Args:
+        envelope: the core whose idle_W and max_W the estimate assumes; by default the cluster's
+            own, and the shipped "cpu-core" where the cluster is of GPUs.
+
+    Raises:
+        MeterError: it cannot be opened.
+    """
+    if name == "nvml":
+        from tuner.workload.meters.nvml import NvmlMeter
+
+        return NvmlMeter()
+    if name == "hwmon":
+        from tuner.workload.meters.hwmon import HwmonMeter
+
+        return HwmonMeter(hwmon)
+    if name == "rapl":
+        from tuner.workload.meters.rapl import RaplMeter
+
+        return RaplMeter(powercap)
+    from tuner.workload.meters.estimated import EstimatedMeter
+    from tuner.workload.platforms import platform_of
+
+    if envelope is None and cluster is not None and name in platform_of(cluster).meters:
+        envelope = cluster.device
+    core = envelope or load_device("cpu-core")
+    host_W = cluster.host_W if cluster is not None else 0.0
+    return EstimatedMeter(idle_W=core.idle_W, max_W=core.max_W, host_W=host_W)
+
+
+def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **more: Any) -> Meter:
     """Open the best meter for this node of `cluster`.
 
     GPUs are metered by NVML, or on request by their superchip modules' meter, and by nothing else,
@@ -47,58 +77,27 @@ def open_meter(
 
     Args:
         cluster: what does the work; None takes the first meter of `METERS` that opens.
-        prefer: insist on one of `METERS`; None picks.
-        envelope: the core whose idle_W and max_W the estimate assumes; by default the cluster's
-            own, and the shipped "cpu-core" where the cluster is of GPUs.
 
     Raises:
         UnknownName: no meter is called `prefer`.
         InputError: the meter asked for, or the only right one, cannot be opened; says why.
     """
+    from tuner.workload.platforms import platform_of
+
     if prefer is not None and prefer not in METERS:
         raise UnknownName("meter", prefer, METERS)
     of = f" of cluster {cluster.name!r}" if cluster is not None else ""
-    on_gpus = cluster is not None and cluster.device.type == "cuda"
-    if on_gpus and prefer not in (None, "nvml", "hwmon"):
+    platform = platform_of(cluster) if cluster is not None else None
+    if platform and prefer not in (None, *platform.meters, *platform.on_request):
         raise InputError(
             f"{prefer} would leave out the GPUs{of}; only nvml meters them, or hwmon with their "
             "superchip modules"
         )
-
-    def opened(name: str) -> Meter:
-        if name == "nvml":
-            from tuner.workload.meters.nvml import NvmlMeter
-
-            return NvmlMeter(nvml=nvml)
-        if name == "hwmon":
-            from tuner.workload.meters.hwmon import HwmonMeter
-
-            return HwmonMeter(hwmon)
-        if name == "rapl":
-            from tuner.workload.meters.rapl import RaplMeter
-
-            return RaplMeter(powercap)
-        from tuner.workload.meters.estimated import EstimatedMeter
-
-        core = envelope
-        if core is None and cluster is not None and cluster.device.type == "cpu":
-            core = cluster.device
-        core = core or load_device("cpu-core")
-        host_W = cluster.host_W if cluster is not None else 0.0
-        return EstimatedMeter(
-            idle_W=core.idle_W, max_W=core.max_W, cpus=os.sched_getaffinity(0), host_W=host_W
-        )
-
-    if prefer is not None:
-        names: tuple[str, ...] = (prefer,)
-    elif cluster is None:
-        names = METERS
-    else:
-        names = ("nvml",) if on_gpus else ("rapl", "estimated")
+    names = platform.meters if platform else METERS
     reasons = []
-    for name in names:
+    for name in names if prefer is None else (prefer,):
         try:
-            return opened(name)
+            return open_named(name, cluster=cluster, **more)
         except MeterError as error:
             reasons.append(str(error))
     raise InputError(f"the energy{of} cannot be metered: {'; '.join(reasons)}")

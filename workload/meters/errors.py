@@ -4,7 +4,15 @@ from __future__ import annotations
 
 
 class MeterError(Exception):
-    """Failure to open or read a meter; `str(error)` is a sentence with meter and reason."""
+    """Failure to open or read a meter; `str(error)` is a sentence with meter and reason.
+
+    Attributes:
+        grant: the line by which an administrator permits it; empty without one.
+    """
+
+    def __init__(self, sentence: str, *, grant: str = "") -> None:
+        super().__init__(sentence)
+        self.grant = grant
 
 
 class NoDriver(MeterError):

@@ -37,8 +37,6 @@ class EstimatedMeter:
     """Meter of utilisation times a stated envelope; scope "node".
 
     Args:
-        idle_W: what one core is charged when idle.
-        max_W: what one core is charged when busy.
         cpus: the kernel's numbers of the cores; None takes those this process may use.
         host_W: what the rest of the node is charged all the time.
         tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).

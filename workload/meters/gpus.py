@@ -13,8 +13,9 @@ not documented, so those are named by UUID.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,22 @@ def open_nvml(nvml: Any = None, *, dev: str | Path = "/dev") -> Any:
         why = str(error).rstrip(".") + (remedy and f"; {remedy}")
         raise kind(f"NVML does not start: {why}") from error
     return nvml
+
+
+@contextlib.contextmanager
+def opened_gpus(
+    environ: Mapping[str, str] | None = None, *, dev: str | Path = "/dev"
+) -> Iterator[tuple[Any, tuple[Gpu, ...]]]:
+    """Open NVML, and list the visible GPUs, until the context ends.
+
+    Raises:
+        MeterError, InputError: as `open_nvml` and `visible_gpus`.
+    """
+    nvml = open_nvml(dev=dev)
+    try:
+        yield nvml, visible_gpus(nvml, environ=environ)
+    finally:
+        ask(nvml, None, nvml.nvmlShutdown)
 
 
 def ask(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
@@ -226,16 +243,12 @@ def visible_gpus(
     return chosen
 
 
-def cuda_numbering(environ: Mapping[str, str], *, nvml: Any = None) -> dict[str, str]:
+def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which CUDA sees the visible GPUs in their order, by number.
 
     CUDA_VISIBLE_DEVICES may hold UUIDs or prefixes of them, but programs read integers there, and
     CUDA numbers the fastest GPU first unless told to follow the PCI bus. A number counts the GPUs
     that this process may open; behind a damaged GPU there is none to rely on, and UUIDs stay.
-
-    Args:
-        environ: the environment of a rank.
-        nvml: a stand-in for the pynvml module.
 
     Raises:
         InputError: an entry names no GPU or several, or a MIG slice.
@@ -244,13 +257,13 @@ def cuda_numbering(environ: Mapping[str, str], *, nvml: Any = None) -> dict[str,
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return order
     try:
-        opened = open_nvml(nvml)
+        nvml = open_nvml()
     except MeterError:
         return order
     try:
-        chosen, listed = visible_gpus(opened, environ=environ), _list(opened)
+        chosen, listed = visible_gpus(nvml, environ=environ), _list(nvml)
     finally:
-        ask(opened, None, opened.nvmlShutdown)
+        ask(nvml, None, nvml.nvmlShutdown)
     numbers = {gpu.uuid: str(number) for number, gpu in enumerate(listed.gpus)}
     certain = all(gpu.index < listed.damaged for gpu in chosen)
     names = [numbers[gpu.uuid] if certain else gpu.uuid for gpu in chosen]

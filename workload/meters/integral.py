@@ -21,11 +21,7 @@ class LostJoules(MeterError):
 
 
 class Integral:
-    """Joules since construction, by integrating sampled power.
-
-    Args:
-        whose: for the error's sentence, e.g. "the GPU's power".
-    """
+    """Joules since construction, by integrating sampled power."""
 
     def __init__(
         self, power_W: Callable[[], float], now_s: float, whose: str = "the GPU's power"

@@ -248,9 +248,6 @@ def record_nvml(
 ) -> NvmlRecording:
     """Record what NVML answers on this node.
 
-    Args:
-        names: keep the GPUs' UUIDs.
-
     Raises:
         MeterError: NVML does not start.
         InputError: there is no GPU, or the readings have no length.

@@ -41,10 +41,12 @@ class _Zone:
         try:
             return int(file.read_text())
         except PermissionError as error:
+            grant = f"chgrp energy {file}; chmod g+r {file}"
             raise MeterError(
                 f"RAPL is here, but only root may read {file}; an administrator can grant it to a "
-                f"group: chgrp energy {file}; chmod g+r {file} (not to everyone: readings of "
-                "energy can reveal other users' keys, PLATYPUS, CVE-2020-8694)"
+                f"group: {grant} (not to everyone: readings of energy can reveal other users' "
+                "keys, PLATYPUS, CVE-2020-8694)",
+                grant=grant,
             ) from error
         except (OSError, ValueError) as error:
             raise MeterError(f"RAPL zone {self.name} cannot be read: {error}") from error

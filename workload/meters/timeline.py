@@ -21,7 +21,6 @@ class Timeline:
 
     Args:
         beside: meters of other scopes, whose power goes with each sample as "<name>_W".
-        state: returns further figures of the devices for each sample; None: there are none.
 
     Attributes:
         errors: one sentence each sample that the meter refused.

@@ -8,12 +8,13 @@ set on every node or on none.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
@@ -21,7 +22,6 @@ from tuner.workload.clocks.base import Applied, Governor, GovernorError
 from tuner.workload.meters import Meter, PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.multi_node.peer import Peer, PeerLost
-from tuner.workload.multi_node.stage_settings import joined_settings, settings_of_part
 
 #: Round trips from which a peer's clock is set: the shortest one bounds the error by its half.
 _CLOCK_CALLS = 15
@@ -32,11 +32,7 @@ T = TypeVar("T")
 
 
 class Nodes:
-    """Peers of one probe, called in parallel.
-
-    Attributes:
-        ahead_s: by how much each peer's clock is ahead of this node's.
-    """
+    """Peers of one probe, called in parallel."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self.peers = tuple(peers)
@@ -260,3 +256,47 @@ class MultiNodeGovernor:
 
     def close(self) -> None:
         """Do nothing: each node closes its own governor."""
+
+
+def settings_of_part(live: Settings, part: int, parts: int) -> Settings:
+    """Return the settings for node `part` of `parts`.
+
+    Stages and nodes are equal blocks of ranks. A node is told one value where all its ranks want
+    the same, and else one a rank.
+
+    Args:
+        live: one value for all, or a tuple with one a stage.
+    """
+    return Settings({name: _part(value, part, parts) for name, value in live.items()})
+
+
+def _part(value: Any, part: int, parts: int) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    # The shortest list of equal blocks that both stages and nodes divide.
+    count = math.lcm(len(value), parts)
+    blocks = [value[i * len(value) // count] for i in range(count)]
+    mine = blocks[part * count // parts : (part + 1) * count // parts]
+    return mine[0] if len(set(mine)) == 1 else tuple(mine)
+
+
+def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
+    """Return the settings applied on all nodes together, in the form of the request.
+
+    Args:
+        done: what each node set, in order; where nodes set one value differently, the first's.
+    """
+    joined: dict[str, Any] = {}
+    for name, asked in live.items():
+        told = [settings.get(name) for settings in done]
+        if not isinstance(asked, tuple):
+            joined[name] = told[0]
+            continue
+        length = math.lcm(*(len(value) if isinstance(value, tuple) else 1 for value in told))
+        row = [
+            (value[i * len(value) // length] if isinstance(value, tuple) else value)
+            for value in told
+            for i in range(length)
+        ]
+        joined[name] = tuple(row[stage * len(row) // len(asked)] for stage in range(len(asked)))
+    return Settings(joined)

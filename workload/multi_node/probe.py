@@ -113,7 +113,6 @@ class MultiNodeProbe(Probe):
     """Probe with ranks on several nodes, led by this one.
 
     Args:
-        peers: the other nodes, in the order of their ranks.
         address: where the others reach this node.
     """
 

@@ -8,7 +8,6 @@ configuration with the binding under which it was measured.
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
@@ -16,10 +15,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
-from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
 from tuner.workload.node.host import core_ranges
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer
+from tuner.workload.platforms import Platform, platform_of
 
 #: The binding of the built-in program's ranks under offload: each has cores of its own, of those
 #: nearest to its GPU, and its memory is allocated there because it runs there.
@@ -32,26 +31,23 @@ def rule_of(configuration: Configuration, job: TrainingJob, cluster: Cluster | N
     if hasattr(job, "launcher"):  # a script, which is started as today
         return job.launcher.binding if job.launcher is not None else ""
     offloads = any(configuration.get(name) != KNOBS[name].default for name in _OFFLOAD)
-    on_gpus = cluster is None or cluster.device.type == "cuda"
-    return OFFLOAD_RULE if offloads and on_gpus else ""
+    binds = cluster is None or platform_of(cluster).binds_offload
+    return OFFLOAD_RULE if offloads and binds else ""
 
 
 def bound_ranks(
-    rule: str, server: RankServer, ranks: int, *, on_gpus: bool, asked: bool
+    rule: str, server: RankServer, ranks: int, *, platform: Platform, asked: bool
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the binding of each rank of this node, and why there is none, or "".
-
-    Args:
-        rule: of `rule_of`.
-        asked: today's command asks for it.
 
     Raises:
         InputError: it is asked for and cannot be applied here.
     """
     try:
-        if rule.startswith("numa:") and not on_gpus:
+        nodes = platform.memory_nodes()
+        if rule.startswith("numa:") and nodes is None:
             raise ServerError("torch asks CUDA for the memory node of each GPU, and there is none")
-        bound = server.bind(rule, ranks, _gpu_nodes() if on_gpus else [])
+        bound = server.bind(rule, ranks, nodes or [])
         granted = os.sched_getaffinity(0)
         if other := {core for own in bound for core in own["cpus"]} - granted:
             raise ServerError(
@@ -68,21 +64,3 @@ def bound_ranks(
             f"{option} cannot be applied on this node: {why}; leave it out of the command"
         )
     return [], why
-
-
-def _gpu_nodes() -> list[int]:
-    """Return the memory node of each visible GPU, in CUDA's order; 0 where there is one only."""
-    nvml = open_nvml()
-    try:
-        return [
-            _lowest(ask(nvml, (), partial(nvml.nvmlDeviceGetMemoryAffinity, gpu.handle, 16, 0)))
-            for gpu in visible_gpus(nvml)
-        ]
-    finally:
-        ask(nvml, None, nvml.nvmlShutdown)
-
-
-def _lowest(words: Any) -> int:
-    """Return the number of the lowest bit that is set in words of 64 bits; 0 without any."""
-    bits = sum(int(word) << 64 * at for at, word in enumerate(words))
-    return (bits & -bits).bit_length() - 1 if bits else 0

@@ -330,7 +330,11 @@ class ForkServer:
                 self._send({"killed": not _children()})
         except Exception as error:
             self._send(
-                {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+                {
+                    "error": str(error),
+                    "kind": type(error).__name__,
+                    "traceback": traceback.format_exc(),
+                }
             )
 
     def _spawn(self, specs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,14 @@ from tuner.search_spaces.errors import InputError
 #: Share of the cores that others may use before a window says so. The agent, Ray and the driver are
 #: among them and take 1 or 2 %.
 CONTENTION_SHARE = 0.10
+#: Shared memory that NCCL takes for each pair of ranks that do not reach each other by a link, and
+#: gloo and data loaders for their queues: 64 MiB, Docker's default, is too small for two ranks
+#: (NVIDIA, NCCL documentation, "Troubleshooting, Shared Memory").
+SHM_EACH_BYTES = 256 * 2**20
+#: Cores for each rank on a GPU. With less than one, ranks wait for each other to launch kernels, so
+#: the scheduler is measured; a rank that has one shares it with the threads of autograd, NCCL and
+#: the data loader.
+LEAST_CORES, ENOUGH_CORES = 1, 4
 
 
 def busy_ticks(cpus: Iterable[int], stat: str | Path = "/proc/stat") -> dict[int, int]:
@@ -49,9 +57,6 @@ class CpuContention:
 
     Time and estimated energy of a job on shared cores are not the job's alone; a window that others
     disturbed must say so.
-
-    Args:
-        pids: the processes that are not others (all their threads count).
     """
 
     def __init__(
@@ -132,11 +137,7 @@ def ends_as_one(*, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgr
 
 
 def family(pid: int, proc: str | Path = "/proc") -> set[int]:
-    """Return all processes below `pid`, which is left out.
-
-    Args:
-        pid: the process; one that is gone has none.
-    """
+    """Return all processes below `pid`, which is left out."""
     found: set[int] = set()
     left = [pid]
     while left:
@@ -246,3 +247,29 @@ def host_memory(
                 total = int(limit)
                 free = min(free, max(0, total - int(_number(folder / used_name) or 0)))
     return total, free
+
+
+def why_shm_is_small(shm_bytes: int, ranks: int) -> str:
+    """Return one sentence if /dev/shm is too small for the ranks of one node, else ""."""
+    need_bytes = SHM_EACH_BYTES * ranks
+    if ranks < 2 or shm_bytes >= need_bytes:
+        return ""
+    there = f"has {shm_bytes / 2**20:.0f} MiB" if shm_bytes else "is missing"
+    return (
+        f"/dev/shm {there}, and {ranks} ranks need {need_bytes / 2**20:.0f} MiB to exchange data; "
+        f"start the container with --shm-size={need_bytes // 2**20}m, or as root: "
+        f"mount -o remount,size={need_bytes // 2**20}m /dev/shm"
+    )
+
+
+def why_few_cores(cores: float, gpus: int, each: float = LEAST_CORES) -> str:
+    """Return one sentence if there are fewer than `each` cores for a GPU's rank, else ""."""
+    if not gpus or cores >= each * gpus:
+        return ""
+    return (
+        f"{cores:g} {'core is' if cores == 1 else 'cores are'} granted for {gpus} "
+        f"{'GPU' if gpus == 1 else 'GPUs'}, and each rank needs at least {each:g}, or its GPU "
+        "waits for it; start on all cores of the node (Slurm: srun --cpu-bind=none "
+        '--cpus-per-task="$SLURM_CPUS_ON_NODE"; containers: a larger --cpus or CPU limit), or '
+        "choose fewer GPUs by CUDA_VISIBLE_DEVICES"
+    )

@@ -9,50 +9,37 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
-import platform
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
+from platform import python_version
 from sys import executable
 from typing import Any
 
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.meters import METERS, open_meter
-from tuner.workload.meters.errors import MeterError, NoDriver
-from tuner.workload.meters.gpus import ask, no_gpu_wanted, open_nvml, unusable_gpus, visible_gpus
-from tuner.workload.node.host import granted_cores, host_memory, shared_memory_bytes
-from tuner.workload.node.machine import gpu_memory_bytes
-from tuner.workload.node.ops import extensions_dir, installed_version
-from tuner.workload.node.readiness import (
+from tuner.workload.meters import METERS, MeterError, open_named
+from tuner.workload.node.host import (
     ENOUGH_CORES,
     LEAST_CORES,
-    Missing,
-    missing_clocks,
-    missing_of_cores,
-    missing_parts,
+    granted_cores,
+    host_memory,
+    shared_memory_bytes,
     why_few_cores,
 )
+from tuner.workload.node.ops import extensions_dir, installed_version
+from tuner.workload.node.readiness import NEEDED, Missing, missing_parts
+from tuner.workload.node.torch_build import installed_torch
+from tuner.workload.platforms.base import GpuFacts
+from tuner.workload.platforms.cores import Cores
+from tuner.workload.platforms.nvidia import Nvidia
 
 PACKAGES = ("torch", "deepspeed", "transformers", "ray", "optuna", "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")
 FORGETS = ", persistence mode off (it forgets its clocks when no process uses it)"
-
-
-@dataclass(frozen=True)
-class GpuFacts:
-    """One visible GPU."""
-
-    index: int
-    uuid: str
-    name: str
-    memory_bytes: int
-    persistence_mode: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,11 +58,9 @@ class MachineFacts:
     Attributes:
         memory_bytes: what this process may use; `free_bytes` of it is free now.
         shm_bytes: size of /dev/shm, through which ranks on one host exchange; 0: there is none.
-        meters: in the order of preference.
         clock_control: whether clocks may be set; `clock_note` says why not and what to run.
         deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones; an op
             that is missing is compiled when first used.
-        missing: what is not permitted or not there, with what an administrator runs.
     """
 
     host: str
@@ -135,75 +120,56 @@ class MachineFacts:
             return [*lines, "ready"]
         return [*lines, *(line for thing in self.missing for line in thing.text())]
 
+    def verdict(self) -> list[str]:
+        """Return whether probes can run, machine, energy, clocks, software, and what is missing."""
+        free = f"{self.free_bytes / 2**30:.0f} GiB free"
+        devices = f"{self.cores} cores, {free}, no GPU: each core is a device"
+        if self.gpus:
+            devices = f"{len(self.gpus)} x {self.gpus[0].name}, {self.cores} cores, {free}"
+        meter = next((meter for meter in self.meters if meter.available), None)
+        energy = "nothing here meters or estimates it"
+        if meter is not None:
+            kind = (
+                "estimated, not metered"
+                if meter.name == "estimated"
+                else f"metered by {meter.name}"
+            )
+            energy = f"{kind}: {meter.note}"
+        absent = [name for name in NEEDED if self.packages.get(name) is None]
+        if absent:
+            verdict = f"cannot train: {', '.join(absent)} missing; pip install 'joulefront[train]'"
+        elif meter is None:
+            verdict = "cannot measure: there is no meter"
+        elif self.missing:
+            verdict = "probes train here; what is missing is listed below"
+        elif meter.name == "estimated":
+            verdict = (
+                "ready, without an energy meter: times are measured, energies are time x watts"
+            )
+        else:
+            verdict = "ready: probes train here, in real DeepSpeed processes"
+        versions = (f"{name} {version}" for name, version in self.packages.items() if version)
+        return [
+            f"verdict   {verdict}",
+            f"machine   {self.host}: {devices}",
+            f"energy    {energy}",
+            f"clocks    {'searched, and put back' if self.clock_control else 'left as they are'}",
+            f"software  Python {self.python}, {', '.join(versions)}",
+            *(line for thing in self.missing for line in thing.text()),
+        ]
 
-def _gpu_facts(
-    nvml: Any, notes: list[str], missing: list[Missing]
-) -> tuple[tuple[GpuFacts, ...], str, str]:
-    """Return the visible GPUs, the driver's version, and the reason if there are none.
 
-    GPUs that cannot be used are noted; where GPUs cannot be asked at all, that is missing.
-    """
-    if no_gpu_wanted(os.environ):
-        return (), "", "none is visible to this process"
-    try:
-        nvml = open_nvml(nvml)
-    except NoDriver as error:
-        return (), "", f"none: {error}"
-    except MeterError as error:
-        missing.append(Missing(f"usable GPUs: {error}"))
-        return (), "", f"none usable: {error}"
-    try:
-        driver = str(ask(nvml, "", nvml.nvmlSystemGetDriverVersion))
-        notes += [f"GPU {i} cannot be used: {why}" for i, why in unusable_gpus(nvml).items()]
-        facts = []
-        for gpu in visible_gpus(nvml):
-            total = ask(nvml, 0, partial(gpu_memory_bytes, nvml, gpu.handle))
-            keeps = ask(nvml, 1, partial(nvml.nvmlDeviceGetPersistenceMode, gpu.handle))
-            facts.append(GpuFacts(gpu.index, gpu.uuid, gpu.name, total, bool(keeps)))
-        return tuple(facts), driver, "" if facts else "none is visible to this process"
-    except (InputError, MeterError) as error:
-        missing.append(Missing(f"usable GPUs: {error}"))
-        return (), "", f"none usable: {error}"
-    finally:
-        ask(nvml, None, nvml.nvmlShutdown)
-
-
-def _meter_facts(
-    nvml: Any, powercap: str | Path, hwmon: str | Path, core: str
-) -> Iterator[MeterFacts]:
+def _meter_facts(**roots: Any) -> Iterator[tuple[MeterFacts, MeterError | None]]:
     for name in METERS:
         try:
-            meter = open_meter(
-                nvml=nvml, prefer=name, powercap=powercap, hwmon=hwmon, envelope=load_device(core)
-            )
+            meter = open_named(name, **roots)
+        except MeterError as error:
+            yield MeterFacts(name, False, str(error)), error
         except InputError as error:
-            yield MeterFacts(name, False, str(error).partition("metered: ")[2] or str(error))
+            yield MeterFacts(name, False, str(error)), None
         else:
             meter.close()
-            yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
-
-
-def _clock_facts(
-    nvml: Any, environ: Mapping[str, str], sys: Path, rapl: MeterFacts, *, gpus: int, slurm: bool
-) -> tuple[bool, str, list[Missing]]:
-    """Return whether clocks may be set, why not, and what permits them."""
-    if not gpus:
-        cores = CpuGovernor(sys, guarded=False)
-        cores.close()
-        missing = list(missing_of_cores(cores, "" if rapl.available else rapl.note))
-        if cores.can_set and not rapl.available:
-            return False, "set only where energy is metered (RAPL)", missing
-        return cores.can_set, "not permitted" if missing else cores.why_not, missing
-    try:
-        governor = NvmlGovernor(nvml=nvml, environ=environ, guard_nvml="")
-    except (MeterError, InputError) as error:
-        return False, f"cannot be set: {error}", []
-    governor.close()
-    if governor.can_set:
-        return True, "", []
-    if "needs root" not in governor.why_not:
-        return False, governor.why_not, []
-    return False, "not permitted", [missing_clocks(environ, slurm=slurm)]
+            yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: ")), None
 
 
 def _deepspeed_ops(extensions: Path) -> tuple[dict[str, str], list[str]]:
@@ -236,7 +202,6 @@ def _read(file: Path) -> str:
 
 def machine_facts(
     *,
-    nvml: Any = None,
     proc: str | Path = "/proc",
     cgroup: str | Path = "/sys/fs/cgroup",
     powercap: str | Path = "/sys/class/powercap",
@@ -255,14 +220,15 @@ def machine_facts(
     """
     environ = os.environ if environ is None else environ
     total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
-    broken: list[Missing] = []
-    notes: list[str] = []
-    gpus, driver, gpu_note = _gpu_facts(nvml, notes, broken)
-    meters = tuple(_meter_facts(nvml, powercap, hwmon, core))
-    rapl = next(meter for meter in meters if meter.name == "rapl")
-    clock_control, clock_note, missing = _clock_facts(
-        nvml, environ, Path(sys), rapl, gpus=len(gpus), slurm=which("sbatch") is not None
-    )
+    nvidia = Nvidia(environ)
+    found = nvidia.facts()
+    gpus = found.devices
+    metered = list(_meter_facts(powercap=powercap, hwmon=hwmon, envelope=load_device(core)))
+    meters = tuple(facts for facts, _ in metered)
+    no_energy = next(error for facts, error in metered if facts.name == "rapl")
+    platform = nvidia if gpus else Cores(environ)
+    clocks = platform.clocks(sys=sys, no_energy=no_energy, slurm=which("sbatch") is not None)
+    notes = list(found.notes)
     ops, of_ops = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
     notes += of_ops
     cores = granted_cores(proc=proc, cgroup=cgroup)
@@ -278,33 +244,34 @@ def machine_facts(
         compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
     shm_bytes = shared_memory_bytes()
     packages = {name: installed_version(name) for name in PACKAGES}
+    torch = installed_torch() if gpus else None
     return MachineFacts(
-        host=platform.node(),
-        python=platform.python_version(),
+        host=socket.gethostname(),
+        python=python_version(),
         cores=max(1, int(cores)),
         memory_bytes=total_bytes,
         free_bytes=free_bytes,
         shm_bytes=shm_bytes,
-        driver=driver,
+        driver=found.driver,
         gpus=gpus,
-        gpu_note=gpu_note,
+        gpu_note=f"none usable: {found.why_none}" if found.broken else found.why_none,
         meters=meters,
-        clock_control=clock_control,
-        clock_note=clock_note,
+        clock_control=clocks.can_set,
+        clock_note=clocks.note,
         compilers=compilers,
         packages=packages,
         deepspeed_ops=ops,
         notes=tuple(notes),
         missing=(
-            *broken,
+            *([Missing(f"usable GPUs: {found.why_none}")] if found.broken else ()),
             *missing_parts(
                 packages,
                 compilers,
                 gpus=len(gpus),
                 cores=cores,
                 shm_bytes=shm_bytes,
-                nvml=nvml,
+                why_not_torch=nvidia.why_not_torch(torch) if torch else "",
             ),
-            *missing,
+            *clocks.missing,
         ),
     )

@@ -13,12 +13,7 @@ import re
 import shutil
 import sysconfig
 import time
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-
-from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
 
 #: No build takes longer, seconds; a lock that is older was left by a killed build.
 BUILD_LIMIT_S = STALE_LOCK_S = 900.0
@@ -119,24 +114,3 @@ def cannot_compile() -> str:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "torch.compile needs Python's headers (python3-dev)"
     return ""
-
-
-def architectures(env: Mapping[str, str]) -> str:
-    """Return the compute capabilities of the visible GPUs, as TORCH_CUDA_ARCH_LIST has them.
-
-    Without that variable a builder asks torch for them, which starts CUDA.
-    """
-    if env.get("DS_ACCELERATOR") == "cpu":
-        return ""
-    try:
-        nvml = open_nvml()
-    except MeterError:
-        return ""
-    try:
-        told = [
-            ask(nvml, None, partial(nvml.nvmlDeviceGetCudaComputeCapability, gpu.handle))
-            for gpu in visible_gpus(nvml, environ=env)
-        ]
-    finally:
-        ask(nvml, None, nvml.nvmlShutdown)
-    return ";".join(sorted({f"{major}.{minor}" for major, minor in filter(None, told)}))

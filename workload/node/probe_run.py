@@ -8,7 +8,6 @@ becomes a `Failure` in the record, with the last lines of the log as evidence.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import socket
 import time
@@ -20,7 +19,6 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.accumulation import AccumulationPlan, steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
-from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.hook import GROUPS
 from tuner.workload.limits import LONG_STEP_S, ProbeLimits
@@ -32,15 +30,15 @@ from tuner.workload.measure.warm_up import longest_s
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
-from tuner.workload.node.between_launches import memory_of, wait_for_release
-from tuner.workload.node.gpu_watch import GpuWatch
-from tuner.workload.node.host import CpuContention, family, oom_kills
+from tuner.workload.node.device_watch import DeviceWatch
+from tuner.workload.node.host import family, oom_kills
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch, reserved_port
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.pending import partial_record, save_partial
+from tuner.workload.platforms import platform_of
 from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
 from tuner.workload.probe_phase import write_phase
@@ -53,10 +51,7 @@ class Probe:
     """One launch, from the request to the record.
 
     Attributes:
-        nodes: the number of nodes that its ranks use.
         next_settings: extends an extendable request; None ends it with its own list.
-        meter, governor: of all those nodes.
-        ports: reservations that last until rank 0 has met the others.
     """
 
     nodes = 1
@@ -74,7 +69,8 @@ class Probe:
         self._missed: list[NotApplied] = []
         self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
         self._idle_W: float | None = None
-        self._gpus = GpuWatch(node.cluster.device.type == "cuda")
+        self._platform = platform_of(node.cluster)
+        self._devices = DeviceWatch(self._platform)
         self._phases: list[tuple[float, str]] = []
         self._group: Ranks | None = None
         self._launch_s = 0.0
@@ -91,7 +87,7 @@ class Probe:
         timeline: Timeline | None = None
         try:
             if self.request.purpose != "training":  # which nobody measures
-                self._gpus.require_free()
+                self._devices.require_free()
             # What is compiled once a machine is no time or energy of the probe that needs it first.
             self.node.prepare(ops_needed(self.request.launch, self.node.job))
             self._began_s = time.monotonic()
@@ -102,7 +98,7 @@ class Probe:
             with bounded_logs(self.launch.folder, self.environment):
                 self._launch_and_measure(timeline)
         except ProbeFailed as failed:
-            failure = replace(self._gpus.cause(failed.failure), log_tail=self.log_tail())
+            failure = replace(self._devices.cause(failed.failure), log_tail=self.log_tail())
         except ServerError as error:
             detail = error.detail or self.log_tail()
             failure = Failure("crash", f"ranks could not be started: {error}", detail)
@@ -172,7 +168,6 @@ class Probe:
         request = self.request
         listener, address, remove = control_socket()
         group = None
-        on_gpus = self.node.cluster.device.type == "cuda"
         try:
             oom_before = oom_kills()
             group = self._group = self.spawn(listener, address)
@@ -191,15 +186,14 @@ class Probe:
             self._enter("warming up")
             self.lead(conductor, timeline)
             self._enter("ending")
-            held = memory_of(self._own_pids()) if on_gpus else None
+            held = self._platform.memory_held(self._own_pids())
             conductor.finish()
             self._peak_bytes = _peak(conductor.peaks, held)
         finally:
             self.ports.close()
             if group is not None:
                 group.kill()
-                if on_gpus:
-                    wait_for_release()
+                self._platform.wait_for_release()
                 self.node.idle.was_busy()
             remove()
 
@@ -209,9 +203,7 @@ class Probe:
 
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
-        # Meters of GPUs read the clocks themselves.
-        cores = isinstance(getattr(self.governor, "devices", self.governor), CpuGovernor)
-        state = self.governor.delivered if cores else None
+        state = None if self._platform.meter_tells_clocks else self.governor.delivered
         return Timeline(self.meter, beside=self.node.beside, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:
@@ -378,10 +370,10 @@ class Probe:
             conductor.settle(policy.settle_s, step_time_s)
         if not self._launch_s:
             self._launch_s = time.monotonic() - self._began_s
-        contention = self._contention()
+        contention = self._group and self._platform.contention(self._group.pids)
         window = self._window(conductor, timeline, step_time_s)
-        disturbed = [contention.note()] if contention is not None else []
-        disturbed.append(self._gpus.others(self._own_pids()))
+        disturbed = [contention.note()] if contention else []
+        disturbed.append(self._devices.others(self._own_pids()))
         outcome = measurement(
             live,
             window,
@@ -442,12 +434,6 @@ class Probe:
     def _own_pids(self) -> set[int]:
         """Return the ranks on this node and all that they started (SuperOffload's workers)."""
         return family(self.node.server.pid)
-
-    def _contention(self) -> CpuContention | None:
-        """Watch other processes on the cores, if cores are the devices."""
-        if self.node.cluster.device.type != "cpu" or self._group is None:
-            return None
-        return CpuContention(self._group.pids, os.sched_getaffinity(0))
 
     def log_tail(self) -> str:
         """Return the last lines of the ranks' logs."""

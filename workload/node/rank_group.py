@@ -20,11 +20,12 @@ class ServerError(RuntimeError):
 
     Attributes:
         detail: what it printed, or its traceback.
+        kind: name of the exception that was raised in it; empty without one.
     """
 
-    def __init__(self, sentence: str, detail: str = "") -> None:
-        super().__init__(sentence)
-        self.detail = detail
+    def __init__(self, message: str, detail: str = "", *, kind: str = "") -> None:
+        super().__init__(f"{kind}: {message}" if kind else message)
+        self.message, self.detail, self.kind = message, detail, kind
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class Ranks(Protocol):
     """The ranks of one probe, on one node or several.
 
     Attributes:
-        pids: of those on this node.
         patience_s: the time, seconds, that a cause may take to arrive after its effect.
     """
 
@@ -83,11 +83,7 @@ class RankProcesses(Protocol):
 
 
 class RankGroup:
-    """The ranks of one probe on this node.
-
-    Args:
-        pids: of the ranks, in their order.
-    """
+    """The ranks of one probe on this node."""
 
     patience_s = 1.0
 

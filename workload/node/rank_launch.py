@@ -24,20 +24,18 @@ from tuner.workload.clocks.base import Governor
 from tuner.workload.declared_knobs import environment, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
-from tuner.workload.meters.gpus import cuda_numbering, on_twin
-from tuner.workload.node.between_launches import IdlePower
 from tuner.workload.node.binding import bound_ranks, rule_of
-from tuner.workload.node.host import core_ranges, granted_cores, usable_cores
+from tuner.workload.node.host import core_ranges, granted_cores
+from tuner.workload.node.idle_power import IdlePower
 from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_server import RankServer, RankSpec
-from tuner.workload.node.readiness import why_few_cores
 from tuner.workload.node.rights import private_folder
+from tuner.workload.platforms import platform_of
 from tuner.workload.probe import INSPECTIONS, ProbeRequest
 from tuner.workload.scripts.inspection_start import inspection_start
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 LOG_TAIL_LINES = 20
-LOOPBACK = "lo"
 #: Variables that describe a task of another launcher, such as the one that started this process: a
 #: rank would take them for its own (srun(1); PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
 _TASK = re.compile(r"(PMI_|PMIX_(?!MCA)|OMPI_COMM_|MV2_COMM_|MPI_LOCAL|PALS_|JSM_NAMESPACE_)\w+")
@@ -53,7 +51,6 @@ class ProbeNode:
     Attributes:
         meter: its energies are charged; those of `beside` are shown beside them.
         keep: save what was measured after every window (`tuner.workload.pending`).
-        step_limit_s: a longer step is a hang; None leaves the limits to the request.
         prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
         check: raises InvalidConfiguration if a request cannot run on some number of nodes.
     """
@@ -99,7 +96,7 @@ class RankLaunch:
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
         self.node, self.configuration = node, Configuration(request.launch)
-        self._request = request
+        self._request, self._platform = request, platform_of(node.cluster)
         self.folder = node.run_dir / "probes" / request.probe_id / part
         self.environment: dict[str, Any] = {}
 
@@ -151,8 +148,7 @@ class RankLaunch:
         if why := cannot_compile():
             raise InputError(f"compilation {self.configuration.get('compilation')}: {why}")
         env = {"TORCHINDUCTOR_CACHE_DIR": str(Path(extensions_dir(), "inductor"))}
-        if self.node.cluster.device.type == "cpu":
-            env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a rank has one core
+        env |= self._platform.compile_environment
         return {name: value for name, value in env.items() if name not in os.environ}
 
     def specs(self, address: str, place: Place) -> list[RankSpec]:
@@ -181,8 +177,7 @@ class RankLaunch:
         cores = sorted(os.sched_getaffinity(0))
         granted = granted_cores()
         self.environment |= {"cores": granted, "affinity": core_ranges(cores)}
-        on_cpu = self.node.cluster.device.type == "cpu"
-        if not on_cpu and (why := why_few_cores(granted, place.ranks)):
+        if why := self._platform.why_few_cores(granted, place.ranks):
             raise InputError(why)
         bound = self._bound(place.ranks)
         specs, node_rank = [], place.first // max(place.ranks, 1)
@@ -190,8 +185,8 @@ class RankLaunch:
             log = self.folder / f"rank{rank}.log"
             log.unlink(missing_ok=True)
             own = bound[rank - place.first] if bound else {}
-            if not own and on_cpu:  # a device of a CPU cluster is one core: a rank keeps to it
-                own = {"cpus": (cores[rank % len(cores)],)}
+            if not own and (kept := self._platform.rank_cores(rank, cores)):
+                own = {"cpus": kept}
             specs.append(
                 RankSpec(
                     argv=start.argv(rank, world, rank - place.first, node_rank),
@@ -212,12 +207,12 @@ class RankLaunch:
 
     def _bound(self, ranks: int) -> list[dict[str, Any]]:
         """Return the binding of each rank on this node; empty if they are not bound."""
-        job, cluster = self.node.job, self.node.cluster
-        rule = rule_of(self.configuration, job, cluster)
+        job, platform = self.node.job, self._platform
+        rule = rule_of(self.configuration, job, self.node.cluster)
         if not rule:
             return []
-        on_gpus, asked = cluster.device.type == "cuda", isinstance(job, ScriptJob)
-        bound, why = bound_ranks(rule, self.node.server, ranks, on_gpus=on_gpus, asked=asked)
+        asked = isinstance(job, ScriptJob)
+        bound, why = bound_ranks(rule, self.node.server, ranks, platform=platform, asked=asked)
         said = [core_ranges(own["cpus"]) for own in bound]
         self.environment["binding"] = {
             "rule": rule,
@@ -263,18 +258,7 @@ class RankLaunch:
         if not place.interface:
             del env["GLOO_SOCKET_IFNAME"]
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
-        if self.node.cluster.device.type == "cpu":
-            env["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs beside the cores in use
-        else:
-            env |= cuda_numbering(env)
-            if not on_twin(env):  # whose ranks compute on one core each
-                # What this process may use: a batch system often grants less than the machine has.
-                share = max(1, usable_cores() // each)
-                env["OMP_NUM_THREADS"] = str(min(share, own or share))
-            if place.interface and place.interface != LOOPBACK:
-                # Left alone, NCCL takes the first interface that is neither lo nor docker's.
-                env.setdefault("NCCL_SOCKET_IFNAME", place.interface)
-        return env
+        return {**env, **self._platform.rank_environment(env, each, own, place.interface)}
 
     def log_tail(self) -> str:
         """Return the last lines of a rank's log, of one with an error if there is one."""

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.ops import BUILD_LIMIT_S, architectures, extensions_dir, remove_stale_locks
+from tuner.workload.node.ops import BUILD_LIMIT_S, extensions_dir, remove_stale_locks
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rights import refuse_sudo, without_secrets
 from tuner.workload.node.torch_build import TorchBuild
+from tuner.workload.platforms.base import Platform
 
 #: The imports of every DeepSpeed program, made once, in the fork server.
 PRELOAD = ("torch", "deepspeed")
@@ -89,9 +90,9 @@ class RankServer:
         needs: modules without which nothing can be trained, imported before the first fork.
         optional: further modules to import before the first fork if they exist.
         env: environment in which they are imported (DS_ACCELERATOR is read at import).
+        platform: of the devices that ops are compiled for; None leaves them to the builder.
 
     Attributes:
-        torch: the torch that it has imported; None before that, or without one.
         fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
 
     Raises:
@@ -105,8 +106,9 @@ class RankServer:
         needs: Sequence[str] = PRELOAD,
         optional: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        platform: Platform | None = None,
     ) -> None:
-        self._python, self._needs = python, tuple(needs)
+        self._python, self._needs, self._platform = python, tuple(needs), platform or Platform()
         self._optional = (*PRELOAD, *PRELOAD_OPTIONAL, *optional)
         refuse_sudo()
         self._env = {**without_secrets(os.environ), **(env or {})}
@@ -187,10 +189,10 @@ class RankServer:
             self.fork_unsafe = answer["fork_unsafe"]
             self.torch = TorchBuild(**answer["torch"]) if answer["torch"] else None
         except ServerError as error:
-            if str(error).startswith("ModuleNotFoundError"):
-                missing = str(error).partition(": ")[2]
+            if error.kind == "ModuleNotFoundError":
                 raise InputError(
-                    f"{self._python} cannot train ({missing}); install joulefront[train] there"
+                    f"{self._python} cannot train ({error.message}); install joulefront[train] "
+                    "there"
                 ) from error
             raise
         self.ready_s = time.monotonic() - began
@@ -210,7 +212,9 @@ class RankServer:
         if not missing:
             return 0.0
         own = not os.environ.get("TORCH_EXTENSIONS_DIR")
-        request = {"ops": missing, "own_folder": own, "architectures": architectures(self._env)}
+        on_cpu = self._env.get("DS_ACCELERATOR") == "cpu"
+        architectures = "" if on_cpu else self._platform.capabilities()
+        request = {"ops": missing, "own_folder": own, "architectures": architectures}
         answer = self._ask({"op": "prepare", **request}, timeout_s=BUILD_LIMIT_S)
         self._ops.update(missing)
         self.fork_unsafe = answer["fork_unsafe"]
@@ -313,7 +317,7 @@ class RankServer:
         while time.monotonic() < deadline:
             for answer in self._pump(deadline - time.monotonic()):
                 if "error" in answer:
-                    raise ServerError(answer["error"], answer.get("traceback", ""))
+                    raise ServerError(answer["error"], answer["traceback"], kind=answer["kind"])
                 return answer
         raise ServerError(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
 

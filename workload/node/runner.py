@@ -17,21 +17,16 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.clocks.commands import with_commands
-from tuner.workload.clocks.governor import open_governor
 from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
-from tuner.workload.meters.gpus import on_twin
-from tuner.workload.node.host import granted_cores, shared_memory_bytes
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import PRELOAD, RankServer
-from tuner.workload.node.readiness import ENOUGH_CORES, why_few_cores, why_shm_is_small
 from tuner.workload.node.rights import private_folder
-from tuner.workload.node.torch_build import why_torch_cannot_use_gpus
+from tuner.workload.platforms import platform_of
 from tuner.workload.probe import (
     Failure,
     MeterInfo,
@@ -56,8 +51,6 @@ class LocalRunner:
         meter, governor: opened for this cluster if not given; closed with the runner.
         beside: meters of other scopes, read at the same boundaries; those that this node offers by
             default, and none beside a meter that was given.
-        step_limit_s: a step longer than this is a hang, the first one too, whatever a request
-            allows.
         keep: save what was measured after every window in the run folder, until the driver has the
             whole record (`tuner.workload.pending`).
     """
@@ -82,8 +75,7 @@ class LocalRunner:
         if beside is None:
             beside = () if meter is not None else None
         meter = meter or open_meter(cluster)
-        self._on_gpus = cluster.device.type == "cuda" and not on_twin()
-        accelerator = "cuda" if self._on_gpus else "cpu"
+        self._platform = platform = platform_of(cluster)
         self._say = say
         self._said = ""  # why ranks are not forked
         self._one_at_a_time = threading.Lock()
@@ -93,7 +85,8 @@ class LocalRunner:
             cluster=cluster,
             run_dir=Path(run_dir).resolve(),
             server=RankServer(
-                env={"DS_ACCELERATOR": accelerator},
+                env={"DS_ACCELERATOR": platform.accelerator},
+                platform=platform,
                 # A user's own script may be plain torch.
                 needs=("torch",) if isinstance(job, ScriptJob) else PRELOAD,
                 optional=[
@@ -107,7 +100,7 @@ class LocalRunner:
             ),
             meter=meter,
             beside=tuple(open_beside(meter) if beside is None else beside),
-            governor=governor or open_governor(cluster),
+            governor=governor or platform.open_governor(cluster),
             program=program or training_program(),
             fresh=fresh,
             keep=keep,
@@ -138,12 +131,15 @@ class LocalRunner:
         if not self.node.server.alive:
             private_folder(self.node.run_dir)
             self._say("importing torch, deepspeed and transformers once for all probes")
-            # No refusal: a probe may have fewer ranks than the machine has GPUs.
-            gpus = cluster.devices_per_node if cluster.device.type == "cuda" else 0
-            if why := why_few_cores(granted_cores(), gpus, ENOUGH_CORES):
-                self._say(why)
+            # No refusal: a probe may have fewer ranks than the machine has devices.
+            for warning in self._platform.warnings(cluster.devices_per_node):
+                self._say(warning)
             self.node.server.start()
-            self._require_gpus()
+            build = self.node.server.torch
+            on_cpu = self._platform.accelerator == "cpu"
+            if build and not on_cpu and (why := self._platform.why_not_torch(build)):
+                self.node.server.close()
+                raise InputError(f"nothing can be trained on the GPUs of this machine: {why}")
         if missing := self.node.server.missing_ops(ops):
             self._say(f"loading {', '.join(missing)} (compiled once a machine, some minutes)")
             self.node.server.load_ops(missing)
@@ -151,22 +147,6 @@ class LocalRunner:
             self._said = why
             self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
         return time.monotonic() - began
-
-    def _require_gpus(self) -> None:
-        """Check that torch can use the cluster's GPUs, if it has any.
-
-        Raises:
-            InputError: it cannot, with the reason; the server is ended.
-        """
-        build = self.node.server.torch
-        if not self._on_gpus or build is None:
-            return
-        if why := why_torch_cannot_use_gpus(build):
-            self.node.server.close()
-            raise InputError(f"nothing can be trained on the GPUs of this machine: {why}")
-        # No refusal: GPUs that are linked need less of it.
-        if why := why_shm_is_small(shared_memory_bytes(), self.node.cluster.devices_per_node):
-            self._say(why)
 
     @property
     def resolution_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Check that the installed torch can use this node's GPUs, before the first probe starts.
+"""Facts of a torch, by which a platform finds out before the first probe if it can use its devices.
 
 The venv of a machine may hold torch for CPUs, one whose CUDA is newer than the driver, or one
 without code for the card. Each would end every rank of every probe with a different error.
@@ -6,13 +6,10 @@ without code for the card. Each would end every rank of every probe with a diffe
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.gpus import ask, open_nvml, visible_gpus
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -42,40 +39,15 @@ class TorchBuild:
         )
 
 
-def why_torch_cannot_use_gpus(
-    build: TorchBuild, *, nvml: Any = None, environ: Mapping[str, str] | None = None
-) -> str:
-    """Return one sentence if torch cannot use the visible GPUs, else an empty string.
-
-    Raises:
-        InputError: the GPUs cannot be used as named.
-    """
-    if not build.cuda:
-        return (
-            f"torch {build.version} is built without CUDA; install a build with CUDA "
-            "(https://pytorch.org/get-started/locally)"
-        )
-    try:
-        nvml = open_nvml(nvml)
-    except MeterError:
-        return ""
-    try:
-        offered = ask(nvml, 0, lambda: nvml.nvmlSystemGetCudaDriverVersion_v2())
-        if offered and offered // 1000 < int(build.cuda.partition(".")[0]):
-            driver = ask(nvml, "", lambda: nvml.nvmlSystemGetDriverVersion())
-            return (
-                f"torch {build.version} is built with CUDA {build.cuda}, and the driver {driver} "
-                f"supports CUDA {offered // 1000}.{offered % 1000 // 10}; update the driver or "
-                "install a torch that is built with an older CUDA"
-            )
-        for gpu in visible_gpus(nvml, environ=environ):
-            told = ask(nvml, None, lambda: nvml.nvmlDeviceGetCudaComputeCapability(gpu.handle))  # noqa: B023
-            if told is not None and not build.runs_on((told[0], told[1])):
-                return (
-                    f"torch {build.version} has no code for {gpu.name} (compute capability "
-                    f"{told[0]}.{told[1]}), only for {build.architectures}; install a build that "
-                    "has it"
-                )
-    finally:
-        ask(nvml, None, nvml.nvmlShutdown)
-    return ""
+def installed_torch() -> TorchBuild | None:
+    """Return the facts of the installed torch, read from its files; None if there is none."""
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        try:
+            text = (Path(folder) / "version.py").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        version = re.search(r"^__version__ = '([^']*)'", text, flags=re.MULTILINE)
+        cuda = re.search(r"^cuda\b[^=]*= '([^']*)'", text, flags=re.MULTILINE)
+        return TorchBuild(version.group(1) if version else "", cuda.group(1) if cuda else "")
+    return None

@@ -69,7 +69,6 @@ class Script:
             "torchrun --nproc-per-node 8 train.py"; the launcher is read, and joulefront starts the
             ranks that it would start.
             `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
-        cwd: the folder it is started in; relative paths of the command are found from there.
     """
 
     command: str
@@ -215,7 +214,6 @@ class Start:
             `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
             must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
             `inspect` and `alter` (see `tuner.workload.scripts.inspection`).
-        config: the DeepSpeed configuration that results; empty where the script uses none.
         env: what is added to the environment; `{rank}` and the like as in the words.
         secrets: values that words and env name as `{env:NAME}`; others are the environment's.
     """

@@ -20,7 +20,6 @@ class Counted:
         micro_batch: samples of one backward pass of one rank; 0 if unknown.
         accumulation: micro-batches of an optimizer step; 0 if unknown.
         how: the evidence, a phrase; the reason where they are unknown.
-        steps: the number of steps that it rests on.
     """
 
     micro_batch: int = 0

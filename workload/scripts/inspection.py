@@ -48,8 +48,6 @@ def inspect_script(
 
     Args:
         blank: the job that its command alone describes (`blank_job`).
-        run: launches a job as a request says.
-        folder: the run's; the logs go to its `probes/inspection`.
 
     Raises:
         InputError: the command is wrong, the script fails before its first step (the sentence
@@ -114,9 +112,6 @@ def _last_words(failure: Failure) -> str:
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     """Return the job that the command alone describes; what it does not name is unknown.
-
-    Args:
-        nodes: the number of its nodes on which the script runs today.
 
     Raises:
         InputError: the command is wrong, its launcher starts other ranks than the nodes have

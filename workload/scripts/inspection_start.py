@@ -20,11 +20,7 @@ from tuner.workload.scripts.script_job import ScriptJob, Start
 def inspection_start(
     job: ScriptJob, configuration: Configuration, folder: Path, *, alter: bool
 ) -> Start:
-    """Write the files of a look at `job` to `folder`, and return the start of its ranks.
-
-    Args:
-        alter: split the batch differently where that is possible.
-    """
+    """Write the files of a look at `job` to `folder`, and return the start of its ranks."""
     start = job.start(configuration, folder)
     options = {**start.options, "inspect": True, "alter": False}
     if alter and "micro_batch" not in job.placeholders:

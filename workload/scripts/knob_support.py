@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tuner.search_spaces.changed_training import CHANGED
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.command import LAUNCH
@@ -46,18 +46,14 @@ class Framework:
             "torch" (a torch optimizer), "program" (it told by `step()`), or "" before inspection.
         owner: the framework that calls DeepSpeed or the optimizer ("transformers", "accelerate",
             "lightning"), which then owns batches and accumulation; "" where the script does.
-        config: what the script passes to `deepspeed.initialize`.
         micro_batch, accumulation: today's; 0 where unknown.
         follows: its batches take their size from DeepSpeed's micro-batch.
         measured: the leading dimension of the engine's first batch is the micro-batch, so probes
             can check it.
         counted: the first steps showed micro-batch and accumulation, so probes can check them.
         sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
-        client_optimizer: the class of the optimizer that the script builds, or "".
         can_checkpoint: the model has transformers' switch for activation checkpointing.
         checkpoints: and it is on today.
-        compiled: the model, or a part of it, is compiled.
-        reads: what the script reads from `joulefront_hook.configuration()`.
         own: of these, the script's own values, as far as it names them there.
         live: live knobs that the script registers, each with its present value, None if it cannot
             be read.
@@ -116,7 +112,8 @@ class Framework:
         Raises:
             InvalidValue: micro-batch x data parallelism does not divide the global batch.
         """
-        times = configuration.accumulation(global_batch)
+        # An unknown global batch leaves the script's own accumulation.
+        times = configuration.accumulation(global_batch) if global_batch else self.accumulation
         parts = {"micro_batch": configuration.micro_batch, "gradient_accumulation": times}
         factors = {"ranks": configuration.data_parallel, "gradient_accumulation": times}
         for name, carried in self.carries.items():

@@ -39,7 +39,6 @@ class Argument:
     Attributes:
         name: of the placeholder that it would become: micro_batch or gradient_accumulation.
         options: the words that set it; a single one may end in "=".
-        value: today's.
         carries: what its value holds beside that part (`Framework.carries`).
     """
 
@@ -68,12 +67,7 @@ class _Today:
 
 
 def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int) -> ScriptJob:
-    """Return the job with the arguments as placeholders that are proven to carry its batch.
-
-    Args:
-        facts: of the unchanged launch.
-        devices: ranks that may be started.
-    """
+    """Return the job with the arguments as placeholders that are proven to carry its batch."""
     today = _Today(job, facts)
     if not _applies(today):
         return job

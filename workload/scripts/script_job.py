@@ -73,11 +73,8 @@ class ScriptJob(TrainingJob):
     that split the batch, and figures of the whole training.
 
     Attributes:
-        words: the command, placeholders included.
         devices: ranks that it starts on today.
         assumed: what was not told and is taken, one sentence each.
-        launcher: the launcher of its command, which says the environment; None without one.
-        driver: what sets the knobs of the recognised framework; None without one.
         secrets: values that words and launcher name as `{env:NAME}`; they are not written down.
     """
 

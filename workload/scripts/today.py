@@ -24,12 +24,8 @@ class Today:
 
     Attributes:
         global_batch, micro_batch, accumulation: 0 if unknown.
-        counted: the first steps showed micro-batch and accumulation.
-        config: the DeepSpeed configuration that holds.
         follows: batches follow DeepSpeed's micro-batch.
         driver_holds: False if the driver of the framework reads other values than were seen.
-        sources: where each value comes from, a phrase.
-        notes: what is unknown or was taken, one sentence each.
     """
 
     global_batch: int
@@ -45,10 +41,6 @@ class Today:
 
 def seen_today(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Today:
     """Return what a script trains today.
-
-    Args:
-        blank: the job that the command alone describes.
-        facts: of the inspected launch.
 
     Raises:
         InputError: what the user says contradicts what was seen.

@@ -291,7 +291,7 @@ def test_surrogates_of_any_regressor_take_a_prior_and_drop_one_that_harms() -> N
     for prior, kept in ((GoodPrior(), True), (BadPrior(), False)):
         here = Surrogates(FeatureMap(CANDIDATES, prior=prior), regressor=ExtraTreesRegressor(20))
         here.fit(some, *figures(some))
-        assert here.uses_prior[0] is kept
+        assert (here.mean_in_use[0] is not None) is kept
         loo = here.leave_one_out()
         assert (loo.measurements, loo.folds) == (24, FOLDS)
         assert here.sample(some[:3], np.zeros((5, 2, 3)))[0].shape == (5, 3)

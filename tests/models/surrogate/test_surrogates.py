@@ -43,14 +43,14 @@ def test_one_point_sets_the_scale_of_the_prior() -> None:
     surrogates = Surrogates(FeatureMap(CANDIDATES, prior=GoodPrior()))
     surrogates.fit(*([picked(1)]), *figures(picked(1)))
     assert error(surrogates) < 0.02
-    assert surrogates.uses_prior == (True, True)
+    assert None not in surrogates.mean_in_use
 
 
 def test_a_prior_that_harms_is_turned_off() -> None:
     some = picked(24)
     bad = Surrogates(FeatureMap(CANDIDATES, prior=BadPrior()))
     bad.fit(some, *figures(some))
-    assert bad.uses_prior[0] is False
+    assert bad.mean_in_use[0] is None
     assert error(bad) < 0.05
 
 
@@ -255,9 +255,9 @@ def test_wide_draws_are_as_wide_as_the_shown_intervals() -> None:
     rest = [c for c in CANDIDATES.configurations if c not in configurations][:20]
     shown = here.with_intervals(rest)
     normals = np.random.default_rng(0).standard_normal((2000, 2, len(rest)))
-    marginal_t, _ = here.sample_marginal(rest, normals)
+    marginal_t, _ = here.sample(rest, normals, marginal=True)
     assert marginal_t.std(axis=0).mean() > 1.05 * here.predict(rest).log_time_std.mean()
-    log_t, log_p = here.sample_wide(rest, normals)
+    log_t, log_p = here.sample(rest, normals, wide=True)
     assert log_t.std(axis=0) == pytest.approx(here.widening[0] * marginal_t.std(axis=0))
     assert log_t.std(axis=0) == pytest.approx(shown.log_time_std, rel=0.15)
     assert log_p.std(axis=0) == pytest.approx(shown.log_power_std, rel=0.15)

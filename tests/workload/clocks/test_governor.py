@@ -21,9 +21,10 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.base import FixedGovernor, Governor, GovernorError
-from tuner.workload.clocks.governor import NvmlGovernor, open_governor, why_fixed
+from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.guard import Earlier, put_back
 from tuner.workload.clocks.guard_client import Guard, GuardError
+from tuner.workload.platforms import platform_of
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -325,21 +326,21 @@ class TestApplicationClocks:
 
 class TestOpenGovernor:
     def test_gpus(self, fake: TwinNode) -> None:
-        governor = open_governor(GPUS, nvml=pynvml)
+        governor = platform_of(GPUS).open_governor(GPUS)
         assert governor.can_set
         governor.close()
 
     def test_what_is_missing_is_said_before_anything_runs(self, busy: Make) -> None:
         fake = busy(root=False)
-        said = why_fixed(GPUS, nvml=pynvml)
+        said = platform_of(GPUS).why_fixed(GPUS)
         assert "needs root" in said
         assert "nvidia-smi -i 0 -lgc MIN,MAX" in said
         assert fake.log == []
         fake.permit(True)
-        assert why_fixed(GPUS, nvml=pynvml) == ""
+        assert platform_of(GPUS).why_fixed(GPUS) == ""
 
     def test_cores_of_a_virtual_machine_have_a_fixed_clock(self, tmp_path: Path) -> None:
-        governor = open_governor(CPUS, nvml=pynvml, sys=tmp_path)
+        governor = platform_of(CPUS).open_governor(CPUS, sys=tmp_path)
         assert isinstance(governor, Governor)
         assert "no cpufreq" in governor.why_not
         assert not governor.can_set
@@ -365,7 +366,7 @@ class TestOpenGovernor:
             monkeypatch.setitem(sys.modules, "pynvml", None)
         else:
             fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-        governor = open_governor(GPUS)
+        governor = platform_of(GPUS).open_governor(GPUS)
         assert not governor.can_set
         assert "NVML" in governor.why_not
 

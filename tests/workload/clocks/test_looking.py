@@ -15,12 +15,13 @@ from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks.governor import NvmlGovernor, open_governor, why_fixed
+from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.ways import has_right
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.machine_facts import machine_facts
 from tuner.workload.node.preflight import look
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.platforms import platform_of
 
 Make = Callable[..., TwinNode]
 
@@ -41,7 +42,7 @@ class TestOnTwin:
         assert cluster.clock_control
         assert machine_facts(extensions=tmp_path).clock_control
         assert look().clock_note == ""
-        assert why_fixed(cluster) == ""
+        assert platform_of(cluster).why_fixed(cluster) == ""
         with closing(LocalRunner(small_job(), cluster, run_dir=tmp_path / "run")):
             pass
         assert node.log == []
@@ -59,7 +60,7 @@ class TestOnTwin:
     ) -> None:
         """second_day_13: --no-clocks and clock_control = false; clocks are still read."""
         cluster = replace(detect_cluster(), clock_control=False)
-        with closing(open_governor(cluster)) as governor:
+        with closing(platform_of(cluster).open_governor(cluster)) as governor:
             assert not governor.can_set
             assert "--no-clocks" in governor.why_not
             assert governor.delivered()["clock_MHz"] > 0
@@ -72,7 +73,8 @@ class TestOnTwin:
         """second_day_13: the kernel is asked, by CAP_SYS_ADMIN."""
         node.permit(False)
         assert not detect_cluster().clock_control
-        assert "needs root" in why_fixed(detect_cluster())
+        cluster = detect_cluster()
+        assert "needs root" in platform_of(cluster).why_fixed(cluster)
 
     def test_a_limit_that_the_card_refuses_is_not_offered_again(self, node: TwinNode) -> None:
         node.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -12,7 +12,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
-from tuner.study.question import _device_elsewhere
+from tuner.study.request import device_elsewhere
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.errors import MeterError, NoDriver
 from tuner.workload.meters.gpus import (
@@ -160,7 +160,7 @@ class TestNvmlThatDoesNotStart:
     ) -> None:
         """second_day_4: by a CPU cluster, or by hiding the GPUs."""
         twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-        assert _device_elsewhere("cpu-2") is None
+        assert device_elsewhere("cpu-2") is None
         for hidden in ("", "-1", "NoDevFiles"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
             assert detect_cluster().device.type == "cpu"
@@ -224,7 +224,7 @@ def test_second_day_16_nodes_under_other_power_profiles_are_of_another_kind(
     assert plain == "A100-SXM-80GB"
     node.set(power_profiles=1 << pynvml.NVML_POWER_PROFILE_MAX_Q)
     assert look().kind == f"{plain} (MAX_Q)"
-    assert _device_elsewhere(detect_cluster()) is None
+    assert device_elsewhere(detect_cluster()) is None
     node.set(0, power_profiles=0)
     (sentence,) = look().refusals()
     assert "different GPUs" in sentence

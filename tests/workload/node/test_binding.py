@@ -23,6 +23,7 @@ from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import Place, RankLaunch
 from tuner.workload.node.rank_server import RankServer, control_socket
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
@@ -154,14 +155,14 @@ def test_second_day_6_offload_is_measured_unbound_where_no_binding_is_possible(
         raise ServerError("RuntimeError: numactl CLI is required for NUMA binding\nmore")
 
     server = cast(RankServer, SimpleNamespace(bind=bind))
-    found = bound_ranks(OFFLOAD_RULE, server, 2, on_gpus=True, asked=False)
+    found = bound_ranks(OFFLOAD_RULE, server, 2, platform=Nvidia(), asked=False)
     assert found == ([], "RuntimeError: numactl CLI is required for NUMA binding")
     assert given == [(OFFLOAD_RULE, 2, [3, 1, 0])]
     with pytest.raises(InputError, match="--numa-binding exclusive cannot be applied"):
-        bound_ranks(OFFLOAD_RULE, server, 2, on_gpus=True, asked=True)
+        bound_ranks(OFFLOAD_RULE, server, 2, platform=Nvidia(), asked=True)
     given_away = cast(RankServer, SimpleNamespace(bind=lambda *_: [{"cpus": [4000, 4001]}]))
     with pytest.raises(InputError, match="cores 4000-4001 are not among"):
-        bound_ranks("cores:4000-4001", given_away, 1, on_gpus=True, asked=True)
+        bound_ranks("cores:4000-4001", given_away, 1, platform=Nvidia(), asked=True)
 
 
 def test_second_day_6_a_binding_is_kept_with_the_job() -> None:

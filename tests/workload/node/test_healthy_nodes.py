@@ -18,10 +18,10 @@ from tuner.problem.from_job import cluster_of, identity_of
 from tuner.search_spaces.errors import InputError
 from tuner.study.session import _check_question
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.node.gpu_watch import GpuWatch
+from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.machine_facts import machine_facts
-from tuner.workload.node.preflight import busy_gpus
+from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import Failure
 
 pytestmark = pytest.mark.twin
@@ -55,11 +55,10 @@ class TestCoresOfAGpuNode:
 
     @pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles"])
     def test_doctor_misses_no_gpu_that_is_not_wanted(
-        self, twin_node: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hidden: str
+        self, twin_node: Make, tmp_path: Path, hidden: str
     ) -> None:
         twin_node(TwinGpu()).fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        facts = machine_facts(extensions=tmp_path, environ={})
+        facts = machine_facts(extensions=tmp_path, environ={"CUDA_VISIBLE_DEVICES": hidden})
         assert not [thing for thing in facts.missing if "usable GPUs" in str(thing)]
 
 
@@ -78,12 +77,12 @@ class TestCounters:
         node = twin_node(TwinGpu(compute=(7, 0) if "Retired" in call else (8, 0)))
         node.ecc_error(uncorrected=3)
         node.fail(call, pynvml.NVML_ERROR_TIMEOUT, times=1)
-        watch = GpuWatch(True)
+        watch = DeviceWatch(Nvidia())
         assert watch.cause(Failure("crash", "x")).kind == "crash"
 
     def test_corrected_errors_of_a_healthy_card_blame_nothing(self, twin_node: Make) -> None:
         node = twin_node()
-        watch = GpuWatch(True)
+        watch = DeviceWatch(Nvidia())
         node.ecc_error(corrected=100_000, uncorrected=0)
         assert watch.cause(Failure("crash", "x")).kind == "crash"
 
@@ -121,9 +120,9 @@ def test_a_notebook_that_has_looked_at_its_gpu_can_tune(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     node = twin_node()
     node.processes(0, compute=[(os.getpid(), held)])
-    assert bool(busy_gpus()) == busy
-    watch = GpuWatch(True)
+    assert bool(Nvidia().busy()) == busy
+    watch = DeviceWatch(Nvidia())
     node.processes(0, compute=[(os.getpid(), held), (41, 40 * GIB)])
     assert watch.others({41}) == ""
     node.processes(0, compute=[(os.getpid(), held), (77, held)])
-    assert busy_gpus()
+    assert Nvidia().busy()

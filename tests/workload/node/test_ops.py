@@ -14,13 +14,13 @@ import pytest
 
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.ops import (
-    architectures,
     build_kind,
     cannot_build,
     cannot_compile,
     extensions_dir,
     remove_stale_locks,
 )
+from tuner.workload.platforms.nvidia import Nvidia
 
 #: What DeepSpeed's builders for CUDA ask before they compile (`builder.py`, jit_mode).
 ASKS = """
@@ -56,8 +56,7 @@ def test_finding_5_the_architectures_are_those_of_the_visible_gpus(
 ) -> None:
     """finding_5: NVML tells what a builder must not ask torch for."""
     twin_node(TwinGpu(), TwinGpu())
-    assert architectures({"DS_ACCELERATOR": "cuda"}) == architectures({}) == "8.0"
-    assert architectures({"DS_ACCELERATOR": "cpu"}) == ""
+    assert Nvidia({}).capabilities() == "8.0"
 
 
 def test_finding_5_nvme_offload_on_gpus_needs_cudas_compiler(

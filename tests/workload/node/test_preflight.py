@@ -15,7 +15,8 @@ import pytest
 
 from tuner.search_spaces.cluster import load_cluster
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.node.preflight import NodeFacts, busy_gpus, look
+from tuner.workload.node.preflight import NodeFacts, look
+from tuner.workload.platforms.nvidia import Nvidia
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -57,29 +58,29 @@ def test_a_gpu_with_a_process_on_it_is_not_measured(proc: Path, twin_node: Make)
     facts = seen(proc)
     (sentence,) = facts.refusals()
     assert "GPU 0 is used by processes 17, 4242" in sentence
-    assert busy_gpus(environ=NO_ENV, own=(17, 4242)) == ()
-    assert busy_gpus(environ={"CUDA_VISIBLE_DEVICES": "1"}) == ()  # visible GPUs only
+    assert Nvidia(NO_ENV).busy((17, 4242)) == ()
+    assert Nvidia({"CUDA_VISIBLE_DEVICES": "1"}).busy() == ()  # visible GPUs only
 
 
 def test_memory_held_by_nobody_that_can_be_seen_makes_a_gpu_busy(twin_node: Make) -> None:
     node = twin_node(TwinGpu(memory_bytes=8 * GIB, reserved_bytes=450 * 2**20))
-    assert busy_gpus(environ=NO_ENV) == ()  # the driver's reserve is nobody's
+    assert Nvidia(NO_ENV).busy() == ()  # the driver's reserve is nobody's
     node.set(used_bytes=3 * GIB)
-    (phrase,) = busy_gpus(environ=NO_ENV)
+    (phrase,) = Nvidia(NO_ENV).busy()
     assert "3.0 GiB of GPU 0's memory" in phrase
 
 
 def test_a_desktop_is_no_reason_against_its_card(proc: Path, twin_node: Make) -> None:
     node = twin_node(TwinGpu(memory_bytes=24 * GIB))
     node.processes(0, graphics=[(900, 2 * GIB), (901, GIB)])
-    assert busy_gpus(environ=NO_ENV) == ()
+    assert Nvidia(NO_ENV).busy() == ()
     facts = seen(proc)
     assert facts.refusals() == ()
     # What the display holds is no memory for the job.
     assert facts.cluster is not None
     assert facts.cluster.device.memory_bytes == 21 * GIB
     node.processes(0, graphics=[(900, GIB)], compute=[(77, GIB)])
-    (phrase,) = busy_gpus(environ=NO_ENV)
+    (phrase,) = Nvidia(NO_ENV).busy()
     assert "used by process 77" in phrase
 
 
@@ -88,7 +89,7 @@ def test_an_idle_mps_server_is_no_reason_either(twin_node: Make) -> None:
     with subprocess.Popen(["sleep", "30"]) as other:
         try:
             node.processes(0, compute=[(other.pid, 2**25)])
-            assert "used by process" in busy_gpus(environ=NO_ENV)[0]
+            assert "used by process" in Nvidia(NO_ENV).busy()[0]
         finally:
             other.kill()
     server = subprocess.Popen(
@@ -101,7 +102,7 @@ def test_an_idle_mps_server_is_no_reason_either(twin_node: Make) -> None:
     server.stdout.readline()
     node.processes(0, compute=[(server.pid, 2**25)])
     try:
-        assert busy_gpus(environ=NO_ENV) == ()
+        assert Nvidia(NO_ENV).busy() == ()
     finally:
         server.communicate(b"\n")
 

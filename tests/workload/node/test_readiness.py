@@ -7,20 +7,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pynvml
 import pytest
 
 from tuner.cli.main import main
 from tuner.testing.sysfs import make_sysfs
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.node.readiness import (
-    installed_torch,
-    missing_clocks,
-    missing_of_cores,
-    missing_parts,
-    why_shm_is_small,
-)
+from tuner.workload.node.host import why_shm_is_small
+from tuner.workload.node.readiness import missing_clocks, missing_of_cores, missing_parts
+from tuner.workload.node.torch_build import installed_torch
+from tuner.workload.platforms.nvidia import Nvidia
 
 Make = Callable[..., TwinNode]
 PACKAGES = dict.fromkeys(("torch", "deepspeed", "transformers"), "1.0")
@@ -52,15 +48,14 @@ class TestClocks:
 
         monkeypatch.setattr(Path, "write_text", refuse)
         governor = CpuGovernor(root, cpus=range(4), guarded=False)
-        note = "only root may read F; an administrator can grant it: chgrp energy F; chmod g+r F"
-        found = list(missing_of_cores(governor, note + " (not to everyone: PLATYPUS)"))
+        found = list(missing_of_cores(governor, "chgrp energy F; chmod g+r F"))
         assert found[0].lines == ("chgrp energy F; chmod g+r F",)
         assert "policy*/scaling_max_freq" in found[1].lines[0]
         assert "intel-rapl:*/constraint_1_power_limit_uw" in found[2].lines[0]
 
     def test_a_virtual_machine_lacks_nothing(self, tmp_path: Path) -> None:
         governor = CpuGovernor(tmp_path, guarded=False)
-        assert list(missing_of_cores(governor, "this machine has no RAPL")) == []
+        assert list(missing_of_cores(governor, "")) == []
 
 
 class TestParts:
@@ -83,8 +78,16 @@ class TestParts:
         if torch.cuda:
             pytest.skip("torch is built with CUDA here")
         twin_node()
+        why = Nvidia().why_not_torch(torch)
         found = list(
-            missing_parts(PACKAGES, COMPILERS, gpus=2, cores=2, shm_bytes=GIB, nvml=pynvml)
+            missing_parts(
+                PACKAGES,
+                COMPILERS,
+                gpus=2,
+                cores=2,
+                shm_bytes=GIB,
+                why_not_torch=why,
+            )
         )
         assert len(found) == 1
         assert "is built without CUDA" in found[0].what
@@ -106,9 +109,7 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "tuner.workload.node.readiness.why_torch_cannot_use_gpus", lambda *a, **k: ""
-    )
+    monkeypatch.setattr("tuner.workload.platforms.nvidia.Nvidia.why_not_torch", lambda *a, **k: "")
     twin_node(TwinGpu(), root=root)
     code = main(["doctor"])
     short = capsys.readouterr().out

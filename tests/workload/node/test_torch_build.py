@@ -14,7 +14,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.node.torch_build import TorchBuild, why_torch_cannot_use_gpus
+from tuner.workload.node.torch_build import TorchBuild
+from tuner.workload.platforms.nvidia import Nvidia
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -23,7 +24,7 @@ CU130 = TorchBuild("2.13.0+cu130", "13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_12
 
 def test_a_build_that_fits_is_fine(twin_node: Make) -> None:
     twin_node(TwinGpu(compute=(9, 0)), cuda_driver=13000)
-    assert why_torch_cannot_use_gpus(CU130, environ={}) == ""
+    assert Nvidia({}).why_not_torch(CU130) == ""
 
 
 @pytest.mark.parametrize(
@@ -49,16 +50,19 @@ def test_a_build_that_does_not_fit_is_one_sentence(
     twin_node: Make, build: TorchBuild, gpu: TwinGpu, driver: int, says: str
 ) -> None:
     twin_node(gpu, cuda_driver=driver)
-    assert re.search(says, why_torch_cannot_use_gpus(build, environ={}))
+    assert re.search(says, Nvidia({}).why_not_torch(build))
 
 
-def test_nothing_is_probed_with_it(twin_node: Make, tmp_path: Path) -> None:
+def test_nothing_is_probed_with_it(
+    twin_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twin_node(TwinGpu())
     runner = LocalRunner(load_job(), load_cluster("h100-32"), run_dir=tmp_path / "run")
     try:
         runner.node.server.torch = TorchBuild("2.13.0+cpu", "")
-        runner._on_gpus = True  # on a twin, processes stand in for GPUs
+        monkeypatch.setattr(runner.node.server, "start", lambda: None)
+        monkeypatch.setattr(Nvidia, "accelerator", "cuda")  # on a twin, cores stand in for GPUs
         with pytest.raises(InputError, match=r"nothing can be trained.*without CUDA"):
-            runner._require_gpus()
+            runner.prepare()
     finally:
         runner.close()

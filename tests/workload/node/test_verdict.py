@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.workload.node.machine_facts import GpuFacts, MachineFacts, MeterFacts, machine_facts
-from tuner.workload.node.verdict import verdict_lines
+from tuner.workload.node.machine_facts import MachineFacts, MeterFacts, machine_facts
+from tuner.workload.platforms.base import GpuFacts
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def facts(tmp_path: Path) -> MachineFacts:
 
 
 def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: MachineFacts) -> None:
-    lines = verdict_lines(facts)
+    lines = facts.verdict()
     assert [line.split()[0] for line in lines] == [
         "verdict",
         "machine",
@@ -36,7 +36,7 @@ def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: MachineFa
 def test_a_gpu_node_is_named_by_its_gpus(facts: MachineFacts) -> None:
     gpus = tuple(GpuFacts(i, f"GPU-{i}", "NVIDIA H100", 80 * 2**30) for i in range(8))
     meters = (MeterFacts("nvml", True, "NVML total-energy counter"), *facts.meters)
-    lines = verdict_lines(replace(facts, gpus=gpus, meters=meters, clock_control=True))
+    lines = replace(facts, gpus=gpus, meters=meters, clock_control=True).verdict()
     assert "8 x NVIDIA H100" in lines[1]
     assert lines[0] == "verdict   ready: probes train here, in real DeepSpeed processes"
     assert lines[2] == "energy    metered by nvml: NVML total-energy counter"
@@ -53,4 +53,4 @@ def test_a_gpu_node_is_named_by_its_gpus(facts: MachineFacts) -> None:
 def test_what_keeps_a_probe_from_running_is_the_verdict(
     facts: MachineFacts, changes: dict[str, object], said: str
 ) -> None:
-    assert said in verdict_lines(replace(facts, **changes))[0]  # type: ignore[arg-type]
+    assert said in replace(facts, **changes).verdict()[0]  # type: ignore[arg-type]

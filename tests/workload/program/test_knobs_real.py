@@ -26,8 +26,7 @@ from benchmarks.knobs import (
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.program_rules import unrunnable
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.workload.node.machine import detect_cluster
 
 pytestmark = pytest.mark.real

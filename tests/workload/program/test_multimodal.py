@@ -17,7 +17,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.model_facts import ModelFacts, facts_of
-from tuner.search_spaces.program_rules import unrunnable
+from tuner.search_spaces.rules import unrunnable
 
 PROGRAM = Path(__file__).parents[3] / "workload" / "program"
 JOB = load_job("tiny-lmm")

@@ -15,13 +15,14 @@ from tuner.cli.main import main
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.study_file import parse_job
-from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload import hook
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 
 GPU = Cluster(
@@ -250,6 +251,18 @@ def test_a_client_optimizer_stays_the_users(tmp_path: Path) -> None:
     assert said["zero_allow_untested_optimizer"] is True
     assert said["zero_force_ds_cpu_optimizer"] is False
     assert "optimizer" not in said
+
+
+def test_the_accumulation_that_a_command_states_holds_while_its_batch_is_unknown(
+    tmp_path: Path,
+) -> None:
+    """The look at a script, before any batch was seen, must not accumulate 0 micro-batches."""
+    (tmp_path / "train.py").touch()
+    script = Script("train.py -a {gradient_accumulation=2}", cwd=tmp_path)
+    unknown = blank_job(script, load_cluster("cpu-2"))
+    assert unknown.global_batch == 0
+    start = unknown.start(unknown.baseline, tmp_path)
+    assert start.words[1:] == ("-a", "2")
 
 
 def test_placeholders_are_filled_in(tmp_path: Path) -> None:

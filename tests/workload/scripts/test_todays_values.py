@@ -12,13 +12,12 @@ from tuner.cli.main import main
 from tuner.problem.batch_scaling import steps_a_job_step
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import baseline_of, problem_of_job
-from tuner.problem.settings import SearchSettings
 from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
 from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
-from tuner.study.question import Question
+from tuner.study.request import StudyRequest
 from tuner.study.rules import not_repaid, not_worth_it
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload.scripts.command import Script
@@ -103,11 +102,16 @@ def test_a_command_that_says_nothing_leaves_batch_and_length_unknown(tmp_path: P
     assert steps_a_job_step(job.baseline, job) == 1.0
 
 
-def unknown(folder: Path, **changes: object) -> Question:
+def unknown(folder: Path, **changes: object) -> StudyRequest:
     knobs = (Knob("pause", (1, 2), how="env:GLOO_PAUSE"),)
     job = script_job("train.py", folder, Framework("torch"), knobs, steps=0, global_batch=0)
-    return Question(
-        job, CPU, None, Constraints(**changes), SearchSettings(), None, "inline", "s", folder
+    return StudyRequest(
+        job,
+        CPU,
+        constraints=Constraints(**changes),
+        executor="inline",
+        name="s",
+        runs_dir=folder,
     )
 
 
@@ -116,8 +120,8 @@ def test_a_limit_on_a_training_of_unknown_length_is_refused(
     tmp_path: Path, limit: dict[str, float]
 ) -> None:
     with pytest.raises(InputError, match="length is unknown; add --steps with"):
-        unknown(tmp_path, **limit).prepare(True, None)
-    problem, _, _ = unknown(tmp_path, max_slowdown=0.05).prepare(True, None)
+        unknown(tmp_path, **limit).prepared(None)
+    problem, _, _ = unknown(tmp_path, max_slowdown=0.05).prepared(None)
     assert (problem.steps, problem.length_known) == (1, False)
 
 

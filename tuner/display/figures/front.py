@@ -23,6 +23,7 @@ from tuner.display.figures.style import (
 )
 from tuner.display.view import View
 from tuner.formatting import Units, after_comma, number
+from tuner.problem.constraints import limit_on
 from tuner.results.parts import Attainment, Point
 from tuner.results.result import Result
 
@@ -55,7 +56,7 @@ def front_figure(result: Result) -> go.Figure | None:
     dominated = [p for c, p in every.items() if c not in on_front and p.windows]
     predicted = [p for c, p in every.items() if c not in on_front and not p.windows]
     shown = [p for p in (*front, *named, result.baseline) if p]
-    limit_kJ, limit_s = result.constraints.get("budget_kJ"), result.constraints.get("deadline_s")
+    limit_kJ, limit_s = (limit_on(each, result.constraints) for each in ("energy_kJ", "time_s"))
     band = result.attainment or Attainment((), (), (), (), 0)
     near = shown or list(every.values())  # others may lie outside the view
     x_axis = Axis(
@@ -224,18 +225,17 @@ def _add_constraints(
         at = {"xanchor": "right", across: 1, f"{along}ref": along, along: axis.at(value)}
         add_small_text(figure, text, {**whole, **at, **label}, 12)
 
-    if budget := result.constraints.get("budget_kJ"):
+    if budget := limit_on("energy_kJ", result.constraints):
         text = f"budget {units.energy_text(budget)}"
         limit(text, budget / units.kJ, y_axis, "y", "x", yanchor="bottom")
-    if deadline := result.constraints.get("deadline_s"):
+    if deadline := limit_on("time_s", result.constraints):
         text = f"deadline {units.time_text(deadline)}"
         # At the top, but where the budget's label is, in the upper right: then at the bottom.
         level, at = (budget / units.kJ if budget else y_axis.low), deadline / units.s
         taken = y_axis.holds(level) and y_axis.share(level) > 0.5 and x_axis.share(at) > 0.5
         end = {"y": 0, "yanchor": "bottom"} if taken else {"y": 1, "yanchor": "top"}
         limit(text, at, x_axis, "x", "y", textangle=-90, **end)
-    cap = result.constraints.get("power_cap_W")
-    if cap:
+    if cap := limit_on("power_W", result.constraints):
         # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
         text = f"power cap {number(cap)} W"
         times = [x_axis.low + (x_axis.high - x_axis.low) * i / 60 for i in range(61)]

@@ -14,6 +14,7 @@ from tuner.display.columns import ENERGY, TIME
 from tuner.display.html.pieces import json_in_html
 from tuner.display.view import View
 from tuner.formatting import label, probability, short
+from tuner.problem.constraints import limit_on
 from tuner.results.choice import front_of
 from tuner.results.parts import Point
 from tuner.results.result import Result
@@ -44,13 +45,13 @@ def limits_part(view: View) -> str:
             "unit": units.time,
             "option": "d" if units.time == "days" else units.time,
             **_range([p.time_to_solution_s / units.s for p in shown]),
-            "limit": _limit(result, "deadline_s", units.s),
+            "limit": _limit(result, "time_s", units.s),
         },
         "budget": {
             "unit": units.energy,
             "option": units.energy,
             **_range([p.energy_to_solution_kJ / units.kJ for p in shown]),
-            "limit": _limit(result, "budget_kJ", units.kJ),
+            "limit": _limit(result, "energy_kJ", units.kJ),
         },
     }
     sliders = "".join(
@@ -92,7 +93,7 @@ def _range(values: list[float]) -> dict[str, float]:
     return {"low": min(values) * (1 - _BEYOND), "high": max(values) * (1 + _BEYOND)}
 
 
-def _limit(result: Result, name: str, per: float) -> float | None:
+def _limit(result: Result, figure: str, per: float) -> float | None:
     """Return the run's own limit in the unit of the points; None without one."""
-    value = result.constraints.get(name)
+    value = limit_on(figure, result.constraints)
     return value / per if value is not None else None

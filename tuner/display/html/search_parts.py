@@ -18,6 +18,7 @@ from tuner.display.html.pieces import (
 from tuner.display.view import View
 from tuner.formatting import Units, label, number, percent
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
+from tuner.problem.constraints import LIMITS
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 
@@ -25,13 +26,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _CONSTRAINTS = {
-    "budget_kJ": "energy budget of the job (kJ)",
-    "deadline_s": "deadline (s)",
-    "power_cap_W": "cap on the average power (W)",
+    **{limit.name: limit.label for limit in LIMITS},
     "probe_budget_kJ": "energy budget of the search (kJ)",
     "max_probes": "most probes",
-    "max_gpus": "most devices",
-    "peak_power_W": "cap on the peak power (W)",
     "search_s": "longest search (s)",
     "price_per_kWh": "price of a kWh",
     "price_per_gpu_hour": "price of a GPU hour",

@@ -34,8 +34,6 @@ class Bound:
     """Driver of the framework of a command, as far as the installed version has its keys.
 
     Attributes:
-        version: of the installed framework; "" where it is not known.
-        gone: keys that it does not have.
         given: values of its keys today that a function of the user's returns.
     """
 

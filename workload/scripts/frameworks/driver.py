@@ -47,7 +47,6 @@ class Driver:
     """Driver of one framework in a range of versions; each part is explained at its class.
 
     Attributes:
-        table: the file's content, from which it can be made again.
         package: distribution with the version, such as "torchtitan"; "" for none.
         divide: degrees by which the ranks are divided; data_parallel is the rest.
         defaults: values of keys of declared knobs where they are not given.
@@ -115,7 +114,7 @@ def read_driver(data: Any, where: str) -> Driver:
     table = Table(data, where, *_TOP)
     name = table.text("framework")
     signs = table.part("recognise", "modules", "scripts", "launchers", *_WITH)
-    recognised = Recognised(**{key: signs.texts(key) for key in Recognised.__annotations__})
+    recognised = signs.made(Recognised)
     if not (recognised.modules or recognised.scripts or recognised.launchers or recognised.imports):
         raise InputError(f"[recognise] of {where} must have modules, scripts, launchers or imports")
     knobs = table.part("knobs", *ROUTED)
@@ -138,7 +137,9 @@ def read_driver(data: Any, where: str) -> Driver:
     for variable in probe.values("env"):
         if re.fullmatch(r"(LD|PYTHON)\w*|DYLD_\w*|PATH|BASH_ENV|ENV", variable):
             raise InputError(f"{variable} in [probe.env] of {where} would start code of its own")
-    return Driver(
+    wrapper = table.part("wrapper", "module", "function", "search")
+    return table.made(
+        Driver,
         name=name,
         table=data,
         what=table.text("what", ""),
@@ -158,7 +159,7 @@ def read_driver(data: Any, where: str) -> Driver:
         sources=tuple(
             _source(item) for item in table.parts("keys", "file", "kind", "class", "below")
         ),
-        wrapper=_wrapper(table.part("wrapper", "module", "function", "search")),
+        wrapper=wrapper.made(Wrapper) if wrapper.data else None,
     )
 
 
@@ -166,8 +167,7 @@ def _command(table: Table) -> Command:
     option = table.text("option", "")
     if option and not ("{key}" in option and "{value}" in option):
         raise InputError(f"option in {table.where} must hold {{key}} and {{value}}")
-    truth = table.choice("truth", ("word", "bare", "negated"))
-    return Command(option, truth, table.texts("file"), table.value("python") is True)
+    return table.made(Command, truth=table.choice("truth", ("word", "bare", "negated")))
 
 
 def _route(name: str, table: Table) -> Route:
@@ -239,13 +239,7 @@ def _defaults(declared: Table) -> dict[str, Any]:
 
 
 def _rule(table: Table) -> Rule:
-    rule = Rule(
-        table.text("why"),
-        table.text("require", ""),
-        table.texts("divide"),
-        table.text("of", ""),
-        table.value("default"),
-    )
+    rule = table.made(Rule)
     if bool(rule.require) == bool(rule.divide) or bool(rule.divide) != bool(rule.of):
         raise InputError(f"{table.where} must have either require, or divide and of")
     if rule.require:
@@ -257,11 +251,7 @@ def _rule(table: Table) -> Rule:
 
 
 def _step(table: Table) -> Step:
-    step = Step(
-        table.choice("count", ("optimizer", "call", "log")),
-        table.text("call", ""),
-        table.text("line", ""),
-    )
+    step = table.made(Step, count=table.choice("count", ("optimizer", "call", "log")))
     if (step.count == "call") != bool(step.call) or (step.count == "log") != bool(step.line):
         raise InputError(f"{table.where} needs call for count = 'call', line for count = 'log'")
     if step.call and not _CALL.fullmatch(step.call):
@@ -274,18 +264,9 @@ def _step(table: Table) -> Step:
 
 
 def _source(table: Table) -> Source:
-    return Source(
-        table.text("file", "" if table.data.get("kind") == "own" else None),
-        table.choice("kind", ("fields", "options", "parameters", "texts", "own")),
-        table.text("class", ""),
-        table.text("below", ""),
-    )
-
-
-def _wrapper(table: Table) -> Wrapper | None:
-    if not table.data:
-        return None
-    return Wrapper(table.text("module"), table.text("function"), table.texts("search"))
+    file = table.text("file", "" if table.data.get("kind") == "own" else None)
+    kind = table.choice("kind", ("fields", "options", "parameters", "texts", "own"))
+    return table.made(Source, file=file, kind=kind, name=table.text("class", ""))
 
 
 def load_driver(path: Path) -> Driver:

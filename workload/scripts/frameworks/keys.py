@@ -28,12 +28,7 @@ _MOST_FILES, _MOST_BYTES = 200, 4 * 2**20
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of the comparison of a driver's keys with a framework's sources.
-
-    Attributes:
-        version: of the installed framework; "" where it is not known.
-        files: source files that were read; none where it is not installed.
-    """
+    """Result of the comparison of a driver's keys with a framework's sources."""
 
     version: str = ""
     found: tuple[str, ...] = ()
@@ -59,11 +54,7 @@ def installed_version(driver: Driver, path: Sequence[Path] | None = None) -> str
 
 
 def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
-    """Compare a driver's keys with the framework that a path leads to.
-
-    Args:
-        path: folders that are searched for its source files, in this order.
-    """
+    """Compare a driver's keys with the framework that a path leads to."""
     declared: set[str] = set()
     files: list[Path] = []
     own = tuple(f"{source.below}." for source in driver.sources if source.kind == "own")

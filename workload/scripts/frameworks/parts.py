@@ -61,13 +61,11 @@ class Route:
 
     Attributes:
         key: the key; "env:NAME" for a variable.
-        default: its value where it is not given; None where that is not known.
         times: the number is multiplied with these (a batch counted in tokens: sequence_length).
         over: the number is divided by these (ranks of one of several groups: hsdp_replicas).
         levels: by value, the settings: key to number, text or truth value. A text may have {NAME}
             of a launch knob; `UNSET` takes the key away; of a list the first is written, and each
             is recognised.
-        needs: settings that must hold today for the knob to be in play.
         when: condition over launch knobs; where it does not hold, the key means something else: it
             is neither read, so that the knob is at its default, nor set.
     """
@@ -92,11 +90,9 @@ class Rule:
     """Configurations that the framework refuses.
 
     Attributes:
-        require: condition over launch knobs that must hold.
         divide: degrees whose product must divide `of`.
         of: a launch knob, "world_size", "sequence_length" or a key of the framework; the rule is
             left out where that is not given.
-        default: value of `of` where it is not given.
     """
 
     why: str
@@ -146,10 +142,7 @@ class Wrapper:
     """Framework that is configured by a function: a module is generated that calls it.
 
     Attributes:
-        module, function: options that name the function's module and the function.
         search: where the module is, in this order, with {module}.
-        set: settings whose keys are attributes of what the function returns, and whose values are
-            made by calling "call:module:Class.method".
     """
 
     module: str

@@ -24,9 +24,6 @@ def recognised(
 ) -> Bound | None:
     """Return the framework of a command, with the keys that its installed version lacks.
 
-    Args:
-        given: driver file that the user names, which then needs no sign in the command.
-
     Raises:
         InputError: the given file is no driver.
     """

@@ -23,12 +23,7 @@ from tuner.workload.scripts.frameworks.parts import UNSET, Command
 
 @dataclass(frozen=True)
 class Settings:
-    """Keys as a command gives them.
-
-    Attributes:
-        words: the command of a rank, without launcher and interpreter.
-        given: values that neither says, of a configuration that is a function.
-    """
+    """Keys as a command gives them."""
 
     command: Command
     words: tuple[str, ...]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.typed import plain_text
+
+Made = TypeVar("Made")
 
 
 class Table:
@@ -14,7 +17,6 @@ class Table:
 
     Args:
         where: its name and file, for sentences: "[probe] of torchtitan.toml".
-        known: the keys that it may have; empty for any.
 
     Raises:
         InputError: it is no table, or has another key.
@@ -67,6 +69,29 @@ class Table:
         """Return a table of numbers, texts and truth values; empty by default."""
         part = self.part(key)
         return {name: part.value(name) for name in part.data}
+
+    def made(self, kind: type[Made], /, **given: Any) -> Made:
+        """Make a dataclass of this table by the types of its fields.
+
+        Args:
+            given: by field, the values that are made otherwise.
+
+        Raises:
+            InputError: a text without a default is missing, or a value has another type.
+        """
+        values = dict(given)
+        for item in fields(kind):  # type: ignore[arg-type]
+            if item.name in values:
+                continue
+            if item.type == "str":
+                default = None if item.default is MISSING else str(item.default)
+                values[item.name] = self.text(item.name, default)
+            elif item.type == "tuple[str, ...]":
+                values[item.name] = self.texts(item.name) or item.default
+            else:
+                value = self.value(item.name)
+                values[item.name] = value is True if item.type == "bool" else value
+        return kind(**values)
 
     def part(self, key: str, *known: str) -> Table:
         """Return a table inside this one; empty by default."""

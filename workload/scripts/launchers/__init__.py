@@ -1,6 +1,6 @@
-"""Launchers of pasted commands: what each would start, read by its own parser."""
+"""Launchers of pasted commands: what each would start, and the same command written back."""
 
 from tuner.workload.scripts.launchers.launcher import Launcher
-from tuner.workload.scripts.launchers.reading import read_command
+from tuner.workload.scripts.launchers.reading import kind_of, read_command, under_srun
 
-__all__ = ["Launcher", "read_command"]
+__all__ = ["Launcher", "kind_of", "read_command", "under_srun"]

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+
+#: Variable in front of a command.
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
+#: Place of a value that is not kept; `${env:NAME}` is OmegaConf's own.
+TAKEN = re.compile(r"(?<!\$)\{env:([A-Za-z_]\w*)\}")
+
+
+def names_taken(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the variables that stand in texts for values that are not kept."""
+    return tuple(dict.fromkeys(name for text in texts for name in TAKEN.findall(text)))
 
 
 @dataclass(frozen=True)
@@ -17,13 +28,11 @@ class Launcher:
         kind: "torchrun", "deepspeed", "accelerate", "trl", "axolotl", "llamafactory", "srun", or
             "" for a command with nothing but variables in front of it.
         words: its own words as typed, up to the script, without variables in front.
-        script: the words after them, as typed.
         processes: ranks that it would start on a node; 0 for one on each device.
         env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
             `{world_size}` stand for values that differ from rank to rank.
         assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`); a
             value that is not kept is `{env:NAME}` (`tuner.workload.scripts.launchers.secrets`).
-        config: path of its configuration file; "" without one.
         notes: what joulefront leaves out, one sentence each.
         binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`); "" if it
             does not.

@@ -10,15 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.launchers.launcher import ASSIGNMENT, TAKEN, names_taken
 from tuner.workload.scripts.launchers.slurm import is_srun, options_of_srun
 
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
-#: The place of a value; `${env:NAME}` is OmegaConf's own.
-_TAKEN = re.compile(r"(?<!\$)\{env:([A-Za-z_]\w*)\}")
 _PLACED = re.compile(r"\{(env:)?\w+(=[^{}]*)?\}")
 #: End of the name of an option or variable that holds a secret.
 SECRET_NAME = re.compile(
@@ -72,9 +70,6 @@ def is_secret(name: str, value: str) -> bool:
 
 def hidden(words: Sequence[str], public: Collection[str] = ()) -> tuple[list[str], dict[str, str]]:
     """Return a command without its secrets, and these by the names of their variables.
-
-    Args:
-        public: more variables whose values are kept, because they are knobs.
 
     Raises:
         InputError: an option of srun is not known.
@@ -136,11 +131,6 @@ def _assignments(words: Sequence[str]) -> Iterator[tuple[int, bool]]:
         at += length
 
 
-def names_taken(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the variables that stand in texts."""
-    return tuple(dict.fromkeys(name for text in texts for name in _TAKEN.findall(text)))
-
-
 def require(names: Sequence[str], values: Mapping[str, str]) -> None:
     """Check that each variable has a value, given or in the environment.
 
@@ -163,7 +153,7 @@ def revealed(text: str, values: Mapping[str, str]) -> str:
         InputError: one has no value.
     """
     require(names_taken([text]), values)
-    return _TAKEN.sub(lambda found: values.get(found[1]) or os.environ[found[1]], text)
+    return TAKEN.sub(lambda found: values.get(found[1]) or os.environ[found[1]], text)
 
 
 def shell_words(words: Sequence[str]) -> str:
@@ -172,7 +162,7 @@ def shell_words(words: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    parts = _TAKEN.split(word)  # text, name, text, ...
+    parts = TAKEN.split(word)  # text, name, text, ...
     if len(parts) == 1:
         return shlex.quote(word)
     return "".join(

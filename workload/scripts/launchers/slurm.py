@@ -9,86 +9,120 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
+from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.errors import InputError
-
-#: Letters of short options: those that take a value (the next word or the same one), and those
-#: that take none or one in the same word only.
-_SHORT_WITH_VALUE = set("AbBcCdDeFGiJLmMnNopPqrRStTUwWx")
-_SHORT_ALONE = set("EhHIklOQsuvVXZK")
-#: Long options that take no word after them.
-_ALONE = frozenset(
-    """
-    async bcast compress consolidate-segments contiguous debugger-test disable-status exact
-    exclusive external-launcher get-user-env help hold immediate interactive kill-on-bad-exit
-    label multi-prog nice no-allocate no-kill oom-kill-step overcommit overlap oversubscribe
-    parsable preserve-env propagate pty quiet quit-on-interrupt reboot resv-ports send-libs
-    spread-job spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version
-    wait-for-children whole x11
-    """.split()  # noqa: SIM905 - a table to read
+from tuner.workload.scripts.launchers.kinds import (
+    PYTHON,
+    Kind,
+    Read,
+    Typed,
+    assignments,
+    without_python,
 )
-_WITH_VALUE = frozenset(
-    """
-    accel-bind account acctg-freq autocomplete bb bbf bcast-exclude begin chdir cluster
-    cluster-constraint clusters comment constraint container container-id container-image
-    container-mounts container-name container-workdir context core-spec cores-per-socket
-    cpu-bind cpu-freq cpu_bind cpus-per-gpu cpus-per-task deadline delay-boot dependency
-    distribution epilog error exclude export extra extra-node-info gid gpu-bind gpu-freq gpus
-    gpus-per-node gpus-per-socket gpus-per-task gres gres-flags het-group hint ignore-signals
-    input job-name jobid licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
-    mem-per-gpu mem-update mincpus mpi msg-timeout network nodefile nodelist nodes ntasks
-    ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode
-    output pack-group partition prefer priority profile prolog qos relative reservation
-    resources runtime segment signal slurmd-debug sockets-per-node switches task-epilog
-    task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp treewidth
-    tres-bind tres-per-task uid wait wckey
-    """.split()  # noqa: SIM905 - a table to read
+from tuner.workload.scripts.launchers.launcher import Launcher
+
+_OPTIONS = read_toml(
+    resources.files("tuner.workload.scripts.launchers") / "srun.toml", "options of srun"
 )
 _LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
-#: The options that say how many ranks there are.
-TASK_OPTIONS = ("ntasks", "ntasks-per-node")
 
 
-@dataclass(frozen=True)
-class Srun:
-    """srun's options in front of a command.
+class Srun(Kind):
+    """`srun` in front of a script, or of another launcher."""
 
-    Attributes:
-        words: srun and its options, as typed.
-        tasks: tasks on a node; 0 if neither its options nor the allocation says.
-        chdir: the folder that it starts in; "" for the current one.
-        notes: what joulefront leaves out, one sentence each.
-    """
+    name = "srun"
+    commands = ("srun",)
+    of_all = ("--ntasks", "-n")
+    of_node = ("--ntasks-per-node", "--tasks-per-node")
+    nodes = ("--nodes", "-N")
 
-    words: tuple[str, ...]
-    rest: tuple[str, ...]
-    tasks: int
-    chdir: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    nodes: int = 1
+    def reaches_nodes(self, launcher: Launcher) -> bool:
+        """Return True: its tasks are on all nodes."""
+        return True
+
+    def before_hook(self, words: list[str]) -> list[str]:
+        """Return the words with Python's own in them, which srun starts with the hook."""
+        return words
+
+    def read(self, typed: Typed) -> Read:
+        """Return what it starts, inside an allocation by Slurm's own figures.
+
+        Raises:
+            InputError: an option is unknown, nodes have different numbers of tasks, or no command
+                follows whose ranks are seen from here.
+        """
+        words = list(typed.words)
+        told, at = options_of_srun(words)
+        _check_options(words[at:], told)
+        nodes, tasks = _tasks(told, typed.environment)
+        chdir = told.get("chdir", "")
+        if (typed.cwd / chdir).resolve() != typed.cwd.resolve():
+            raise InputError(f"srun starts in {chdir}; start tuner there, without --chdir")
+        env, notes = _exported(told.get("export", "ALL"))
+        if "cpus-per-task" in told:
+            env["SLURM_CPUS_PER_TASK"] = told["cpus-per-task"]
+        notes += [
+            f"srun --{option} is not applied in probes"
+            for option in ("cpu-bind", "mem-bind", "distribution", "hint")
+            if option in told
+        ]
+        inner, rest = assignments(words[at:])
+        if not without_python(rest):
+            raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
+        script, launcher = typed.again(rest, {**typed.environment, **env, **inner})
+        if launcher is None:
+            installed = script[0] == "-m" and rest[0] != "-m" and tuple(rest[1:]) == script[2:]
+            if installed:
+                words = [*words[: len(words) - len(rest)], "python", *script]
+            elif Path(rest[0]).suffix != ".py" and not PYTHON.fullmatch(Path(rest[0]).name):
+                raise InputError(
+                    f"srun starts {rest[0]!r}, whose ranks are not seen from here; paste the "
+                    "command of Python that is in it"
+                )
+            own = tuple(words[: len(words) - len(script)])
+            launcher = Launcher(self.name, own, script, tasks or 1, nodes=nodes)
+            env = {**env, **inner, **_task_environment()}
+            return script, replace(launcher, env=env, notes=tuple(notes))
+        if tasks > 1:
+            raise InputError(
+                f"srun starts {tasks} tasks on a node, and each would start the ranks of "
+                f"{launcher.kind}; give --ntasks-per-node=1"
+            )
+        if nodes != launcher.nodes:
+            raise InputError(
+                f"srun starts on {nodes} nodes and {launcher.kind} asks for {launcher.nodes}; "
+                "give both the same number"
+            )
+        return script, replace(
+            launcher,
+            words=(*words[: len(words) - len(rest)], *launcher.words),
+            env={**env, **inner, **_task_environment(nodes), **launcher.env},
+            notes=(*notes, *launcher.notes),
+        )
 
 
-def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
-    """Read a command that begins with srun.
-
-    Args:
-        environment: of this process; inside an allocation it holds Slurm's own figures.
-
-    Raises:
-        InputError: an option is unknown, nodes have different numbers of tasks, or no command
-            follows.
-    """
-    told, at = options_of_srun(words)
-    if at >= len(words):
+def _check_options(command: Sequence[str], told: Mapping[str, str]) -> None:
+    if not command:
         raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
-    if ":" in words[at:]:
+    if ":" in command:
         raise InputError("srun of a heterogeneous job (`:`) starts several programs; give one")
     for option in ("multi-prog", "pty"):
         if option in told:
             raise InputError(f"srun --{option} is not for a training script; leave it out")
+    if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
+        option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"
+        raise InputError(
+            f"srun --{option} shows each task its own GPU alone, and a rank of a probe sees those "
+            "of all; give --gpus-per-node and let the script take the GPU of its local rank"
+        )
+
+
+def _tasks(told: Mapping[str, str], environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the number of nodes, and of tasks on each; 0 if nothing says."""
     nodes = _nodes(told, environment)
     each, tasks = _number(told, "ntasks-per-node"), _number(told, "ntasks")
     if not each and not tasks:
@@ -102,29 +136,7 @@ def read_srun(words: Sequence[str], environment: Mapping[str, str]) -> Srun:
             f"srun spreads {tasks} tasks over {nodes} nodes, and a probe has as many on each; give "
             f"a multiple of {nodes}"
         )
-    if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
-        option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"
-        raise InputError(
-            f"srun --{option} shows each task its own GPU alone, and a rank of a probe sees those "
-            "of all; give --gpus-per-node and let the script take the GPU of its local rank"
-        )
-    env, notes = _exported(told.get("export", "ALL"))
-    if "cpus-per-task" in told:
-        env["SLURM_CPUS_PER_TASK"] = told["cpus-per-task"]
-    notes += [
-        f"srun --{option} is not applied in probes"
-        for option in ("cpu-bind", "mem-bind", "distribution", "hint")
-        if option in told
-    ]
-    return Srun(
-        tuple(words[:at]),
-        tuple(words[at:]),
-        tasks // nodes or each,
-        told.get("chdir", ""),
-        env,
-        tuple(notes),
-        nodes,
-    )
+    return nodes, tasks // nodes or each
 
 
 def _exported(text: str) -> tuple[dict[str, str], list[str]]:
@@ -136,12 +148,8 @@ def _exported(text: str) -> tuple[dict[str, str], list[str]]:
     return env, [f"srun --export={text}: probes keep the whole environment of tuner"]
 
 
-def task_environment(nodes: int = 0) -> dict[str, str]:
-    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT").
-
-    Args:
-        nodes: their number, if the task on each is a launcher; 0: each rank is a task.
-    """
+def _task_environment(nodes: int = 0) -> dict[str, str]:
+    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT")."""
     tasks = str(nodes) if nodes else "{world_size}"
     return {
         "SLURM_PROCID": "{node_rank}" if nodes else "{rank}",
@@ -172,23 +180,23 @@ def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if not equals and name in _WITH_VALUE:
+            if not equals and name in _OPTIONS["with_value"]:
                 value, at = _value(words, at, word)
-            elif not equals and name not in _ALONE:
+            elif not equals and name not in _OPTIONS["alone"]:
                 raise InputError(f"srun's option {word} is not known; write it as {word}=VALUE")
             told["ntasks-per-node" if name == "tasks-per-node" else name] = value
             continue
         letters = word[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
-            if letter in _SHORT_WITH_VALUE:
+            if letter in _OPTIONS["short_with_value"]:
                 value, letters = letters, ""
                 if not value:
                     value, at = _value(words, at, f"-{letter}")
                 told[_LONG_OF.get(letter, letter)] = value
             elif letter in "IkK":  # a value may follow in the same word
                 letters = ""
-            elif letter not in _SHORT_ALONE:
+            elif letter not in _OPTIONS["short_alone"]:
                 raise InputError(f"srun's option -{letter} is not known; use its long form")
     return told, at
 

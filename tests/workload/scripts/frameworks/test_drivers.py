@@ -29,7 +29,7 @@ from tuner.workload.scripts.frameworks.driver import (
 from tuner.workload.scripts.frameworks.keys import check_keys
 from tuner.workload.scripts.frameworks.parts import Wrapper
 from tuner.workload.scripts.frameworks.wrapper import read_function
-from tuner.workload.scripts.launchers import reading
+from tuner.workload.scripts.launchers import kinds
 from tuner.workload.scripts.script_job import ScriptJob
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
@@ -57,7 +57,7 @@ mode = "none"
 
 @pytest.fixture(autouse=True)
 def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_answer", answer_here)
 
 
 def looked_at(script: Script, **seen: Any) -> ScriptJob:

@@ -17,7 +17,7 @@ from tuner.testing.launchers import answer_here
 from tuner.testing.scripts import CPU
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher, reading, vendor
+from tuner.workload.scripts.launchers import Launcher, kinds, vendor
 from tuner.workload.scripts.script_job import ScriptJob
 
 GPU = Cluster(
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     for name in ("OMP_NUM_THREADS", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
     if "bogus" not in request.node.name:  # that one asks an interpreter of its own
-        monkeypatch.setattr(reading, "_answer", answer_here)
+        monkeypatch.setattr(kinds, "_answer", answer_here)
     return tmp_path
 
 
@@ -447,7 +447,7 @@ def with_trl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # read in an interpreter of its own
-    monkeypatch.setattr(reading.sys, "executable", str(with_trl))
+    monkeypatch.setattr(kinds.sys, "executable", str(with_trl))
     (folder / "sft.yaml").write_text(
         "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\nuse_cpu: true\n"
     )

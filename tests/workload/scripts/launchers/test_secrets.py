@@ -17,7 +17,7 @@ from tuner.testing.commands import finished
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import reading
+from tuner.workload.scripts.launchers import kinds
 from tuner.workload.scripts.launchers.secrets import hidden, require, revealed
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -31,7 +31,7 @@ COMMAND += " --wandb-key zebra3 --hf_token=zebra4 --lr 0.1"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(reading, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_answer", answer_here)
     return tmp_path
 
 

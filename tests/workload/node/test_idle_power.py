@@ -9,9 +9,9 @@ import pytest
 from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.base import Reading
-from tuner.workload.node.between_launches import IdlePower, memory_of, wait_for_release
-from tuner.workload.node.preflight import busy_gpus
+from tuner.workload.node.idle_power import IdlePower
 from tuner.workload.node.probe_run import _peak
+from tuner.workload.platforms.nvidia import Nvidia
 
 GIB = 2**30
 
@@ -56,8 +56,8 @@ class TestMemory:
         node = twin_node(TwinGpu(), TwinGpu())
         node.processes(0, compute=[(41, 30 * GIB), (900, GIB)])
         node.processes(1, compute=[(42, 31 * GIB)])
-        assert memory_of([41, 42], environ={}) == 31 * GIB
-        assert memory_of([7], environ={}) is None
+        assert Nvidia({}).memory_held([41, 42]) == 31 * GIB
+        assert Nvidia({}).memory_held([7]) is None
         assert _peak([{"device_bytes": 28 * GIB}], 31 * GIB) == 31 * GIB
         assert _peak([{"host_bytes": 28 * GIB}], 31 * GIB) == 28 * GIB
         assert _peak([{"device_bytes": 32 * GIB}], 31 * GIB) == 32 * GIB
@@ -80,11 +80,11 @@ class TestMemory:
             if clock.now_s > 7.0:
                 node.processes(0)
 
-        waited_s = wait_for_release(environ={}, clock=clock, sleep=sleep)
+        waited_s = Nvidia({}).wait_for_release(clock=clock, sleep=sleep)
         assert waited_s == pytest.approx(7.1, abs=0.2)
-        assert busy_gpus(environ={}) == ()
-        assert wait_for_release(environ={}, clock=clock, sleep=sleep) == 0.0
+        assert Nvidia({}).busy() == ()
+        assert Nvidia({}).wait_for_release(clock=clock, sleep=sleep) == 0.0
         clock.now_s = 0.0
         node.processes(0, compute=[(900, GIB)])
-        waited_s = wait_for_release(environ={}, limit_s=5.0, clock=clock, sleep=sleep)
+        waited_s = Nvidia({}).wait_for_release(limit_s=5.0, clock=clock, sleep=sleep)
         assert waited_s == pytest.approx(5.1, abs=0.2)

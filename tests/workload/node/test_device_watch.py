@@ -16,11 +16,12 @@ from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.measure.window import ProbeFailed
-from tuner.workload.node.between_launches import memory_of
-from tuner.workload.node.gpu_watch import GpuWatch, fault_counters, new_faults
+from tuner.workload.node.device_watch import DeviceWatch, new_faults
 from tuner.workload.node.host import family
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.platforms.cores import Cores
+from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import Failure, FailureKind, ProbeRequest
 
 pytestmark = pytest.mark.twin
@@ -44,7 +45,8 @@ class TestDamage:
     ) -> None:
         """second_day_7: CUDA says "illegal memory access" for it, too."""
         node = twin_node(TwinGpu(), TwinGpu(compute=compute))
-        watch, failure = GpuWatch(True), Failure(kind, "an illegal memory access was encountered")
+        watch = DeviceWatch(Nvidia())
+        failure = Failure(kind, "an illegal memory access was encountered")
         assert watch.cause(failure) is failure
         node.ecc_error(1, corrected=5, uncorrected=0)  # which the GPU has repaired
         assert watch.cause(failure) is failure
@@ -59,7 +61,7 @@ class TestDamage:
     def test_second_day_7_a_lost_gpu_is_the_nodes(self, twin_node: Make) -> None:
         """second_day_7: also where CUDA_VISIBLE_DEVICES names the others only by their absence."""
         node = twin_node(TwinGpu(), TwinGpu(uuid="GPU-b"))
-        watch = GpuWatch(True)
+        watch = DeviceWatch(Nvidia())
         node.set(1, lost=1)
         assert watch.cause(Failure("crash", "x")).message == "GPU-b cannot be used any more: x"
 
@@ -68,7 +70,7 @@ class TestDamage:
         self, twin_node: Make, kind: FailureKind
     ) -> None:
         node = twin_node()
-        watch = GpuWatch(True)
+        watch = DeviceWatch(Nvidia())
         node.ecc_error(uncorrected=1)
         assert watch.cause(Failure(kind, "x")).kind == kind
 
@@ -77,12 +79,12 @@ class TestDamage:
     ) -> None:
         node = twin_node(TwinGpu(), TwinGpu(has_ecc=False))
         node.ecc_error(uncorrected=3)
-        before = fault_counters()
+        before = Nvidia().faults()
         assert [sum(counters.values()) > 0 for counters in before.values()] == [True, False]
-        assert new_faults(before, fault_counters()) == ""
+        assert new_faults(before, Nvidia().faults()) == ""
         node.fail("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
-        assert fault_counters() == {}
-        assert GpuWatch(True).cause(Failure("crash", "x")).kind == "crash"
+        assert Nvidia().faults() == {}
+        assert DeviceWatch(Nvidia()).cause(Failure("crash", "x")).kind == "crash"
 
 
 class TestOthers:
@@ -135,7 +137,7 @@ class TestOthers:
     def test_second_day_8_a_process_that_comes_in_a_window_is_noted(self, twin_node: Make) -> None:
         """second_day_8: at the end of each window, as contention of cores."""
         node = twin_node(TwinGpu(), TwinGpu())
-        watch = GpuWatch(True)
+        watch = DeviceWatch(Nvidia())
         watch.require_free()
         node.processes(0, compute=[(41, 30 * GIB), (42, GIB)])
         assert watch.others({41, 42}) == ""
@@ -157,14 +159,14 @@ class TestOthers:
         node.processes(0, compute=[(rank, 30 * GIB), (helper, GIB)])
         own = {rank, *family(rank)}
         assert helper in own
-        assert memory_of(own, environ={}) == 31 * GIB
-        assert GpuWatch(True).others(own) == ""
-        assert GpuWatch(True).others({rank}) != ""
+        assert Nvidia({}).memory_held(own) == 31 * GIB
+        assert DeviceWatch(Nvidia()).others(own) == ""
+        assert DeviceWatch(Nvidia()).others({rank}) != ""
 
     def test_cores_have_no_gpus_to_watch(self, twin_node: Make) -> None:
         node = twin_node()
         node.processes(0, compute=[(77, GIB)])
-        watch = GpuWatch(False)
+        watch = DeviceWatch(Cores())
         watch.require_free()
         node.ecc_error(uncorrected=1)
         assert watch.others({1}) == ""

@@ -1,0 +1,1 @@
+"""Tuning while training, on recorded live settings: `python -m benchmarks.online`."""

@@ -1,0 +1,236 @@
+"""The bandit, on worlds whose truth is known, and on those made to break its promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tuner.online.bandit import OnlineTuner
+from tuner.online.changes import ChangeDetector
+from tuner.online.response import Studied
+from tuner.online.windows import NEW_USUAL, Chunk, WindowCollector
+from tuner.search_spaces.errors import InvalidValue
+
+CLOCKS = (1410, 1305, 1200, 1095, 990, 885, 780)
+X = [math.log(CLOCKS[0] / clock) for clock in CLOCKS]
+World = Callable[[int, int], tuple[float, float]]
+
+
+def gpu(setting: int, step: int = 0, bound: float = 0.6) -> tuple[float, float]:
+    """Step time in s and power in W of a GPU that is bound partly by memory."""
+    share = CLOCKS[setting] / CLOCKS[0]
+    return 0.5 * (bound + (1 - bound) / share), 80 + 300 * share**2.4
+
+
+@dataclass
+class Outcome:
+    tuner: OnlineTuner
+    slowdown: float
+    saved: float
+    worst: float
+    visits: list[int]
+
+
+def train(
+    tuner: OnlineTuner,
+    world: World,
+    *,
+    steps: int = 6000,
+    seed: int = 0,
+    noise: float = 0.01,
+) -> Outcome:
+    random = np.random.default_rng(seed)
+    setting, visits = 0, []
+    seconds = top_s = energy_J = top_J = worst = 0.0
+    for step in range(0, steps, 4):
+        kick = math.exp(random.normal(0, noise))
+        (time_s, power_W), (first_s, first_W) = world(setting, step), world(0, step)
+        chunk = Chunk(4, 4 * time_s * kick, 4 * time_s * kick * power_W)
+        seconds, energy_J = seconds + chunk.seconds, energy_J + chunk.energy_J
+        top_s, top_J = top_s + 4 * first_s * kick, top_J + 4 * first_s * first_W * kick
+        visits.append(setting)
+        setting = tuner.add(chunk).setting
+        if step > 200:
+            worst = max(worst, seconds / top_s - 1)
+    return Outcome(tuner, seconds / top_s - 1, 1 - energy_J / top_J, worst, visits)
+
+
+def tuner_of(max_slowdown: float = 0.05, **more: object) -> OnlineTuner:
+    return OnlineTuner(X, max_slowdown=max_slowdown, window_s=8, settle_s=2, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_slowdown", [0.02, 0.05, 0.2])
+def test_it_saves_and_keeps_the_promise_at_all_times(max_slowdown: float) -> None:
+    broken = saved = 0.0
+    for seed in range(10):
+        done = train(tuner_of(max_slowdown), gpu, seed=seed)
+        broken += done.worst > max_slowdown
+        saved += done.saved / 10
+    assert broken == 0
+    kept = [i for i in range(7) if gpu(i)[0] <= (1 + max_slowdown) * gpu(0)[0]]
+    best = max(1 - math.prod(gpu(i)) / math.prod(gpu(0)) for i in kept)
+    assert saved >= 0.8 * best - 0.003
+
+
+def test_what_it_says_it_saved_and_lost_is_true() -> None:
+    inside = 0
+    for seed in range(20):
+        done = train(tuner_of(), gpu, seed=seed)
+        low, _, high = done.tuner.balance.slowdown
+        saved = [share / done.tuner.balance.energy_J for share in done.tuner.balance.saved_J]
+        truth = done.saved / (1 - done.saved)
+        inside += (low <= done.slowdown <= high) + (saved[0] <= truth <= saved[2])
+    assert inside >= 36  # of 40 at 90 %
+
+
+def test_a_promise_of_no_slowdown_stays_at_the_highest_setting() -> None:
+    assert set(train(tuner_of(0.0), gpu).visits) == {0}
+
+
+def test_where_nothing_saves_it_soon_stays_at_the_highest_setting() -> None:
+    """Bound by the clock alone: each lower setting costs as much time as it saves power."""
+
+    def world(setting: int, step: int) -> tuple[float, float]:
+        share = CLOCKS[setting] / CLOCKS[0]
+        return 0.5 / share, 300 * share**0.9
+
+    done = train(tuner_of(0.3), world)
+    assert done.saved > -0.003
+    assert done.visits[-200:].count(0) > 180
+
+
+def test_a_lower_setting_that_is_faster_is_found() -> None:
+    def world(setting: int, step: int) -> tuple[float, float]:
+        time_s, power_W = gpu(setting)
+        return time_s * (0.95 if setting == 1 else 1.0), power_W
+
+    done = train(tuner_of(0.02), world)
+    assert done.worst <= 0.02
+    assert done.saved > 0.14  # 15 % at the faster setting alone
+
+
+def test_a_knob_that_changes_nothing_costs_nothing() -> None:
+    done = train(tuner_of(), lambda setting, step: (0.5, 300.0))
+    assert done.saved == pytest.approx(0, abs=1e-9)
+    assert done.tuner.changes == []
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.1, 1.2, 3.0])
+def test_a_change_is_noticed_and_the_promise_kept(factor: float) -> None:
+    def world(setting: int, step: int) -> tuple[float, float]:
+        time_s, power_W = gpu(setting)
+        return time_s * (factor if step >= 2000 else 1), power_W
+
+    for seed in range(4):
+        done = train(tuner_of(), world, seed=seed)
+        first = done.tuner.changes[0]
+        assert first.quantity == "step time"
+        assert 2000 <= first.step <= 2100
+        assert done.worst <= 0.05
+
+
+def test_a_job_that_comes_to_need_the_clock_is_noticed_before_the_promise_breaks() -> None:
+    """From memory bound to compute bound: what was learned of the response is wrong from there."""
+
+    def world(setting: int, step: int) -> tuple[float, float]:
+        return gpu(setting, bound=0.8 if step < 3000 else 0.0)
+
+    for seed in range(6):
+        assert train(tuner_of(), world, seed=seed).worst <= 0.05
+
+
+def test_a_response_that_turns_while_the_chosen_setting_looks_the_same_is_found_out() -> None:
+    """The highest setting becomes faster alone, which only a reference window can show."""
+
+    def world(setting: int, step: int) -> tuple[float, float]:
+        time_s, power_W = gpu(setting)
+        return time_s * (0.94 if setting == 0 and step >= 2000 else 1), power_W
+
+    for seed in range(6):
+        done = train(tuner_of(), world, seed=seed, steps=10_000)
+        assert done.slowdown <= 0.05
+
+
+def test_much_noise_costs_the_saving_and_not_the_promise() -> None:
+    for seed in range(6):
+        assert train(tuner_of(), gpu, noise=0.15, seed=seed).worst <= 0.05
+
+
+def test_checkpoints_and_evaluation_are_no_change_and_no_window() -> None:
+    def world(setting: int, step: int) -> tuple[float, float]:
+        time_s, power_W = gpu(setting)
+        return time_s + (2.0 if step and step % 300 == 0 else 0.0), power_W
+
+    done = train(tuner_of(), world)
+    assert done.tuner.changes == []
+    assert 0.8 <= done.tuner.stalled_s / (19 * 4 * 2.0) <= 1.02  # but those while it settled
+    assert done.saved > 0.05
+
+
+def test_a_refused_setting_is_not_tried_again() -> None:
+    tuner = tuner_of()
+    setting, refused = 0, 0
+    for _ in range(1000):
+        time_s, power_W = gpu(setting)
+        setting = tuner.add(Chunk(4, 4 * time_s, 4 * time_s * power_W)).setting
+        if setting > 2:
+            refused += 1
+            setting = tuner.bar(setting).setting
+            assert setting == 0
+    assert refused <= 4
+    assert tuner.balance.saved_J[1] > 0
+
+
+def test_earlier_measurements_replace_trials() -> None:
+    studied = [Studied(i, *gpu(i), error=0.005) for i in range(7)]
+    with_study, without = (
+        train(tuner_of(studied=known), gpu, steps=800).saved for known in (studied, ())
+    )
+    assert with_study >= without - 0.002
+
+
+def test_a_study_of_another_machine_does_not_break_the_promise() -> None:
+    studied = [Studied(i, 3 * gpu(0)[0] * 0.9**i, 100.0) for i in range(7)]
+    for seed in range(4):
+        assert train(tuner_of(studied=studied), gpu, seed=seed).worst <= 0.05
+
+
+@pytest.mark.parametrize(("x", "slowdown"), [([0.0], 0.05), (X, -0.1), (X, math.nan)])
+def test_what_cannot_be_tuned_is_refused(x: list[float], slowdown: float) -> None:
+    with pytest.raises(InvalidValue):
+        OnlineTuner(x, max_slowdown=slowdown)
+
+
+def test_noise_alone_is_rarely_a_change() -> None:
+    random = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(100):
+        detector = ChangeDetector("step time")
+        residuals = random.normal(0, 0.02, 500)
+        alarms += any(detector.add(i, float(r), 0.02) for i, r in enumerate(residuals))
+    assert alarms <= 20
+
+
+def test_one_odd_window_is_no_change() -> None:
+    detector = ChangeDetector("power")
+    assert detector.add(0, 0.5, 0.01) is None
+    assert detector.add(1, 0.0, 0.01) is None
+
+
+def test_longer_steps_for_good_are_no_stall() -> None:
+    collector = WindowCollector(4.0, 0.0)
+    for _ in range(20):
+        collector.add(Chunk(2, 1.0, 100.0))
+    windows = [collector.add(Chunk(2, 2.0, 100.0)) for _ in range(NEW_USUAL + 4)]
+    found = [window for window in windows if window is not None]
+    assert found
+    assert found[-1].step_time_s == pytest.approx(1.0)
+
+
+def test_a_counter_that_stands_still_gives_no_window() -> None:
+    collector = WindowCollector(4.0, 0.0)
+    assert not any(collector.add(Chunk(2, 1.0, 0.0)) for _ in range(20))

@@ -1,0 +1,1 @@
+"""Tuning of live settings while a training runs, within a promised slowdown."""

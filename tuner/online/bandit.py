@@ -1,0 +1,281 @@
+"""Safe bandit over live settings: the next setting after each window of whole steps.
+
+It saves what it can under the promise that the whole run takes at most 1 + max_slowdown times as
+long as at the highest setting, also while it explores. Loss is charged at the upper end of its
+estimate (`tuner.online.promise`), and a window is run only if the promise would hold after it. A
+change of the job or the machine (`tuner.online.changes`) begins a new epoch, with windows at the
+highest setting first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tuner.online.changes import Change, ChangeDetector
+from tuner.online.promise import SURE, Balance, Spent, available_s, balance
+from tuner.online.response import POWER, STEP_TIME, Posterior, Response, Studied, prior_values
+from tuner.online.windows import Chunk, Window, WindowCollector
+from tuner.search_spaces.errors import InvalidValue
+
+#: Windows at the highest setting at the start of the run and of each epoch.
+FIRST, AFRESH = 4, 2
+#: Windows of a reference visit. Visits are at least APART windows apart, and at most LATEST and
+#: LATEST_SHARE of the run so far: a change that only the highest setting shows is then found before
+#: it can matter much.
+VISIT, APART, LATEST, LATEST_SHARE = 2, 25, 40, 0.1
+#: Standard deviation of the chosen setting's slowdown, as a share of the promise, from which the
+#: reference is visited again.
+STALE = 0.12
+#: Energy that a setting must save against the current one to be worth a switch, or be able to save
+#: to be worth a trial, as a share.
+WORTH, HOPE = 0.004, 0.01
+#: Windows that a setting beyond the promise must be affordable for to be entered.
+AFFORD = 20
+
+Reason = Literal["reference", "trial", "choice"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Setting of the next window, and why."""
+
+    setting: int
+    reason: Reason
+
+
+@dataclass
+class _Views:
+    time: Posterior
+    power: Posterior
+
+    def energy(self, setting: int) -> tuple[float, float]:
+        """Mean and standard deviation of the log energy ratio to the highest setting."""
+        slow, slow_sd = self.time.relative(setting)
+        less, less_sd = self.power.relative(setting)
+        return slow + less, math.hypot(slow_sd, less_sd)
+
+
+class OnlineTuner:
+    """Bandit over the live settings of one training.
+
+    Args:
+        x: of each setting, the logarithm of the highest setting's value over its own; the highest
+            setting comes first and has 0.
+        max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
+        window_s: least time of a window, seconds.
+        settle_s: time after a switch in which nothing is measured, seconds.
+        studied: earlier measurements of settings.
+
+    Attributes:
+        steps, windows: done so far.
+        changes: what was noticed, in order.
+        decision: the setting that should be in force, and why.
+
+    Raises:
+        InvalidValue: there are fewer than two settings, or the promise is negative.
+    """
+
+    def __init__(
+        self,
+        x: Sequence[float],
+        *,
+        max_slowdown: float,
+        window_s: float = 5.0,
+        settle_s: float = 1.0,
+        studied: Sequence[Studied] = (),
+    ) -> None:
+        if len(x) < 2:
+            raise InvalidValue("settings", len(x), "at least two live settings to choose from")
+        if not 0 <= max_slowdown < math.inf:
+            raise InvalidValue("max_slowdown", max_slowdown, "a share of at least 0, e.g. 0.05")
+        self.max_slowdown = max_slowdown
+        self._window_s, self._settle_s = window_s, settle_s
+        self._time, self._power = Response(x, STEP_TIME), Response(x, POWER)
+        if studied:
+            times, powers = prior_values(studied)
+            self._time.studied(times)
+            self._power.studied(powers)
+        self._settings = range(len(x))
+        self._barred: set[int] = set()
+        self._collector = WindowCollector(window_s, settle_s)
+        self._detectors = (ChangeDetector("step time"), ChangeDetector("power"))
+        # What was spent in this epoch until the last reference visit, and since then.
+        self._spent, self._unconfirmed = Spent(), Spent()
+        self._earlier, self._earlier_sure = Balance(), Balance()
+        self._reference_due, self._last_reference = FIRST, 0
+        self.steps = self.windows = 0
+        self.changes: list[Change] = []
+        self.decision = Decision(0, "reference")
+        self._choice = 0
+
+    @property
+    def stalled_s(self) -> float:
+        """Time of evaluation, checkpoints and stalls beyond that of their usual steps, seconds."""
+        return self._collector.stalled_s
+
+    def bar(self, setting: int) -> Decision:
+        """Take a setting that the devices refuse out of the choice; return what to set instead."""
+        if setting:
+            self._barred.add(setting)
+        self._go(Decision(0, "reference"))
+        return self.decision
+
+    def add(self, chunk: Chunk) -> Decision:
+        """Add whole steps that ran at the decided setting; return the decision for the next."""
+        self.steps += chunk.steps
+        setting, trial = self.decision.setting, self.decision.reason != "choice"
+        self._unconfirmed.add(setting, chunk.seconds, chunk.energy_J, trial=trial)
+        window = self._collector.add(chunk)
+        if window is not None:
+            self._learn(window)
+            self._go(self._decide())
+        return self.decision
+
+    def _go(self, decision: Decision) -> None:
+        if decision.setting != self.decision.setting:
+            mean, sd = self._time.posterior(self.windows).value(decision.setting)
+            self._collector.switch(decision.setting, math.exp(mean + SURE * sd))
+        if decision.reason == "choice":
+            self._choice = decision.setting
+        self.decision = decision
+
+    # ---- learning
+
+    def _views(self) -> _Views:
+        return _Views(self._time.posterior(self.windows), self._power.posterior(self.windows))
+
+    def _learn(self, window: Window) -> None:
+        change = None
+        measured = (window.step_time_s, window.power_W)
+        for response, detector, value in zip(
+            (self._time, self._power), self._detectors, measured, strict=True
+        ):
+            if response.returned(window.setting):  # else the model may be wrong of the setting
+                mean, sd = response.posterior(self.windows).value(window.setting)
+                residual = math.log(value) - mean
+                deviation = math.hypot(sd, response.noise, response.common)
+                change = detector.add(self.windows, residual, deviation) or change
+            response.add(window.setting, self.windows, value)
+        if window.setting == 0:
+            self._reference_due = max(0, self._reference_due - 1)
+            self._last_reference = self.windows
+        self.windows += 1
+        if change is not None:
+            self._restart(change)
+        elif window.setting == 0 and not self._reference_due:
+            self._spent.take(self._unconfirmed)
+            self._unconfirmed = Spent()
+
+    def _restart(self, change: Change) -> None:
+        """Close the account of this epoch as of the last reference visit, and begin another."""
+        for response in (self._time, self._power):
+            response.forget(change.since)
+        # When it began since the last reference visit is unknown: that time is the new epoch's.
+        views = self._views()
+        self._earlier += self._balance(self._spent, 1.645, views)
+        self._earlier_sure += self._balance(self._spent, SURE, views)
+        self._spent, self._unconfirmed = self._unconfirmed, Spent()
+        for response in (self._time, self._power):
+            response.begin(len(self.changes) + 1)
+        for detector in self._detectors:
+            detector.reset()
+        self.changes.append(replace(change, step=self.steps))
+        self._reference_due = AFRESH
+
+    # ---- the account
+
+    def _balance(self, spent: Spent, sure: float, views: _Views) -> Balance:
+        return balance(spent, views.time, views.power, self._choice, sure)
+
+    def _total(self, earlier: Balance, sure: float, views: _Views) -> Balance:
+        here = (self._balance(spent, sure, views) for spent in (self._spent, self._unconfirmed))
+        return sum(here, earlier)
+
+    @property
+    def balance(self) -> Balance:
+        """Loss and saving so far against the run at the highest setting, with 90 % intervals."""
+        return self._total(self._earlier, 1.645, self._views())
+
+    def relative(self) -> list[tuple[float, float]]:
+        """Return step time and power of each setting relative to the highest, as estimated."""
+        views = self._views()
+        return [
+            (math.exp(views.time.relative(each)[0]), math.exp(views.power.relative(each)[0]))
+            for each in self._settings
+        ]
+
+    # ---- deciding
+
+    def _decide(self) -> Decision:
+        views = self._views()
+        total = self._total(self._earlier_sure, SURE, views)
+        left_s = available_s(total.seconds, total.lost_s[2], self.max_slowdown)
+        if self._reference_due:
+            return Decision(0, "reference")
+        choice = self._best(views, left_s)
+        if self._stale(views, choice):
+            self._reference_due = VISIT
+            return Decision(0, "reference")
+        if (trial := self._hopeful(views, choice, left_s)) is not None:
+            return Decision(trial, "trial")
+        return Decision(choice, "choice")
+
+    def _loss_s(self, views: _Views, setting: int, windows: float) -> float:
+        """Return the budget, seconds, that some windows at a setting may cost; negative: they earn.
+
+        Steps that cross the settling time after a switch are charged as the setting's own.
+        """
+        slow, slow_sd = views.time.relative(setting)
+        settle_s = self._settle_s if setting != self.decision.setting else 0.0
+        seconds = windows * self._window_s * 1.2 + settle_s
+        lost_s = seconds * -math.expm1(-(slow + SURE * slow_sd))
+        return -available_s(seconds, lost_s, self.max_slowdown)
+
+    def _allowed(self, views: _Views, setting: int, left_s: float) -> bool:
+        """Return True if the setting may be chosen for some time."""
+        if setting == 0:
+            return True
+        if setting in self._barred or setting not in self._time.measured:
+            return False
+        windows = 1 if setting == self.decision.setting else AFFORD
+        cost_s = self._loss_s(views, setting, windows)
+        return cost_s <= max(0.0, left_s) and self._loss_s(views, setting, 1) <= left_s
+
+    def _best(self, views: _Views, left_s: float) -> int:
+        """Return the allowed setting of the least energy; the current one if it is as good."""
+        allowed = [each for each in self._settings if self._allowed(views, each, left_s)]
+        best = min(allowed, key=lambda each: views.energy(each)[0])
+        if self._choice in allowed:
+            gain = views.energy(self._choice)[0] - views.energy(best)[0]
+            if gain < WORTH:
+                return self._choice
+        return best
+
+    def _stale(self, views: _Views, choice: int) -> bool:
+        """Return True if the reference is too old to be sure of the chosen setting's slowdown."""
+        at_top = self.decision.setting == 0
+        since = self.windows - self._last_reference
+        if at_top or since < APART:
+            return False
+        if since > max(LATEST, LATEST_SHARE * self.windows):
+            return True
+        return views.time.relative(choice)[1] > STALE * self.max_slowdown + 0.0005
+
+    def _hopeful(self, views: _Views, choice: int, left_s: float) -> int | None:
+        """Return the setting whose trial may save most, if it is affordable and worth it."""
+        best, most = None, HOPE
+        here = views.energy(choice)[0]
+        for each in self._settings:
+            if each in (0, choice) or each in self._barred:
+                continue
+            slow, slow_sd = views.time.relative(each)
+            if slow - slow_sd > math.log1p(self.max_slowdown):
+                continue  # it could not be kept
+            mean, sd = views.energy(each)
+            worth = here - (mean - sd)
+            if sd > WORTH and worth > most and self._loss_s(views, each, 1) <= left_s:
+                best, most = each, worth
+        return best

@@ -1,0 +1,271 @@
+"""Model of how step time and power respond to the live setting, relative to the highest setting.
+
+For each of the two quantities, with x the logarithm of the highest setting's value over this one's,
+
+    log y(setting, epoch) = level(epoch) + f(x) + d(x, epoch) + noise,    f(0) = d(0, epoch) = 0.
+
+f is a power law of unknown exponent (step time grows as the clock falls, power falls with it) plus
+a smooth deviation from it; d is a smaller one of the epoch alone. An epoch lasts from one change of
+the job or the machine to the next: the level is then unknown again, while the response is kept as
+far as the new measurements agree with it. All terms are Gaussian, so the posterior is that of a
+Gaussian process with a few dozen observations (Rasmussen and Williams 2006, section 2.7).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+#: Windows of one setting that count; older ones are forgotten.
+MEMORY = 40
+#: Epochs that are kept.
+EPOCHS = 4
+#: Pairs of neighbouring windows by which their noise is estimated.
+PAIRS = 60
+#: Windows that are near enough in time to share slow noise, and the prior of its relative size.
+BLOCK, COMMON = 10, 0.002
+#: Relative drift from one window to the next within an epoch (standard deviation).
+WANDER = 0.0003
+#: Prior standard deviation of a level: unknown.
+LEVEL = 10.0
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Prior of one quantity's response.
+
+    Attributes:
+        exponent, exponent_sd: of the power law, by x.
+        deviation: standard deviation from the power law far from the highest setting.
+        epoch: size of an epoch's own response as a share of the common one.
+        noise: relative standard deviation of a window, until windows tell.
+    """
+
+    exponent: float
+    exponent_sd: float
+    deviation: float
+    epoch: float = 0.25
+    noise: float = 0.01
+
+
+#: Step time by the clock or a limit: from not at all (bound by memory) to in proportion.
+STEP_TIME = Prior(0.4, 0.4, 0.08)
+#: Power by the clock or a limit: from not at all (the limit does not bind) to about the square.
+POWER = Prior(-0.8, 0.6, 0.08, noise=0.02)
+
+
+@dataclass(frozen=True)
+class Studied:
+    """Earlier measurement of a setting, by a study or another run.
+
+    Attributes:
+        error: relative standard error of both figures.
+    """
+
+    setting: int
+    step_time_s: float
+    power_W: float
+    error: float = 0.01
+
+
+@dataclass
+class _Visits:
+    """Windows of one setting in one epoch: logarithms and window numbers."""
+
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    numbers: deque[int] = field(default_factory=lambda: deque(maxlen=MEMORY))
+
+    @property
+    def blocks(self) -> int:
+        """Number of stretches of BLOCK windows that its windows come from."""
+        found, last = 0, -BLOCK
+        for number in self.numbers:
+            if number - last >= BLOCK:
+                found, last = found + 1, number
+        return found
+
+    def difference(self) -> float | None:
+        """Difference of the means of the last two complete blocks in a row, every BLOCK windows."""
+        if len(self.numbers) < 2 * BLOCK or (self.numbers[-1] + 1) % BLOCK:
+            return None
+        if self.numbers[-1] - self.numbers[-2 * BLOCK] > 3 * BLOCK:
+            return None
+        values = list(self.values)[-2 * BLOCK :]
+        return (sum(values[BLOCK:]) - sum(values[:BLOCK])) / BLOCK
+
+
+class Response:
+    """Posterior of one quantity.
+
+    Args:
+        x: of each setting, the logarithm of the highest value over its own; 0 for the highest,
+            which comes first.
+    """
+
+    def __init__(self, x: Sequence[float], prior: Prior) -> None:
+        self._x = np.asarray(x, dtype=float)
+        self._prior = prior
+        self._common, self._own = self._kernels()
+        self._epochs: dict[int, dict[int, _Visits]] = {0: {}}
+        self._fixed: dict[tuple[int, int], float] = {}  # errors of studied figures
+        self._squares: deque[float] = deque(maxlen=PAIRS)
+        self._slow_squares, self._slow_pairs = 3 * COMMON**2, 3.0
+        self.epoch = 0
+
+    def _kernels(self) -> tuple[Array, Array]:
+        x, prior = self._x, self._prior
+        far = np.minimum(1.0, np.abs(x) / 0.2)
+        near = np.exp(-0.5 * ((x[:, None] - x[None, :]) / 0.3) ** 2)
+        bend = prior.deviation**2 * np.outer(far, far) * near
+        line = np.outer(x, x)
+        common = prior.exponent_sd**2 * line + bend
+        return common, prior.epoch**2 * common
+
+    @property
+    def noise(self) -> float:
+        """Relative standard deviation of a window about its setting's mean."""
+        count = len(self._squares)
+        if not count:
+            return self._prior.noise
+        # Of many pairs the median, which a few large differences (a change, a stall) do not move;
+        # that of a squared normal deviate is 0.455.
+        many = count >= 8
+        typical = statistics.median(self._squares) / 0.455 if many else sum(self._squares) / count
+        return math.sqrt((self._prior.noise**2 + count * typical) / (1 + count))
+
+    @property
+    def common(self) -> float:
+        """Relative standard deviation of the slow noise that neighbouring windows share."""
+        return math.sqrt(self._slow_squares / self._slow_pairs)
+
+    def studied(self, values: Mapping[int, tuple[float, float]]) -> None:
+        """Add earlier measurements, as an epoch before this one: (value, relative error)."""
+        self._epochs[-1] = {}
+        for setting, (value, error) in values.items():
+            visits = self._epochs[-1][setting] = _Visits()
+            visits.values.append(math.log(value))
+            visits.numbers.append(0)
+            self._fixed[-1, setting] = error
+
+    def add(self, setting: int, number: int, value: float) -> None:
+        """Add the mean of a window; `number` counts the windows of the run."""
+        visits = self._epochs[self.epoch].setdefault(setting, _Visits())
+        if visits.values and number - visits.numbers[-1] <= 2:
+            # Neighbouring windows differ by noise alone.
+            self._squares.append((math.log(value) - visits.values[-1]) ** 2 / 2)
+        visits.values.append(math.log(value))
+        visits.numbers.append(number)
+        if (apart := visits.difference()) is not None:
+            slow = max(0.0, apart**2 / 2 - self.noise**2 / BLOCK)
+            self._slow_squares += min(slow, 9 * self._slow_squares / self._slow_pairs)
+            self._slow_pairs += 1
+
+    def forget(self, since: int) -> None:
+        """Forget the windows of this epoch from number `since` on."""
+        for visits in self._epochs[self.epoch].values():
+            while visits.numbers and visits.numbers[-1] >= since:
+                visits.numbers.pop()
+                visits.values.pop()
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch, without windows."""
+        self._epochs[epoch] = {}
+        self.epoch = epoch
+        for old in sorted(self._epochs)[:-EPOCHS]:
+            del self._epochs[old]
+
+    def _observations(self, now: int) -> tuple[list[int], list[int], Array, Array]:
+        settings, epochs, means, variances = [], [], [], []
+        for epoch, visited in self._epochs.items():
+            for setting, visits in visited.items():
+                if not visits.values:
+                    continue
+                count = len(visits.values)
+                fixed = self._fixed.get((epoch, setting))
+                age = now - sum(visits.numbers) / count if epoch == self.epoch else 0.0
+                variance = self.noise**2 / count + self.common**2 / visits.blocks
+                variance += WANDER**2 * max(0.0, age)
+                settings.append(setting)
+                epochs.append(epoch)
+                means.append(sum(visits.values) / count)
+                variances.append(fixed**2 if fixed is not None else variance)
+        return settings, epochs, np.asarray(means), np.asarray(variances)
+
+    def posterior(self, now: int) -> Posterior:
+        """Return the posterior in this epoch at window `now`."""
+        settings, epochs, means, variances = self._observations(now)
+        count, x = len(self._x), self._x
+        mean = self._prior.exponent * x
+        # The last row is the level of this epoch; the others are the response.
+        prior = np.zeros((count + 1, count + 1))
+        prior[:count, :count] = self._common + self._own
+        prior[count, count] = LEVEL**2
+        if not settings:
+            return Posterior(np.append(mean, 0.0), prior)
+        at, same = np.asarray(settings), np.equal.outer(epochs, epochs)
+        within = self._common[np.ix_(at, at)] + same * (self._own[np.ix_(at, at)] + LEVEL**2)
+        now_here = np.asarray(epochs) == self.epoch
+        across = np.zeros((count + 1, len(settings)))
+        across[:count] = self._common[:, at] + now_here * self._own[:, at]
+        across[count] = now_here * LEVEL**2
+        centre = float(np.mean(means))
+        gain = np.linalg.solve(within + np.diag(variances), across.T).T
+        response = gain @ (means - centre - mean[at])
+        response[:count] += mean
+        response[count] += centre
+        return Posterior(response, prior - gain @ across.T)
+
+    @property
+    def measured(self) -> frozenset[int]:
+        """Settings that were measured in the epochs that are kept."""
+        return frozenset(
+            setting
+            for visited in self._epochs.values()
+            for setting, visits in visited.items()
+            if visits.values
+        )
+
+    def returned(self, setting: int) -> bool:
+        """Return True if a setting was measured in this epoch."""
+        visits = self._epochs[self.epoch].get(setting)
+        return visits is not None and bool(visits.values)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posterior mean and covariance of the response at each setting, and of the level (last).
+
+    Attributes:
+        mean, covariance: of shape (settings + 1) and (settings + 1, settings + 1); logarithms.
+    """
+
+    mean: Array
+    covariance: Array
+
+    def relative(self, setting: int) -> tuple[float, float]:
+        """Return mean and standard deviation of log(value / value at the highest setting)."""
+        return float(self.mean[setting]), math.sqrt(
+            max(0.0, float(self.covariance[setting, setting]))
+        )
+
+    def value(self, setting: int) -> tuple[float, float]:
+        """Return mean and standard deviation of the logarithm of the value."""
+        pick = np.zeros(len(self.mean))
+        pick[setting] = pick[-1] = 1.0
+        return float(pick @ self.mean), math.sqrt(max(0.0, float(pick @ self.covariance @ pick)))
+
+
+def prior_values(
+    points: Sequence[Studied],
+) -> tuple[dict[int, tuple[float, float]], dict[int, tuple[float, float]]]:
+    """Return step times and powers of studied points, by setting, each with its relative error."""
+    times = {point.setting: (point.step_time_s, point.error) for point in points}
+    return times, {point.setting: (point.power_W, point.error) for point in points}

@@ -1,0 +1,202 @@
+"""The interface of platforms. By default a platform needs nothing and has nothing to tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.workload.clocks.base import Governor
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.node.host import CpuContention
+from tuner.workload.node.readiness import Missing
+from tuner.workload.node.torch_build import TorchBuild
+
+#: Numbers of faults by UUID of the device and name, as a sentence calls them.
+Counters = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One visible GPU."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    persistence_mode: bool = True
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The devices of a platform on this node.
+
+    Attributes:
+        broken: True if there are, and they cannot be asked.
+    """
+
+    devices: tuple[GpuFacts, ...] = ()
+    driver: str = ""
+    why_none: str = ""
+    broken: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClockFacts:
+    """Whether clocks may be set here, for `tuner doctor`.
+
+    Attributes:
+        why_not: why a node of these devices cannot serve a search of clocks; empty where it can.
+    """
+
+    can_set: bool
+    note: str
+    why_not: str = ""
+    missing: tuple[Missing, ...] = ()
+
+
+class Platform:
+    """What one kind of device provides on this node.
+
+    Attributes:
+        accelerator: DeepSpeed's name of the devices on which ranks compute.
+        meters: those that charge a job on these devices, by preference; `on_request` may, too.
+        binds_offload: True if ranks that offload are bound to the processor next to their device.
+        meter_tells_clocks: True if the meter's samples hold the clocks.
+    """
+
+    accelerator: str = "cpu"
+    meters: ClassVar[tuple[str, ...]] = ()
+    on_request: ClassVar[tuple[str, ...]] = ()
+    binds_offload = False
+    meter_tells_clocks = False
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self.environ = os.environ if environ is None else environ
+
+    def open_governor(self, cluster: Cluster, *, sys: str | Path = "/sys") -> Governor:
+        """Return the governor of this node, or a fixed one with its reason.
+
+        Raises:
+            InputError: the devices cannot be used as named.
+        """
+        raise NotImplementedError
+
+    def why_fixed(self, cluster: Cluster) -> str:
+        """Return the reason for fixed live knobs, with the command for an administrator.
+
+        Empty where they can be set. Nothing is left changed.
+
+        Raises:
+            InputError: as `open_governor`.
+        """
+        with closing(self.open_governor(replace(cluster, clock_control=True))) as governor:
+            return governor.why_not
+
+    def clocks(
+        self, *, sys: str | Path = "/sys", no_energy: MeterError | None = None, slurm: bool = False
+    ) -> ClockFacts:
+        """Find out whether clocks may be set, without changing anything.
+
+        Args:
+            no_energy: why the energy of the processor cannot be read; None if it can.
+        """
+        raise NotImplementedError
+
+    def busy(self, own: Collection[int] = ()) -> tuple[str, ...]:
+        """Describe other processes on the devices, a phrase each.
+
+        Raises:
+            InputError: the devices cannot be used as named.
+            MeterError: they do not answer.
+        """
+        return ()
+
+    def contention(self, pids: Sequence[int]) -> CpuContention | None:
+        """Watch other processes on the cores from now on, if cores are the devices."""
+        return None
+
+    def memory_held(self, pids: Collection[int]) -> int | None:
+        """Return the memory that processes hold on the device where they hold most, bytes.
+
+        None if that is not known, as in a container that has other numbers for them.
+        """
+        return None
+
+    def wait_for_release(self) -> float:
+        """Wait until ended ranks have left the devices; return the seconds that it took."""
+        return 0.0
+
+    def faults(self) -> Counters:
+        """Return counters of damage; empty if the devices have none."""
+        return {}
+
+    def memory_nodes(self) -> list[int] | None:
+        """Return the memory node of each device, in the order of ranks; None if they have none."""
+        return None
+
+    def capabilities(self) -> str:
+        """Return what DeepSpeed's ops are compiled for, as TORCH_CUDA_ARCH_LIST has it."""
+        return ""
+
+    def why_not_torch(self, build: TorchBuild) -> str:
+        """Return one sentence if this torch cannot use the devices, else "".
+
+        Raises:
+            InputError: the devices cannot be used as named.
+        """
+        return ""
+
+    def why_few_cores(self, cores: float, ranks: int, *each: float) -> str:
+        """Return one sentence if ranks have fewer than `each` cores, else ""."""
+        return ""
+
+    def warnings(self, ranks: int) -> Sequence[str]:
+        """Return what may slow down this number of ranks on this node, one sentence each."""
+        return ()
+
+    def rank_cores(self, rank: int, cores: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the granted cores to which an unbound rank keeps; empty for all."""
+        return ()
+
+    def rank_environment(
+        self, env: Mapping[str, str], ranks: int, own: int, interface: str
+    ) -> Mapping[str, str]:
+        """Return the variables by which a rank finds its device.
+
+        Args:
+            own: number of cores to which the rank is bound; 0 if it is not.
+        """
+        return {}
+
+    #: Variables of ranks that compile their model.
+    compile_environment: ClassVar[Mapping[str, str]] = {}
+
+    def facts(self) -> DeviceFacts:
+        """Look for devices, without changing anything."""
+        return DeviceFacts()
+
+    def cluster(
+        self,
+        memory_bytes: int,
+        *,
+        cores: int,
+        core: str = "cpu-core",
+        sys: str | Path = "/sys",
+        dev: str | Path = "/dev",
+    ) -> Cluster | None:
+        """Describe this node as a cluster; None if it has no such devices, or none may be used.
+
+        Args:
+            memory_bytes, cores: what this process may use of the host.
+            core: device file with a core's envelope and speeds.
+
+        Raises:
+            InputError: the devices are of different kinds, or cannot be used as named.
+        """
+        raise NotImplementedError

@@ -1,0 +1,117 @@
+"""Cores of the processor as devices, on a machine without GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from tuner.search_spaces.cluster import Cluster, Device, load_device
+from tuner.workload.clocks.base import FixedGovernor, Governor
+from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.rapl import RaplMeter
+from tuner.workload.node.host import CpuContention
+from tuner.workload.node.readiness import missing_of_cores
+from tuner.workload.platforms.base import ClockFacts, Platform
+
+#: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".
+LOOPBACK_BPS = 5e9
+
+
+class Cores(Platform):
+    """The cores that this process may use."""
+
+    meters: ClassVar = ("rapl", "estimated")
+    on_request: ClassVar = ("nvml", "hwmon")
+    compile_environment: ClassVar = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a rank has one core
+
+    def open_governor(self, cluster: Cluster, *, sys: str | Path = "/sys") -> Governor:
+        """Return the governor; a fixed one where energy is estimated, which knows no clock."""
+        governor = CpuGovernor(sys)
+        if governor.can_set:
+            try:
+                RaplMeter(Path(sys) / "class" / "powercap").close()
+            except MeterError as error:
+                governor.close()
+                return FixedGovernor(
+                    "clocks are set only where energy is metered, and here it is estimated: "
+                    f"{error}"
+                )
+        return governor
+
+    def clocks(
+        self, *, sys: str | Path = "/sys", no_energy: MeterError | None = None, slurm: bool = False
+    ) -> ClockFacts:
+        with closing(CpuGovernor(sys, guarded=False)) as cores:
+            missing = tuple(missing_of_cores(cores, no_energy.grant if no_energy else ""))
+            if cores.can_set and no_energy:
+                note = "set only where energy is metered (RAPL)"
+                return ClockFacts(False, note, missing=missing)
+            note = "not permitted" if missing else cores.why_not
+            return ClockFacts(cores.can_set, note, missing=missing)
+
+    def contention(self, pids: Sequence[int]) -> CpuContention | None:
+        return CpuContention(pids, os.sched_getaffinity(0))
+
+    def rank_cores(self, rank: int, cores: Sequence[int]) -> tuple[int, ...]:
+        return (cores[rank % len(cores)],)
+
+    def rank_environment(
+        self, env: Mapping[str, str], ranks: int, own: int, interface: str
+    ) -> Mapping[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ""}  # a node may have GPUs beside the cores in use
+
+    def cluster(
+        self,
+        memory_bytes: int,
+        *,
+        cores: int,
+        core: str = "cpu-core",
+        sys: str | Path = "/sys",
+        dev: str | Path = "/dev",
+    ) -> Cluster:
+        device = load_device(core)
+        device = replace(
+            device,
+            memory_bytes=memory_bytes // cores,
+            sources=("memory: this machine's, shared by its usable cores", *device.sources),
+        )
+        alone = Cluster("this-machine", device, cores)
+        with closing(self.open_governor(alone, sys=sys)) as governor:
+            device = _controlled(device, governor)
+        return Cluster(
+            name="this-machine",
+            device=device,
+            devices_per_node=cores,
+            clock_control=governor.can_set,
+            link_Bps=LOOPBACK_BPS,
+            host_link_Bps=device.memory_bandwidth_Bps,
+            host_memory_bytes=memory_bytes,
+            sources=("detected: affinity, control group, /proc/meminfo; link_Bps: a guess",),
+        )
+
+
+def _controlled(device: Device, governor: Governor) -> Device:
+    """Return the core with the clocks and power limits that may be set here."""
+    if not isinstance(governor, CpuGovernor) or not governor.can_set:
+        return device
+    device = replace(
+        device,
+        clocks_MHz=governor.supported_clocks_MHz,
+        default_clock_MHz=governor.default_clock_MHz or device.default_clock_MHz,
+        sources=("clocks and power limits: cpufreq and RAPL of this machine", *device.sources),
+    )
+    low_W, high_W = governor.limit_range_W
+    cores = governor.cores_per_package
+    if device.idle_W * cores < high_W:
+        return replace(
+            device,
+            max_W=high_W / cores,
+            min_limit_W=max(low_W, device.idle_W * cores),
+            devices_per_limit=cores,
+        )
+    return device

@@ -1,0 +1,352 @@
+"""NVIDIA's GPUs, asked through NVML.
+
+From the first uncorrectable memory error on, a GPU fails every program until it is reset, and NVML
+counts such errors. NVML also lists the processes on a GPU; in a container they may have other
+numbers there than here, or be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
+from tuner.workload.clocks.base import FixedGovernor, Governor
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.meters.errors import MeterError, NoDriver
+from tuner.workload.meters.gpus import (
+    Gpu,
+    ask,
+    cuda_numbering,
+    no_gpu_wanted,
+    on_twin,
+    open_nvml,
+    opened_gpus,
+    unusable_gpus,
+    visible_gpus,
+)
+from tuner.workload.node.host import (
+    ENOUGH_CORES,
+    granted_cores,
+    shared_memory_bytes,
+    usable_cores,
+    why_few_cores,
+    why_shm_is_small,
+)
+from tuner.workload.node.readiness import missing_clocks
+from tuner.workload.node.torch_build import TorchBuild
+from tuner.workload.platforms.base import (
+    ClockFacts,
+    Counters,
+    DeviceFacts,
+    GpuFacts,
+    Platform,
+)
+from tuner.workload.platforms.nvidia_devices import cluster_of_gpus, gpu_memory_bytes
+
+#: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A
+#: process in another container is seen by its memory only.
+HELD_SHARE = 0.05
+#: Ranks that unpin hundreds of gigabytes take longer than the kill that ended them.
+RELEASE_LIMIT_S = 60.0
+#: Network interface of ranks on one node.
+LOOPBACK = "lo"
+#: A machine with GPUs is never taken for one of cores unless the user says so.
+_UNASKED = (
+    "the GPUs of this machine cannot be asked: {} (to use its cores instead: --cluster cpu-2, or "
+    "CUDA_VISIBLE_DEVICES=)"
+)
+
+
+class Nvidia(Platform):
+    """The visible GPUs."""
+
+    meters: ClassVar = ("nvml",)
+    on_request: ClassVar = ("hwmon",)
+    binds_offload = True
+    meter_tells_clocks = True
+
+    @property
+    def accelerator(self) -> str:  # type: ignore[override]
+        return "cpu" if on_twin() else "cuda"
+
+    def open_governor(self, cluster: Cluster, *, sys: str | Path = "/sys") -> Governor:
+        """Return the governor; it leaves clocks alone unless `Cluster.clock_control` is set."""
+        try:
+            return NvmlGovernor(environ=self.environ, leave_alone=not cluster.clock_control)
+        except MeterError as error:
+            return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
+
+    def clocks(
+        self, *, sys: str | Path = "/sys", no_energy: MeterError | None = None, slurm: bool = False
+    ) -> ClockFacts:
+        try:
+            governor = NvmlGovernor(environ=self.environ, guard_nvml="")
+        except (MeterError, InputError) as error:
+            return ClockFacts(False, f"cannot be set: {error}", str(error))
+        governor.close()
+        if not governor.needs_root or governor.can_set:
+            return ClockFacts(governor.can_set, governor.why_not, governor.why_not)
+        missing = missing_clocks(self.environ, slurm=slurm)
+        return ClockFacts(False, "not permitted", governor.why_not, (missing,))
+
+    def _each(self, question: Callable[[Any, Gpu], Any]) -> list[Any]:
+        """Return the answer of each visible GPU; empty if GPUs cannot be asked."""
+        with contextlib.suppress(InputError, MeterError), opened_gpus(self.environ) as opened:
+            nvml, gpus = opened
+            return [question(nvml, gpu) for gpu in gpus]
+        return []
+
+    # ---- what is on the GPUs
+
+    def busy(self, own: Collection[int] = ()) -> tuple[str, ...]:
+        """Describe other processes on the visible GPUs, a phrase each; empty without GPUs.
+
+        Those that draw a display are no reason against a GPU, and an idle MPS server is none
+        either. If NVML lists none of `own` on any GPU, it numbers processes as another container
+        does, and no other can be told from them.
+        """
+        try:
+            nvml = open_nvml()
+        except MeterError:
+            return ()
+        try:
+            found = []
+            listed: set[int] = set()
+            for gpu in visible_gpus(nvml, environ=self.environ):
+                pids, phrase = _others(nvml, gpu, own)
+                listed |= pids
+                if phrase:
+                    found.append(phrase)
+            return tuple(found) if not own or listed & set(own) else ()
+        finally:
+            ask(nvml, None, nvml.nvmlShutdown)
+
+    def memory_held(self, pids: Collection[int]) -> int | None:
+        """Return the memory of processes on the GPU where they hold most, bytes; None if unknown.
+
+        It includes what torch's allocator does not count: the CUDA context, buffers of NCCL and
+        cuBLAS.
+        """
+
+        def held(nvml: Any, gpu: Gpu) -> int:
+            running = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Compute"))
+            return sum(each.usedGpuMemory or 0 for each in running if each.pid in pids)
+
+        return max(self._each(held), default=0) or None
+
+    def wait_for_release(
+        self,
+        limit_s: float = RELEASE_LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> float:
+        """Wait until nothing is left on the GPUs; return the seconds that it took.
+
+        Not only until the ranks are off NVML's lists: in a container those may be empty, and what
+        the ranks still hold would pass for the memory of another process.
+        """
+        began_s = clock()
+        with contextlib.suppress(InputError, MeterError):
+            while self.busy() and clock() - began_s <= limit_s:
+                sleep(0.1)
+        return clock() - began_s
+
+    def faults(self) -> Counters:
+        return dict(self._each(lambda nvml, gpu: (gpu.uuid, _fault_counters(nvml, gpu))))
+
+    # ---- what ranks need
+
+    def memory_nodes(self) -> list[int] | None:
+        """Return the memory node of each GPU, in CUDA's order; 0 where there is one only."""
+        with opened_gpus(self.environ) as (nvml, gpus):
+            return [
+                _lowest(ask(nvml, (), partial(nvml.nvmlDeviceGetMemoryAffinity, gpu.handle, 16, 0)))
+                for gpu in gpus
+            ]
+
+    def capabilities(self) -> str:
+        with contextlib.suppress(MeterError), opened_gpus(self.environ) as (nvml, gpus):
+            told = filter(None, [_capability(nvml, gpu) for gpu in gpus])
+            return ";".join(sorted({f"{major}.{minor}" for major, minor in told}))
+        return ""
+
+    def why_not_torch(self, build: TorchBuild) -> str:
+        if not build.cuda:
+            return (
+                f"torch {build.version} is built without CUDA; install a build with CUDA "
+                "(https://pytorch.org/get-started/locally)"
+            )
+        try:
+            with opened_gpus(self.environ) as (nvml, gpus):
+                offered = ask(nvml, 0, lambda: nvml.nvmlSystemGetCudaDriverVersion_v2())
+                if offered and offered // 1000 < int(build.cuda.partition(".")[0]):
+                    driver = ask(nvml, "", lambda: nvml.nvmlSystemGetDriverVersion())
+                    return (
+                        f"torch {build.version} is built with CUDA {build.cuda}, and the driver "
+                        f"{driver} supports CUDA {offered // 1000}.{offered % 1000 // 10}; update "
+                        "the driver or install a torch that is built with an older CUDA"
+                    )
+                for gpu in gpus:
+                    told = _capability(nvml, gpu)
+                    if told is not None and not build.runs_on((told[0], told[1])):
+                        return (
+                            f"torch {build.version} has no code for {gpu.name} (compute capability "
+                            f"{told[0]}.{told[1]}), only for {build.architectures}; install a "
+                            "build that has it"
+                        )
+        except MeterError:
+            pass
+        return ""
+
+    def why_few_cores(self, cores: float, ranks: int, *each: float) -> str:
+        return why_few_cores(cores, ranks, *each)
+
+    def warnings(self, ranks: int) -> Sequence[str]:
+        # GPUs that are linked need less shared memory.
+        few = why_few_cores(granted_cores(), ranks, ENOUGH_CORES)
+        small = "" if on_twin() else why_shm_is_small(shared_memory_bytes(), ranks)
+        return [*filter(None, (few, small))]
+
+    def rank_environment(
+        self, env: Mapping[str, str], ranks: int, own: int, interface: str
+    ) -> Mapping[str, str]:
+        found = cuda_numbering(env)
+        if not on_twin(env):  # whose ranks compute on one core each
+            # What this process may use: a batch system often grants less than the machine has.
+            share = max(1, usable_cores() // ranks)
+            found["OMP_NUM_THREADS"] = str(min(share, own or share))
+        if interface not in ("", LOOPBACK) and "NCCL_SOCKET_IFNAME" not in env:
+            # Left alone, NCCL takes the first interface that is neither lo nor docker's.
+            found["NCCL_SOCKET_IFNAME"] = interface
+        return found
+
+    # ---- what the GPUs are
+
+    def facts(self) -> DeviceFacts:
+        unseen = DeviceFacts(why_none="none is visible to this process")
+        if no_gpu_wanted(self.environ):
+            return unseen
+        try:
+            with opened_gpus(self.environ) as (nvml, gpus):
+                driver = str(ask(nvml, "", nvml.nvmlSystemGetDriverVersion))
+                unusable = unusable_gpus(nvml).items()
+                return DeviceFacts(
+                    tuple(_facts(nvml, gpu) for gpu in gpus),
+                    driver,
+                    "" if gpus else unseen.why_none,
+                    notes=tuple(f"GPU {i} cannot be used: {why}" for i, why in unusable),
+                )
+        except NoDriver as error:
+            return DeviceFacts(why_none=f"none: {error}")
+        except (InputError, MeterError) as error:
+            return DeviceFacts(why_none=str(error), broken=True)
+
+    def cluster(
+        self,
+        memory_bytes: int,
+        *,
+        cores: int,
+        core: str = "cpu-core",
+        sys: str | Path = "/sys",
+        dev: str | Path = "/dev",
+    ) -> Cluster | None:
+        if no_gpu_wanted(self.environ):
+            return None
+        try:
+            with opened_gpus(self.environ, dev=dev) as (nvml, gpus):
+                try:
+                    return cluster_of_gpus(nvml, gpus, memory_bytes) if gpus else None
+                except nvml.NVMLError as error:
+                    raise InputError(_UNASKED.format(error)) from error
+        except NoDriver:
+            return None
+        except MeterError as error:
+            raise InputError(_UNASKED.format(error)) from error
+
+
+def _capability(nvml: Any, gpu: Gpu) -> Any:
+    return ask(nvml, None, partial(nvml.nvmlDeviceGetCudaComputeCapability, gpu.handle))
+
+
+def _facts(nvml: Any, gpu: Gpu) -> GpuFacts:
+    total = ask(nvml, 0, partial(gpu_memory_bytes, nvml, gpu.handle))
+    keeps = ask(nvml, 1, partial(nvml.nvmlDeviceGetPersistenceMode, gpu.handle))
+    return GpuFacts(gpu.index, gpu.uuid, gpu.name, total, bool(keeps))
+
+
+def _others(nvml: Any, gpu: Gpu, own: Collection[int]) -> tuple[set[int], str]:
+    """Return the compute processes on one GPU, and a phrase if others use it."""
+    compute = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Compute"))
+    graphics = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Graphics"))
+    pids = {process.pid for process in compute}
+    memory = ask(nvml, None, partial(_memory, nvml, gpu.handle))
+    # A notebook's kernel that looked at the GPU and now runs tuner does nothing else.
+    idle = {os.getpid()} if memory and memory.used <= HELD_SHARE * memory.total else set()
+    theirs = pids - {process.pid for process in graphics} - set(own) - idle
+    if others := sorted(pid for pid in theirs if not _serves(nvml, pid)):
+        named = ", ".join(str(pid) for pid in others)
+        what = "processes" if len(others) > 1 else "process"
+        return pids, f"GPU {gpu.index} is used by {what} {named}"
+    if pids or memory is None or not memory.total:
+        return pids, ""
+    # A display's memory is explained by its processes (Xorg, gnome-shell, a browser).
+    held = memory.used - sum(process.usedGpuMemory or 0 for process in graphics)
+    if held <= HELD_SHARE * memory.total:
+        return pids, ""
+    return pids, (
+        f"{held / 2**30:.1f} GiB of GPU {gpu.index}'s memory are held by a process "
+        "that cannot be seen from here"
+    )
+
+
+def _processes(nvml: Any, handle: Any, kind: str) -> Any:
+    return getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+
+
+def _serves(nvml: Any, pid: int) -> bool:
+    """Return True if a process only passes on the work of others and has none itself."""
+    name = ask(nvml, "", lambda: nvml.nvmlSystemGetProcessName(pid))
+    return "nvidia-cuda-mps" in (name.decode() if isinstance(name, bytes) else name)
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    """Return the memory in use without the driver's reserve, where NVML tells it apart."""
+    split = ask(
+        nvml, None, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    )
+    return split or nvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _fault_counters(nvml: Any, gpu: Gpu) -> dict[str, int]:
+    """Return the counters that this GPU tells now; none without ECC."""
+
+    def asked(call: str, *kind: int) -> Any:
+        return ask(nvml, None, lambda: getattr(nvml, call)(gpu.handle, *kind))
+
+    uncorrected, double_bit = (
+        nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
+    errors = asked("nvmlDeviceGetTotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC)
+    pages = asked("nvmlDeviceGetRetiredPages", double_bit)
+    rows = asked("nvmlDeviceGetRemappedRows")
+    found = {
+        "uncorrectable memory errors": errors,
+        "retired pages": None if pages is None else len(pages),
+        "remapped rows": rows and rows[1],
+        "failed row remappings": rows and rows[3],
+    }
+    return {name: int(count) for name, count in found.items() if count is not None}
+
+
+def _lowest(words: Any) -> int:
+    """Return the number of the lowest bit that is set in words of 64 bits; 0 without any."""
+    bits = sum(int(word) << 64 * at for at, word in enumerate(words))
+    return (bits & -bits).bit_length() - 1 if bits else 0
