@@ -18,11 +18,7 @@ import numpy as np
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.pareto import (
-    hypervolume,
-    probability_nondominated,
-    reference_point,
-)
+from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.problem import Problem
 from tuner.problem.study_file import parse_cluster, parse_job
 from tuner.problem.study_spec import StudySpec

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tuner.results.parts import as_json
 from tuner.results.significance import Difference, compare_paired
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -86,11 +87,7 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """Return the findings as JSON values."""
-        return {
-            **vars(self),
-            "meter": dict(vars(self.meter)),
-            "overhead": dict(vars(self.overhead)),
-        }
+        return {name: as_json(value) for name, value in vars(self).items()}
 
 
 def calibrate(

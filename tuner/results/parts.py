@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum, StrEnum
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,19 @@ def built_on_results(module: str, name: str) -> Any:
     what a result is.
     """
     return getattr(import_module(module), name)
+
+
+def as_json(value: Any) -> Any:
+    """Return JSON values of what a result holds: a dataclass by its fields, an enum by its word."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_json(vars(value))
+    if isinstance(value, Mapping):
+        return {name: as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return value.value if isinstance(value, Enum) else value
 
 
 class Interval(NamedTuple):
@@ -203,7 +216,7 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """Return the verification as JSON values."""
-        return {**vars(self), "ended": self.ended.to_json() if self.ended else None}
+        return {name: as_json(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -271,19 +284,8 @@ class Recommendation:
     def to_json(self) -> dict[str, Any]:
         """Return the recommendation as JSON values; points by their configuration."""
         return {
-            **vars(self),
-            "evidence": self.evidence.value,
-            "energy": dict(vars(self.energy)) if self.energy else None,
-            "time": dict(vars(self.time)) if self.time else None,
-            "more": dict(vars(self.more)) if self.more else None,
-            **{
-                name: point.configuration.to_json() if point else None
-                for name, point in (
-                    ("point", self.point),
-                    ("promising", self.promising),
-                    ("trade", self.trade),
-                )
-            },
+            name: as_json(value.configuration if isinstance(value, Point) else value)
+            for name, value in vars(self).items()
         }
 
 
@@ -315,17 +317,7 @@ class AnotherChoice:
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
-        return {
-            "run": self.run,
-            "name": self.name,
-            "point": self.point.to_json(),
-            "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
-            "baseline": self.baseline.to_json() if self.baseline else None,
-            "evidence": self.evidence.value,
-            "p_better": self.p_better,
-            "energy": dict(vars(self.energy)) if self.energy else None,
-            "time": dict(vars(self.time)) if self.time else None,
-        }
+        return {name: as_json(value) for name, value in vars(self).items()}
 
     def __str__(self) -> str:
         return "\n".join(built_on_results("tuner.display.text", "choice_lines")(self))
@@ -392,14 +384,8 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
-        return {
-            **vars(self),
-            "point": self.point.to_json(),
-            "time_s": dict(self.time_s),
-            "energy_J": dict(self.energy_J),
-            "model_error": dict(self.model_error),
-            "knobs": [{**vars(effect), "sentence": effect.sentence} for effect in self.knobs],
-        }
+        knobs = [{**as_json(effect), "sentence": effect.sentence} for effect in self.knobs]
+        return {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
 
     def __str__(self) -> str:
         return "\n".join(built_on_results("tuner.display.text", "explanation_lines")(self))

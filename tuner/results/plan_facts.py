@@ -46,30 +46,28 @@ class PlanFacts:
     probes: tuple[Configuration, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values."""
+        """Return the facts as JSON values; a size with its points by what they take."""
+
+        def figures(point: Point) -> dict[str, Any]:
+            return {
+                "configuration": point.configuration.to_json(),
+                "time_to_solution_s": point.time_to_solution_s,
+                "energy_to_solution_kJ": point.energy_to_solution_kJ,
+            }
+
+        sizes = [
+            {
+                "gpus": size.gpus,
+                "met": size.choice.met,
+                "is_knee": size.is_knee,
+                "best": figures(size.best),
+                "least_time": figures(size.least_time),
+                "least_energy": figures(size.least_energy),
+            }
+            for size in self.sizes
+        ]
         return {
-            "configurations": self.configurations,
-            "fitting": self.fitting,
-            "seconds": self.seconds,
-            "sizes": [
-                {
-                    "gpus": size.gpus,
-                    "met": size.choice.met,
-                    "is_knee": size.is_knee,
-                    **{
-                        name: {
-                            "configuration": point.configuration.to_json(),
-                            "time_to_solution_s": point.time_to_solution_s,
-                            "energy_to_solution_kJ": point.energy_to_solution_kJ,
-                        }
-                        for name, point in (
-                            ("best", size.best),
-                            ("least_time", size.least_time),
-                            ("least_energy", size.least_energy),
-                        )
-                    },
-                }
-                for size in self.sizes
-            ],
+            **vars(self),
+            "sizes": sizes,
             "probes": [configuration.to_json() for configuration in self.probes],
         }

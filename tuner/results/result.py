@@ -24,6 +24,7 @@ from tuner.results.parts import (
     Recommendation,
     Spent,
     Verification,
+    as_json,
     built_on_results,
 )
 from tuner.search_spaces.configuration import Configuration
@@ -42,6 +43,14 @@ if TYPE_CHECKING:
     from tuner.results.significance import Comparison
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
+
+
+#: Attributes of a result that its JSON holds under their names.
+_IN_JSON = (
+    *("points", "best", "headline", "recommendation", "choice", "baseline", "spent"),
+    *("constraints", "failures", "leave_one_out", "progress", "stopped", "verification"),
+    *("predicted", "attainment", "baseline_name", "today", "about", "plan"),
+)
 
 
 @dataclass(frozen=True)
@@ -281,31 +290,14 @@ class Result:
 
         docs/report.md describes them; `schema` rises if one changes its meaning or goes.
         """
+        kept = {name: as_json(getattr(self, name)) for name in _IN_JSON}
         return {
             "schema": JSON_SCHEMA,
             "name": self.name,
             "run_dir": str(self.run_dir) if self.run_dir else None,
-            "front": [point.to_json() for point in self.front_points],
-            "points": [point.to_json() for point in self.points],
-            "best": self.best.to_json() if self.best else None,
-            "headline": self.headline,
-            "recommendation": self.recommendation.to_json() if self.recommendation else None,
-            "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
-            "baseline": self.baseline.to_json() if self.baseline else None,
-            "spent": dict(vars(self.spent)),
+            "front": as_json(self.front_points),
             "steps": self.steps if self.length_known else None,
-            "constraints": dict(self.constraints),
-            "failures": [record.to_json() for record in self.failures],
-            "leave_one_out": dict(vars(self.leave_one_out)) if self.leave_one_out else None,
-            "progress": [list(pair) for pair in self.progress],
-            "stopped": self.stopped,
-            "stop_reason": self.stop.to_json() if self.stop else None,
-            "verification": self.verification.to_json() if self.verification else None,
-            "predicted": [point.to_json() for point in self.predicted],
-            "attainment": dict(vars(self.attainment)) if self.attainment else None,
-            "baseline_name": self.baseline_name,
-            "today": self.today.to_json() if self.today else None,
-            "about": dict(self.about),
+            "stop_reason": as_json(self.stop),
             "report": str(self.report_path) if self.report_path else None,
-            "plan": self.plan.to_json() if self.plan else None,
+            **kept,
         }
