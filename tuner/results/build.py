@@ -25,7 +25,14 @@ from tuner.problem.study_spec import StudySpec
 from tuner.results.calibration import last_calibration
 from tuner.results.choice import front_of
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
-from tuner.results.parts import Attainment, Point, ProgressPoint, Spent, Verification
+from tuner.results.parts import (
+    Attainment,
+    Point,
+    ProgressPoint,
+    Spent,
+    Verification,
+    with_probabilities,
+)
 from tuner.results.posterior import Posterior
 from tuner.results.result import Result
 from tuner.results.state import StudyState
@@ -152,10 +159,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         others = _unmeasured(problem, records, posterior, surrogates)
         energy, time = draw(posterior, surrogates, others, seed=seed)
         probability = probability_nondominated(energy, time)
-        points = tuple(
-            replace(point, p_nondominated=float(p))
-            for point, p in zip(state.points, probability, strict=False)
-        )
+        points = tuple(with_probabilities(state.points, probability))
         predicted = predicted_points(
             surrogates,
             others,

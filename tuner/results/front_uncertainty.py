@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import nondominated
-from tuner.results.parts import Attainment, Point
+from tuner.results.parts import Attainment, Point, with_probabilities
 from tuner.results.posterior import Posterior
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
@@ -153,11 +153,11 @@ def predicted_points(
             steps=steps,
             source="predicted",
             windows=0,
-            p_nondominated=float(probability[chosen[i]]),
             meter=meter,
         )
         for i in range(len(chosen))
     ]
+    points = with_probabilities(points, probability[chosen])
     return tuple(sorted(points, key=lambda point: point.time_to_solution_s))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum, StrEnum
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -103,6 +103,7 @@ class Point:
         """Return a point from the logarithms of a step's time (s) and power (W)."""
         from tuner.workload.measure.statistics import log_interval  # imports numpy
 
+        more = {"p_nondominated": math.nan, **more}
         log_energy = log_time + log_power
         return cls(
             configuration=configuration,
@@ -137,6 +138,12 @@ class Point:
         data["meter"] = dict(vars(self.meter))
         data["how_measured"] = self.how_measured
         return data
+
+
+def with_probabilities(points: Sequence[Point], probabilities: Iterable[float]) -> list[Point]:
+    """Return the points with their probabilities of being on the front, the first ones'."""
+    pairs = zip(points, probabilities, strict=False)
+    return [replace(point, p_nondominated=float(p)) for point, p in pairs]
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,12 @@ if TYPE_CHECKING:
     from tuner.search_spaces.job import TrainingJob
 
 
-#: Attributes of a result that its JSON holds under their names.
+#: Names in the JSON of a result, in their order.
 _IN_JSON = (
-    *("points", "best", "headline", "recommendation", "choice", "baseline", "spent"),
-    *("constraints", "failures", "leave_one_out", "progress", "stopped", "verification"),
-    *("predicted", "attainment", "baseline_name", "today", "about", "plan"),
+    *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
+    *("baseline", "spent", "steps", "constraints", "failures", "leave_one_out", "progress"),
+    *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
+    *("today", "about", "report", "plan"),
 )
 
 
@@ -290,14 +291,12 @@ class Result:
 
         docs/report.md describes them; `schema` rises if one changes its meaning or goes.
         """
-        kept = {name: as_json(getattr(self, name)) for name in _IN_JSON}
-        return {
-            "schema": JSON_SCHEMA,
-            "name": self.name,
+        named = {
             "run_dir": str(self.run_dir) if self.run_dir else None,
-            "front": as_json(self.front_points),
+            "front": self.front_points,
             "steps": self.steps if self.length_known else None,
-            "stop_reason": as_json(self.stop),
+            "stop_reason": self.stop,
             "report": str(self.report_path) if self.report_path else None,
-            **kept,
         }
+        values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
+        return {"schema": JSON_SCHEMA, **as_json(values)}

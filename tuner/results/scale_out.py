@@ -9,6 +9,7 @@ the probes left open, the network that none of them crossed included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.scale_out_space import target_candidates
 from tuner.results.choice import front_of
 from tuner.results.judge import Judge
-from tuner.results.parts import Choice, Interval, Point
+from tuner.results.parts import Choice, Interval, Point, with_probabilities
 from tuner.results.predict import charged, corrected_models
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
@@ -143,7 +144,6 @@ def _points(
     said: Scaled,
     steps: int,
     meter: MeterInfo,
-    probability: np.ndarray,
     fits: np.ndarray,
 ) -> list[Point]:
     time, power, energy = said.step_time_s, said.power_W, said.energy_J
@@ -165,7 +165,7 @@ def _points(
                 power_W=float(power.median[i]),
                 source="predicted",
                 windows=0,
-                p_nondominated=float(probability[i]),
+                p_nondominated=math.nan,
                 meter=meter,
                 flags=tuple(flags),
                 power_interval_W=Interval(float(power.low[i]), float(power.high[i])),
@@ -224,9 +224,9 @@ def predict_target(
     label = MeterInfo(
         meter.name, meter.scope, "prediction by the analytic models, corrected by probes", True
     )
-    points = _points(shown, said, job.steps, label, probability, chance)
+    points = with_probabilities(_points(shown, said, job.steps, label, chance), probability)
     alone = line.correct(predictor(job, there, [baseline]), [baseline.world_size])
-    (base,) = _points([baseline], alone, job.steps, label, np.full(1, np.nan), np.ones(1))
+    (base,) = _points([baseline], alone, job.steps, label, np.ones(1))
     limits = constraints.relative_to(base.time_to_solution_s)
     best, choice = Judge(points, base, limits, job.steps).choose()
     sizes = {Configuration(record.request.launch).world_size for record in measured}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -124,7 +123,6 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
                 steps=steps,
                 source="predicted" if meter.is_simulated else "measured",
                 windows=len(mine),
-                p_nondominated=math.nan,
                 meter=meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),
