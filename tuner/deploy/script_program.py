@@ -68,7 +68,7 @@ def program_of_script(
         return replace(program, taken=job.taken), files
     words = list(start.words)
     exports = _quoted(start.env)
-    about = ["# Your own script, as it was probed: checkpoints and loggers are yours made."]
+    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
     if job.needs_hook or always:
         words, option = _hooked(words, start, folder, files)
         exports.append(option)
@@ -99,7 +99,7 @@ def _relaunched(
         if name not in own or text != launcher.env[name]
     }
     given |= environment(configuration, job.knobs)
-    about = ["# Your own command, as it was probed: checkpoints and loggers are yours made."]
+    about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
     changed = configuration.launch != job.baseline.launch
     changed = changed or any(k.by_script for k in job.knobs)  # which nothing else sets
     words, settled = kind.with_arguments(made, words)

@@ -141,7 +141,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     if driven is not None:
         length = script.sequence_length or driven.length
         steps = script.steps or driven.fact("steps")
-        blank = replace(blank, sequence_length=length, steps=steps)
+        blank = replace(blank, sequence_length=length, steps=steps, program=driven.program)
     micro, times = _batches_of_command(script, blank)
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
     frame = Framework(micro_batch=micro, accumulation=times)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.program import Program
 from tuner.search_spaces.when import check_condition
 from tuner.workload.scripts.frameworks.parts import (
     TEMPLATE,
@@ -38,6 +39,8 @@ from tuner.workload.scripts.frameworks.tables import Table
 ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
 #: What a number may be multiplied with, and what a text in braces stands for.
 NAMES = (*ROUTED, "sequence_length", "world_size")
+#: What may be said of its program.
+PROGRAM = tuple(item.name for item in fields(Program) if item.default is False)
 _VERSION = re.compile(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)")
 _CALL = re.compile(r"[\w.]+:[\w.]+")
 
@@ -51,6 +54,7 @@ class Driver:
         divide: degrees by which the ranks are divided; data_parallel is the rest.
         defaults: values of keys of declared knobs where they are not given.
         facts: keys of "steps", "sequence_length", and of the model's sizes for predictions.
+        program: what its program does (`Program`): true, or the key that says so.
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
     """
 
@@ -66,6 +70,7 @@ class Driver:
     defaults: Mapping[str, Any] = field(hash=False)
     divide: tuple[str, ...]
     facts: Mapping[str, str] = field(hash=False)
+    program: Mapping[str, bool | str] = field(hash=False)
     rules: tuple[Rule, ...]
     quiet: Mapping[str, Any] = field(hash=False)
     quiet_env: Mapping[str, str] = field(hash=False)
@@ -99,7 +104,7 @@ class Driver:
 
 _TOP = (
     *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
-    *("world", "facts", "rules", "probe", "step", "keys", "wrapper"),
+    *("world", "facts", "program", "rules", "probe", "step", "keys", "wrapper"),
 )
 _WITH = ("imports", "mentions", "options")
 _RULE = ("why", "require", "divide", "of", "default")
@@ -152,6 +157,7 @@ def read_driver(data: Any, where: str) -> Driver:
         defaults=_defaults(table.part("declared")),
         divide=world,
         facts={key: facts.text(key) for key in facts.data},
+        program=_program(table.part("program", *PROGRAM)),
         rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
         quiet=probe.values("set"),
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
@@ -161,6 +167,13 @@ def read_driver(data: Any, where: str) -> Driver:
         ),
         wrapper=wrapper.made(Wrapper) if wrapper.data else None,
     )
+
+
+def _program(table: Table) -> dict[str, bool | str]:
+    for name, value in table.data.items():
+        if value is not True and not (isinstance(value, str) and value):
+            raise InputError(f"{name} in {table.where} must be true or the key that sets it")
+    return dict(table.data)
 
 
 def _command(table: Table) -> Command:
