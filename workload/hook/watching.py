@@ -32,7 +32,8 @@ def count(source: str) -> None:
         return
     _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
     if state.link is not None:
-        if state.link.steps == 0 and source != "program":
+        tuned = not state.options.get("watch")  # a training that is only watched is the user's
+        if state.link.steps == 0 and source != "program" and tuned:
             _check_ranks()
         state.link.step_done()
 
