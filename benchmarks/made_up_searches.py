@@ -1,8 +1,4 @@
-"""Made-up searches whose truth is known, for rules that recommend (`benchmarks.verdicts`).
-
-Only what the package of an earlier commit has, too, is imported, so that its rule meets the same
-searches (`benchmarks.earlier_rule`).
-"""
+"""Made-up searches whose truth is known, for rules that recommend (`benchmarks.verdicts`)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.validation import energaizer
+from benchmarks.validation import energaizer, simumax
 from benchmarks.validation.comparison import table
 from benchmarks.validation.foreign import calculon_s, llm_analysis_s
 from benchmarks.validation.vtrain import (
@@ -156,8 +156,9 @@ def main() -> None:
     rows += foreign_rows
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
-    clock_rows, clock_figures = energaizer.compare()
-    print("\n".join(["", *clock_rows]), flush=True)
+    others = [energaizer.compare(), simumax.compare()]
+    for lines, _ in others:
+        print("\n".join(["", *lines]), flush=True)
     single, multi = shipped["one node"], shipped["64 to 512 GPUs"]
     after = corrected["one node"]
     publish(
@@ -171,7 +172,7 @@ def main() -> None:
             Figure("vtrain_pairs_one_launch", after.right / after.pairs, "ratio"),
             Figure("vtrain_choice_loss_mean_one_launch", after.choice_loss, "%"),
             *foreign_figures,
-            *clock_figures,
+            *(figure for _, each in others for figure in each),
             Figure("planners_scored", 1 + len(foreign), "count"),
         ],
         options.json,

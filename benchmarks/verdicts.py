@@ -7,26 +7,16 @@ own judge (`tuner.results.judge`). A configuration that truly saves is always am
 search measured, at a random place. Launches differ by 1, 3 or 5 % in time and power; with drift the
 machine slows down by half a per cent with each launch. Nothing is timed, so a busy machine does not
 matter.
-
-`--against 82b5105` gives the same searches to the rule of that commit (`benchmarks.earlier_rule`):
-pairs of launches of the choice and of the baseline, until a test is clear.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 import numpy as np
 
-from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.figures import Figure, arguments, publish
 from benchmarks.made_up_searches import (
     CONFIGURATIONS,
     METER,
@@ -135,34 +125,7 @@ def measured(kinds: Sequence[Row], trials: int, first: int) -> Iterator[list[Out
         yield [search(row, first + i) for i in range(trials)]
 
 
-def by_earlier_rule(
-    kinds: Sequence[Row], trials: int, first: int, commit: str
-) -> Iterator[list[Outcome]]:
-    """Return the answers by the rule of an earlier commit, whose package is run beside ours."""
-    parts = ["tuner", "workload", "models", "search_spaces"]
-    with tempfile.TemporaryDirectory() as folder:
-        with tempfile.TemporaryFile() as packed:
-            subprocess.run(["git", "archive", commit, *parts], cwd=ROOT, stdout=packed, check=True)
-            packed.seek(0)
-            with tarfile.open(fileobj=packed) as archive:
-                archive.extractall(folder, filter="tar")
-        asked = {"rows": [asdict(row) for row in kinds], "trials": trials, "first": first}
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
-        with subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.earlier_rule", json.dumps(asked)],
-            cwd=folder,
-            env=environ,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                yield [Outcome(**each) for each in json.loads(line)]
-        if process.returncode:
-            raise RuntimeError(f"the rule of {commit} ended with {process.returncode}")
-
-
-def told(rule: str, row: Row, found: Sequence[Outcome]) -> None:
+def told(row: Row, found: Sequence[Outcome]) -> None:
     """Print the answers of searches of one kind in a line."""
     better = [o for o in found if o.saved is not None]
     wrong = sum(o.saved <= 0 for o in better if o.saved is not None)
@@ -170,7 +133,7 @@ def told(rule: str, row: Row, found: Sequence[Outcome]) -> None:
     how = f"launches differ by {row.spread} %, {row.limit:2} probes"
     how += ", drift" * row.drift + f", {row.ended}" * bool(row.ended)
     print(
-        f"{rule}{name}, {how}: recommended {len(better) / len(found):.3f}, of which no better "
+        f"{name}, {how}: recommended {len(better) / len(found):.3f}, of which no better "
         f"{wrong / len(found):.3f}; {np.mean([o.launches for o in found]):.1f} launches",
         flush=True,
     )
@@ -235,21 +198,13 @@ def main() -> None:
     parser = arguments("how often recommendations and drift detection are right")
     parser.add_argument("--trials", type=int, default=400, help="searches a row")
     parser.add_argument("--first", type=int, default=100_000, help="first seed")
-    parser.add_argument("--against", metavar="COMMIT", help="also by this commit's rule")
     parser.add_argument("--quick", action="store_true", help="only the rows that the aims name")
     options = parser.parse_args()
-    kinds, figures = rows(options.quick), []
-    rules = {"": measured(kinds, options.trials, options.first)}
-    if options.against:
-        earlier = by_earlier_rule(kinds, options.trials, options.first, options.against)
-        rules["earlier_rule_"] = earlier
-    for prefix, answers in rules.items():
-        found = {}
-        for row, outcomes in zip(kinds, answers, strict=True):
-            found[row] = outcomes
-            told(f"{options.against}: " if prefix else "", row, outcomes)
-        figures += [Figure(prefix + f.name, f.value, f.unit) for f in figures_of(found)]
-    publish([*figures, *_drifts(max(20, options.trials // 4))], options.json)
+    kinds, found = rows(options.quick), {}
+    for row, outcomes in zip(kinds, measured(kinds, options.trials, options.first), strict=True):
+        found[row] = outcomes
+        told(row, outcomes)
+    publish([*figures_of(found), *_drifts(max(20, options.trials // 4))], options.json)
 
 
 if __name__ == "__main__":

@@ -81,11 +81,21 @@ def activation_bytes_per_token(setup: Setup, t: np.ndarray, *, kept: bool = True
     q, kv = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     dropout = 0.0 if facts.gated or setup.program.dropout == "none" else 2.0 * h
     whole = element * 4 * h + dropout
-    values = 4 if facts.gated else 1 if kept and facts.model_type in RELU else 2
+    gated = 3 if kept and setup.program.fused_blocks else 4
+    values = gated if facts.gated else 1 if kept and facts.model_type in RELU else 2
     between = facts.intermediate * k * values
     copies = element * k * h if facts.experts else 0.0
-    every = whole + copies + element * (2 * q + 2 * kv + between) / t
+    every = (whole + copies) / sharded_over(setup, t) + element * (2 * q + 2 * kv + between) / t
     return np.asarray(every - _not_kept(setup) if kept and facts.lora else every)
+
+
+def sharded_over(setup: Setup, t: np.ndarray) -> np.ndarray | float:
+    """Return the ranks that divide what is between the products of tensor parallelism.
+
+    All of them with Megatron's sequence parallelism: 34 h / t of a GPT's block (Korthikanti et al.
+    2022, arXiv 2205.05198, equation 4).
+    """
+    return t if setup.program.sequence_sharded else 1.0
 
 
 def _not_kept(setup: Setup) -> float:

@@ -16,6 +16,7 @@ from tuner.models.analytic import fsdp
 from tuner.models.analytic.compute import (
     activation_bytes_per_token,
     encoder_block_bytes,
+    sharded_over,
     stored_score_bytes,
 )
 from tuner.models.analytic.layout import Launches
@@ -38,6 +39,8 @@ LIVE_PARAMETERS = 1e9
 #: in 16 bits (2 + 4 + 4 + 2), as torch counts them in transformers' loss (benchmarks.fit); in fp32
 #: logits, log-softmax and gradient (4 + 4 + 4).
 LOGIT_BYTES = 12.0
+#: The same of a fused loss: 16-bit logits, whose gradient takes their place, and fp32 exponentials.
+FUSED_LOGIT_BYTES = 6.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     fetched = np.where(column.parameters_offloaded & (column.z == 3), weights, 0.0)
     activations, temporary, on_host = _activations(setup, column, stages)
     tokens = column.b * setup.job.sequence_length / column.u
-    logits = stages.heads * LOGIT_BYTES * tokens * facts.vocab / column.t
+    each = FUSED_LOGIT_BYTES if setup.program.fused_loss else LOGIT_BYTES
+    logits = stages.heads * each * tokens * facts.vocab / column.t
     logits = logits * setup.program.logits
 
     parameters, reduced = plain + experts, updated[0] + updated[1]
@@ -122,6 +126,13 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     gathered = np.where(column.z == 3, sharded, 0.0)
     buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
     communication = buckets * bucket + gathered
+    if setup.program.fp32_gradients:  # which are the buffers that are reduced
+        communication = gathered
+        # A product's gradient is made in 16 bits, and then added to that in fp32.
+        temporary = (
+            temporary + element * (1 + facts.gated) * facts.hidden * facts.intermediate / column.t
+        )
+        logits = logits + stages.heads * element * facts.head_parameters / column.t
     # The loss is done with its logits before the first block is recomputed or differentiated.
     peak = np.maximum(temporary, logits)
     if launches.fsdp.any():
@@ -179,6 +190,8 @@ def _states(
         plain / np.where(z >= 1, replicas, 1.0) + experts / np.where(z >= 1, expert_replicas, 1.0)
     )
     parts = [one + other for one, other in both]
+    if setup.program.fp32_gradients and setup.element == 2.0:
+        parts[1] = 2.0 * parts[1]
     if column.fsdp.any():
         by_torch = fsdp.states(column, plain + experts)
         parts = [np.where(column.fsdp, a, b) for a, b in zip(by_torch, parts, strict=True)]
@@ -194,7 +207,7 @@ def _frozen_bytes(
     return np.asarray(whole / shards)
 
 
-def _norm_bytes(facts: ModelFacts, element: float) -> float:
+def _norm_bytes(setup: Setup) -> float:
     """Return the bytes per token that the two norms of a block keep beside their input.
 
     The RMS norm of transformers (families with a gated MLP) converts its input to fp32 and keeps
@@ -202,7 +215,8 @@ def _norm_bytes(facts: ModelFacts, element: float) -> float:
     alone. In fp32 nothing is converted. The normalized values are for the gradient of the gain:
     a frozen one does not keep them.
     """
-    if not facts.gated:
+    facts, element = setup.facts, setup.element
+    if not facts.gated or setup.program.fused_blocks:
         return 0.0
     if facts.lora is not None:
         return 0.0 if element == 4.0 else 2.0 * facts.hidden * 4.0
@@ -246,7 +260,7 @@ def _activations(
     """Return the bytes of activations (kept, temporary, on the host), of all micro-batches."""
     facts, element, t = setup.facts, setup.element, column.t
     tokens = column.b * setup.job.sequence_length / column.u
-    block = tokens * (activation_bytes_per_token(setup, t) + _norm_bytes(facts, element))
+    block = tokens * (activation_bytes_per_token(setup, t) + _norm_bytes(setup))
     if not setup.program.fused_attention:
         scores = stored_score_bytes(setup) * setup.job.sequence_length * facts.heads / t
         block = block + tokens * scores
@@ -254,7 +268,8 @@ def _activations(
     others = tokens * (column.u - 1) * 2 * facts.kv_heads * facts.head_dim * element / t
     block = block + np.where(column.gathered, others, 0.0)
     again = column.recomputed
-    kept = again * element * tokens * facts.hidden + (1 - again) * block
+    inputs = element * tokens * facts.hidden / sharded_over(setup, t)
+    kept = again * inputs + (1 - again) * block
     kept = np.where(column.selective, tokens * _products_bytes(setup, t), kept)
     in_flight = _in_flight(column, stages)
     # Offloaded activations leave two blocks' worth on the device: one in use, one in transit.

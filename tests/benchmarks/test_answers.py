@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-import pytest
-
 from benchmarks import answers
-from benchmarks.figures import ROOT
 from benchmarks.made_up_searches import Row
-from benchmarks.verdicts import by_earlier_rule, figures_of, measured
+from benchmarks.verdicts import figures_of, measured
 from tests.golden import prepared
 
 KINDS = [Row("73", "1", 5), Row("flat", "3", 8), Row("10", "1", 12, ended="failed")]
@@ -20,15 +16,6 @@ def test_a_large_saving_is_recommended_after_five_probes() -> None:
     found = dict(zip(KINDS, measured(KINDS, 3, 7), strict=True))
     assert [outcome.saved is not None for outcome in found[KINDS[0]]] == [True] * 3
     assert all(outcome.launches <= 1 for outcome in found[KINDS[0]])
-
-
-def test_the_rule_of_an_earlier_commit_answers_the_same_searches() -> None:
-    known = subprocess.run(["git", "cat-file", "-e", "82b5105"], cwd=ROOT, capture_output=True)
-    if known.returncode:
-        pytest.skip("this checkout has no history")
-    answers = list(by_earlier_rule(KINDS, 2, 7, "82b5105"))
-    assert [len(each) for each in answers] == [2, 2, 2]
-    assert {outcome.saved for outcome in answers[0]} == {None}  # too few probes for its pairs
 
 
 def test_figures_are_the_worst_of_their_rows() -> None:

@@ -8,14 +8,7 @@ import sys
 from pathlib import Path
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import (
-    FAILED,
-    INTERRUPTED,
-    OK,
-    UNMET,
-    answer,
-    say_of,
-)
+from tuner.cli.options import FAILED, INTERRUPTED, OK, UNMET, answer, say_of
 from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
 from tuner.search_spaces.errors import InputError

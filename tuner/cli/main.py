@@ -16,25 +16,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli import (
-    catalog,
-    demo,
-    deploy,
-    fit,
-    optimize,
-    plan,
-    probe,
-    runs,
-    runs_folder,
-)
+from tuner.cli import catalog, demo, deploy, fit, optimize, plan, probe, runs, runs_folder
 from tuner.cli.arguments import RUNS, RUNS_DIR
 from tuner.cli.defaults import KEYS, apply_defaults
-from tuner.cli.options import (
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    OK,
-)
+from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.terminal import visible_streams

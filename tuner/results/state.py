@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -32,12 +31,7 @@ def baseline_of(records: Sequence[ProbeRecord]) -> Configuration | None:
 
 
 class StudyState:
-    """What the probes of a study measured so far.
-
-    Args:
-        spec: the study.
-        records: its probes, in the order in which they ended.
-    """
+    """What the probes of a study measured so far."""
 
     def __init__(self, spec: StudySpec, records: Sequence[ProbeRecord]) -> None:
         self.spec, self.records = spec, tuple(records)
@@ -73,10 +67,19 @@ class StudyState:
     @cached_property
     def baseline(self) -> Point | None:
         """The baseline's point; None if it was not measured."""
-        today = baseline_of(self.records)
-        return next((point for point in self.points if point.configuration == today), None)
+        return next((point for point in self.points if point.configuration == self.today), None)
 
-    @property
+    @cached_property
+    def spent_kJ(self) -> float:
+        """Energy of every probe from request to end, in the meter's scope."""
+        return math.fsum(record.energy_J for record in self.records) / 1000
+
+    @cached_property
+    def today(self) -> Configuration | None:
+        """The baseline's configuration; None if its probe measured nothing."""
+        return baseline_of(self.records)
+
+    @cached_property
     def constraints(self) -> Constraints:
         """The study's constraints, those relative to the baseline as absolute limits."""
         today = self.baseline
@@ -110,8 +113,6 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
     """Return the points of a posterior, with NaN as probability of the front.
 
     Args:
-        posterior: of the measured configurations.
-        steps: that make the solution.
         run_dir: where the power samples are, for `Point.peak_power_W`.
     """
     points = []
@@ -131,7 +132,6 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
                 steps=steps,
                 source="predicted" if meter.is_simulated else "measured",
                 windows=len(mine),
-                p_nondominated=math.nan,
                 meter=meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),

@@ -69,7 +69,6 @@ def look(counts: StepCounts) -> None:
 
 
 def _check_ranks() -> None:
-    """Check that all ranks train one model."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     together = 1
@@ -258,7 +257,6 @@ def with_switch(module: Any) -> Any:
 
 
 def _compiled(module: Any) -> bool:
-    """Return True if most tensors of a model are in parts that torch compiles."""
     every = list(module.modules()) if hasattr(module, "modules") else []
     parts = [  # by torch.compile, and by Module.compile
         each

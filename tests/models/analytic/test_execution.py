@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -230,3 +231,25 @@ def test_waiting_is_what_a_step_leaves_of_its_own_work() -> None:
     own = parts.m * (slot - parts.links) + parts.update
     assert waiting + own == pytest.approx(np.repeat(step[:, None], slot.shape[1], axis=1))
     assert (waiting > 0).all()
+
+
+def _parts(program: Program, **knobs: int) -> Mapping[str, float]:
+    """Return the bytes of each part of the fullest rank's memory."""
+    model = AnalyticModel(load_job("qwen2.5-7b"), load_cluster("h100-32"), program=program)
+    return model.breakdown(Configuration.of(micro_batch=1, zero_stage=1, **knobs)).memory
+
+
+def test_sequence_parallelism_divides_activations_over_tensor_parallel_ranks_alone() -> None:
+    """Of a block's 34 h bytes a token all are divided (arXiv 2205.05198, equation 4)."""
+    whole, divided = Program(fused_blocks=True), Program(fused_blocks=True, sequence_sharded=True)
+    alone = _parts(whole)["activations"]
+    assert _parts(divided)["activations"] == alone
+    assert _parts(divided, tensor_parallel=4)["activations"] == pytest.approx(alone / 4)
+    assert _parts(whole, tensor_parallel=4)["activations"] > 1.2 * alone / 4
+
+
+def test_gradients_in_fp32_take_twice_the_bytes_and_no_buckets() -> None:
+    plain, fp32 = (_parts(Program(fp32_gradients=f), data_parallel=8) for f in (False, True))
+    assert fp32["gradients"] == pytest.approx(2 * plain["gradients"])
+    assert plain["communication"] > 0
+    assert "communication" not in fp32
