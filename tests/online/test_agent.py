@@ -319,8 +319,8 @@ def test_the_address_is_not_passed_on_to_what_the_training_starts() -> None:
 @pytest.mark.parametrize(
     ("words", "argv"),
     [
-        (["watch", "s.py", "--a"], ["s.py", "--a"]),
-        (["--local_rank=1", "watch", "s.py", "--a"], ["s.py", "--local_rank=1", "--a"]),
+        (["watch", "s.py", "--a"], ["--a"]),
+        (["--local_rank=1", "watch", "s.py", "--a"], ["--local_rank=1", "--a"]),
         (["--local_rank=1", "watch", "-m", "s", "watch"], ["--local_rank=1", "watch"]),
     ],
 )
@@ -332,4 +332,4 @@ def test_the_script_gets_the_words_that_it_would_get_without_us(
     done = subprocess.run(
         [sys.executable, str(hook), *words], cwd=tmp_path, capture_output=True, text=True
     )
-    assert json.loads(done.stdout)[-len(argv) :] == argv, done.stderr
+    assert json.loads(done.stdout)[1:] == argv, done.stderr
