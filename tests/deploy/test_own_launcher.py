@@ -186,6 +186,14 @@ def test_accelerates_file_keeps_its_comments(folder: Path) -> None:
     assert again.processes == 2
 
 
+def test_a_file_with_the_launchers_name() -> None:
+    """An option goes behind `launch`, and not behind a file that is named as the command is."""
+    (accelerate,) = (kind for kind in kinds.KINDS if kind.name == "accelerate")
+    words = ["accelerate", "launch", "--config_file", "teams/accelerate"]
+    made = accelerate.added(words, "--num_processes=2")
+    assert made == ["accelerate", "launch", "--num_processes=2", *words[2:]]
+
+
 def test_accelerates_section_for_deepspeed(folder: Path) -> None:
     (folder / "a.yaml").write_text(FILE.format(kind="DEEPSPEED", section=SECTION))
     config = {**CONFIG, "zero_optimization": {"stage": 2}}

@@ -162,7 +162,9 @@ class Kind:
         return [*words[: at + 1], option, *words[at + 1 :]]
 
     def _name_at(self, words: Sequence[str]) -> int:
-        names = (*self.commands, *self.modules, *self.own)
+        # The command alone may be `accelerate`, and a file's name too.
+        names = {*self.commands, *self.modules} - ({*self.commands[:1]} if self.own else set())
+        names |= {*self.own}
         return max(at for at, word in enumerate(words) if Path(word).name in names)
 
 
