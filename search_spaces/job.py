@@ -22,6 +22,7 @@ from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
 from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.options import check_options, limited
+from tuner.search_spaces.program import Program
 from tuner.search_spaces.typed import names_a_file
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -42,6 +43,7 @@ class TrainingJob:
             (McCandlish et al. 2018, arXiv 1812.06162, section 2): min_steps x (1 + noise_scale
             / global batch). 0 if unknown.
         knobs: knobs that the user declares, in the order of `check_knobs`.
+        program: what the training program does that no knob states, for predictions.
     """
 
     name: str
@@ -59,6 +61,7 @@ class TrainingJob:
     data: str = limited(default="")
     knobs: tuple[Knob, ...] = ()
     lora: LoRA | None = None
+    program: Program = field(default_factory=Program)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -162,7 +165,8 @@ class TrainingJob:
         data["steps_at"] = {str(size): steps for size, steps in self.steps_at.items()}
         data["knobs"] = {knob.name: knob.to_table() for knob in self.knobs}
         data["lora"] = self.lora.to_table() if self.lora else None
-        for name in ("steps_at", "noise_scale", "min_steps", "data", "knobs", "lora"):
+        data["program"] = self.program.to_table()
+        for name in ("steps_at", "noise_scale", "min_steps", "data", "knobs", "lora", "program"):
             if not data[name]:
                 del data[name]
         return data
@@ -180,6 +184,8 @@ class TrainingJob:
                 given["knobs"] = read_knobs(given["knobs"], "the job")
             if given.get("lora"):
                 given["lora"] = LoRA.from_table(given["lora"], "the job")
+            if "program" in given:
+                given["program"] = Program.from_table(given["program"], "the job")
             return cls(**given)
         except TypeError as error:
             raise InputError(f"this is not a job: {error}") from error
@@ -239,6 +245,8 @@ class TrainingJob:
             optional["knobs"] = _program_knobs(data["knobs"], path.name)
         if "lora" in data:
             optional["lora"] = LoRA.from_table(data["lora"], path.name)
+        if "program" in data:
+            optional["program"] = Program.from_table(data["program"], path.name)
         if "data" in data:
             optional["data"] = token_file(path.parent / str(data["data"]))
         return cls(
@@ -282,7 +290,6 @@ def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> 
 
 
 def _load_model(config: Any, beside: Path) -> dict[str, Any]:
-    """Load a model's configuration: inline, by shipped name, or by path."""
     if isinstance(config, dict):
         return config
     if not isinstance(config, str):

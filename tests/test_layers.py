@@ -1,9 +1,10 @@
 """Layers of the import package: each part imports only those before it."""
 
 import ast
+import importlib
 from pathlib import Path
 
-from benchmarks.size import LAYERS, Module, import_violations, production
+from benchmarks.size import LAYERS, Module, import_cycles, import_violations, production
 
 
 def test_every_part_imports_only_those_before_it() -> None:
@@ -25,3 +26,20 @@ def test_an_import_upwards_and_a_bare_folder_are_found(tmp_path: Path) -> None:
         "tuner.pareto imports tuner.display.live",
     ]
     assert isinstance(Module("tuner.pareto", path).tree, ast.Module)
+
+
+def test_results_and_what_shows_them_do_not_import_each_other() -> None:
+    """A result's methods find plots, pages and choices when they are called."""
+    modules = production()
+    for group in import_cycles(modules):
+        assert not [name for name in group if name.startswith(("tuner.results", "tuner.display"))]
+    called = {
+        (node.args[0].value, node.args[1].value)
+        for module in modules
+        if module.name.startswith("tuner.results.")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "built_on_results"
+    }
+    assert len(called) > 10
+    for name, function in called:  # no tool follows a name in a string
+        assert callable(getattr(importlib.import_module(name), function)), (name, function)

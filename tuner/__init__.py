@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from tuner.planning.fit import fit
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
-    from tuner.results.parts import Interval, Point
-    from tuner.results.recommendation import Recommendation
+    from tuner.results.parts import Interval, Point, Recommendation
     from tuner.results.result import Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
@@ -62,7 +61,7 @@ _MODULES = {
     "Interrupted": "tuner.study.session",
     "Point": "tuner.results.parts",
     "Progress": "tuner.study.callbacks",
-    "Recommendation": "tuner.results.recommendation",
+    "Recommendation": "tuner.results.parts",
     "Result": "tuner.results.result",
     "Script": "tuner.workload.scripts.command",
     "SearchSettings": "tuner.problem.settings",

@@ -24,12 +24,13 @@ from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.layout import Launches, Layout, layout_of_groups, read_layout
 from tuner.models.analytic.memory import memory_parts
 from tuner.models.analytic.power import Busy, PowerModel, capped_clock
-from tuner.models.analytic.setup import Program, Setup
+from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages, cut
 from tuner.models.analytic.step import StepParts, step_parts
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.program import Program
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ class AnalyticModel:
     """Model of the step time, power and memory of a job on a cluster.
 
     Args:
-        program: what the training program does that no knob states; by default what the built-in
-            one does.
+        program: what the training program does that no knob states; by default the job's.
         partitions: number of blocks of each stage by pipeline degree, if known.
 
     Raises:
@@ -95,7 +95,7 @@ class AnalyticModel:
     ) -> None:
         device = cluster.device
         self.constants = constants or constants_of(device)
-        self.setup = Setup.of(job, cluster, self.constants, program or Program())
+        self.setup = Setup.of(job, cluster, self.constants, program or job.program)
         self.job, self.cluster, self.facts = job, cluster, self.setup.facts
         self.power = PowerModel(device, self.constants)
         self._partitions = dict(partitions or {})

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.report_page import look
 from tuner.display.plots import front_figure
 from tuner.display.report import write_report
-from tuner.results.explain import Explanation, KnobEffect
+from tuner.results.parts import Explanation, KnobEffect
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import draw_figure, dump_dom

@@ -31,7 +31,7 @@ def test_the_parts_add_up_to_what_was_measured(modelled) -> None:
 
 def test_it_can_be_read_and_sent(modelled) -> None:
     said = modelled.explain("baseline")
-    text = "\n".join(said.lines())
+    text = str(said)
     assert "Where the time of a step goes" in text
     assert "(estimated)" in text
     again = json.loads(json.dumps(said.to_json()))

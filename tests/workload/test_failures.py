@@ -25,3 +25,14 @@ def test_a_failure_blames(kind: FailureKind, blames: str | None) -> None:
 def test_a_kind_of_a_later_release_blames_its_setting_alone() -> None:
     unknown = failure_class("disk_full")
     assert (unknown.phrase, unknown.blames, unknown.t4) == ("disk full", "setting", "runtime")
+
+
+def test_what_ranks_report_has_an_order_of_its_own_and_the_rest_has_none() -> None:
+    """Of several causes the likelier one of the others is told: no two share a place."""
+    reported = {kind: each.order for kind, each in FAILURES.items() if each.order}
+    assert sorted(reported, key=reported.__getitem__) == [
+        *("node", "out_of_memory", "alone", "refused", "crash")
+    ]
+    assert len(set(reported.values())) == len(reported)
+    assert failure_class("disk_full").order == 0
+    assert [kind for kind, each in FAILURES.items() if each.lacks_memory] == ["out_of_memory"]

@@ -9,11 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.cli.options import (
-    OK,
-    answer,
-    columns,
-)
+from tuner.cli.options import OK, answer, columns
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError, UnknownName
 

@@ -11,10 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import (
-    OK,
-    answer,
-)
+from tuner.cli.options import OK, answer
 from tuner.cli.parser import Commands
 
 if TYPE_CHECKING:

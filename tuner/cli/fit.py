@@ -6,11 +6,7 @@ import argparse
 from typing import Any
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import (
-    OK,
-    UNMET,
-    answer,
-)
+from tuner.cli.options import OK, UNMET, answer
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError
 

@@ -16,25 +16,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli import (
-    catalog,
-    demo,
-    deploy,
-    fit,
-    optimize,
-    plan,
-    probe,
-    runs,
-    runs_folder,
-)
+from tuner.cli import catalog, demo, deploy, fit, optimize, plan, probe, runs, runs_folder
 from tuner.cli.arguments import RUNS, RUNS_DIR
 from tuner.cli.defaults import KEYS, apply_defaults
-from tuner.cli.options import (
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    OK,
-)
+from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.terminal import visible_streams
@@ -169,7 +154,7 @@ def _main(argv: Sequence[str] | None) -> int:
         refuse_sudo()
         _take_program(args)
         apply_defaults(args, _given(args))
-        if getattr(args, "of_run", False) and args.run is None:
+        if getattr(args, "of_run", False) and args.run is None and not getattr(args, "tune", False):
             print_latest(args)
         code: int = args.run_command(args)
         sys.stdout.flush()

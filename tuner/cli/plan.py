@@ -7,14 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import (
-    OK,
-    UNMET,
-    add_options,
-    answer,
-    made_of_options,
-    progress,
-)
+from tuner.cli.options import OK, UNMET, add_options, answer, made_of_options, progress
 from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError

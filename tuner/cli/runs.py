@@ -85,7 +85,7 @@ def _choose(args: argparse.Namespace) -> int:
 
     result = load_result(args.run, runs_dir=args.runs_dir)
     chosen = result.choose(made_of_options(args, Constraints))
-    answer(args, chosen.to_json(), chosen.lines(), fit=True)
+    answer(args, chosen.to_json(), str(chosen).splitlines(), fit=True)
     return OK if chosen.met else UNMET
 
 
@@ -180,7 +180,7 @@ def _explain(args: argparse.Namespace) -> int:
     from tuner.api import load_result
 
     explanation = load_result(args.run, runs_dir=args.runs_dir).explain(args.at or args.point)
-    answer(args, explanation.to_json(), explanation.lines())
+    answer(args, explanation.to_json(), str(explanation).splitlines())
     return OK
 
 

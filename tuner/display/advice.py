@@ -16,13 +16,8 @@ from tuner.formatting import (
 )
 from tuner.problem.stop_reason import no_verdict_phrase
 from tuner.results.choice import limits_phrase
-from tuner.results.parts import Evidence, Point
-from tuner.results.recommendation import (
-    LEAST_TRIED,
-    Recommendation,
-    evidence_of,
-    too_little_tried,
-)
+from tuner.results.parts import Evidence, Point, Recommendation
+from tuner.results.recommendation import LEAST_TRIED, evidence_of, too_little_tried
 from tuner.results.result import Result
 
 #: Probability from which on a candidate is said to be probably better: "likely" on the scale of

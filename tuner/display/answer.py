@@ -13,8 +13,7 @@ from tuner.display.plan_text import plan_lines
 from tuner.display.view import View
 from tuner.formatting import after_comma, number, settings_text
 from tuner.problem.constraints import Constraints
-from tuner.results.choose import AnotherChoice
-from tuner.results.parts import Point
+from tuner.results.parts import AnotherChoice, Point
 from tuner.results.result import Result
 
 #: Estimated powers within this factor are the estimate's error.

@@ -22,7 +22,6 @@ def ascii_plot(
     Args:
         marks: points and their characters; later ones are drawn over earlier ones.
         span: the points that the axes span; marks beyond them are not drawn.
-        width, height: of the area in characters.
     """
     x = [math.log(point.time_to_solution_s) for point in span]
     y = [math.log(point.energy_to_solution_kJ) for point in span]

@@ -22,7 +22,6 @@ class Column:
 
     Attributes:
         name: heading of a table in text, and name in a hover label.
-        heading: that of a page.
         figure: without the unit.
         below: what a page shows below it: the 90 % interval, or the peak.
         metered: the mark of the meter follows it, e.g. "(estimated)".

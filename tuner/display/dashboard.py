@@ -88,7 +88,6 @@ def serve(
             user of this machine reaches loopback, so make it with `secrets.token_urlsafe()`.
         host: the address to listen on. Anything but loopback sends the token and the study over
             the network as plain text.
-        writable: whether notes and studies can be changed and deleted on the page.
 
     Raises:
         InputError: optuna-dashboard is not installed, the storage does not answer, or the port is
@@ -139,7 +138,6 @@ class Follower:
 
     Args:
         answer: gives the result of what is known so far, and its probes.
-        least_s: seconds between two drawings.
     """
 
     #: Figures are drawn again after this many times the probes of the last time, and one more.

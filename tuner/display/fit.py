@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+from tuner.formatting import energy_text
 from tuner.planning.fit import SURE, Change, Fit, Most
-from tuner.results.predict import Forecast, breakdown_lines, cost_lines, devices_of, stacked_bar
+from tuner.results.predict import Forecast
 from tuner.search_spaces.short_names import short_word
 
 GB = 1e9
+#: One letter a part; a bar is as wide as this many characters.
+_LETTERS, _WIDTH = "#=+*o~:.x%@&", 60
 
 
 def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     """Return the answer as lines."""
+    kind = "cores" if said.cluster.device.type == "cpu" else "GPUs"
     changes = []
     if said.changes:
         first, *faster = said.changes
@@ -20,8 +27,8 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     elif said.probability < SURE:
         changes = ["", f"No configuration of space {said.space} fits on {said.cluster.name}"]
     return [
-        f"Predicted, not measured: {said.job.name} on "
-        + devices_of(said.cluster, said.configuration),
+        f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
+        f"{said.configuration.world_size} of {said.cluster.devices} {kind}",
         f"  {said.configuration.short}",
         f"  {_verdict(said)}",
         *_host(said),
@@ -124,3 +131,79 @@ def _unknown(said: Fit) -> tuple[str, ...]:
         f"  peak memory: unknown on {said.cluster.device.name}: peaks were compared with "
         "measurements on other devices only (python -m benchmarks.fit); the first probe tells",
     )
+
+
+def stacked_bar(parts: Mapping[str, float], width: int = _WIDTH) -> tuple[str, dict[str, str]]:
+    """One line of letters whose lengths are the parts' shares, and each part's letter.
+
+    Shares are rounded so that the bar is exactly `width` long (largest remainders); a part too
+    small for one character has its letter in the legend only.
+    """
+    total = sum(parts.values())
+    if not 0 < total < math.inf:  # a device without bandwidth or speed: nothing to share out
+        return "", {name: _LETTERS[i % len(_LETTERS)] for i, name in enumerate(parts)}
+    letters = {name: _LETTERS[i % len(_LETTERS)] for i, name in enumerate(parts)}
+    exact = {name: width * (value / total) for name, value in parts.items()}
+    cells = {name: int(value) for name, value in exact.items()}
+    left = sorted(exact, key=lambda name: cells[name] - exact[name])
+    for name in left[: width - sum(cells.values())]:
+        cells[name] += 1
+    return "".join(letters[name] * cells[name] for name in parts), letters
+
+
+def _section(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
+    if not parts:  # a device whose file says that it draws nothing
+        return [title, f"  0 {unit}"]
+    bar, letters = stacked_bar(parts)
+    total = sum(parts.values())
+    wide = max(len(name) for name in parts)
+    return [
+        title,
+        f"  [{bar}]",
+        *(
+            f"  {letters[name]} {name:<{wide}} {value:>10.4g} {unit}  {value / total:>6.1%}"
+            for name, value in parts.items()
+        ),
+    ]
+
+
+def _corrected_lines(said: Forecast) -> list[str]:
+    if not said.corrected:
+        return []
+    (t, t_low, t_high), (w, w_low, w_high), (j, j_low, j_high) = (
+        said.corrected[name] for name in ("step_time_s", "power_W", "energy_J")
+    )
+    return [
+        f"  corrected by {said.probes} windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
+        f"{t_high:.4g}), {w:,.0f} W ({w_low:,.0f} to {w_high:,.0f}), {j:,.4g} J a step "
+        f"({j_low:,.4g} to {j_high:,.4g})"
+    ]
+
+
+def cost_lines(said: Forecast) -> list[str]:
+    """Return what a step and the whole training take, as lines."""
+    b, cluster, steps = said.breakdown, said.cluster, said.job.steps
+    charged = (
+        "whole packages"
+        if cluster.device.type == "cpu"
+        else "the modules"
+        if cluster.host_W or cluster.supply_loss
+        else "the GPUs alone"
+    )
+    return [
+        f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
+        f"{energy_text(b.energy_J / 1e3)} a step"
+        + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.type == "cuda" else ""),
+        f"  the whole training, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
+        f"{energy_text(steps * b.energy_J / 1e3)}",
+        *_corrected_lines(said),
+    ]
+
+
+def breakdown_lines(said: Forecast) -> list[str]:
+    """Return where the time and the energy of a step go, as lines."""
+    return [
+        *_section("Where the time of a step goes (the busiest stage)", said.breakdown.time_s, "s"),
+        "",
+        *_section("Where the energy of a step goes (the whole job)", said.breakdown.joules, "J"),
+    ]

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tuner.models.analytic.breakdown import Breakdown
-    from tuner.results.explain import Explanation
+    from tuner.results.parts import Explanation
 
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
 

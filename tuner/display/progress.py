@@ -28,7 +28,6 @@ class ProgressPrinter:
     """Prints events as plain lines.
 
     Args:
-        stream: where to; standard error when not given.
         verbose: print each step of a probe instead of one line.
     """
 

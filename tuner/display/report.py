@@ -34,7 +34,7 @@ from tuner.display.html.search_parts import (
     surrogates_part,
 )
 from tuner.display.view import View
-from tuner.results.explain import Explanation
+from tuner.results.parts import Explanation
 from tuner.results.result import Result
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.probe import ProbeRecord

@@ -7,25 +7,28 @@ meter is followed by "(estimated)", as on every page.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.ascii_plot import ascii_plot
-from tuner.display.columns import BRIEF_TEXT, ENERGY, TEXT, TIME, WITH_INTERVAL, Text
+from tuner.display.columns import BRIEF_TEXT, ENERGY, POWER, TEXT, TIME, WITH_INTERVAL, Text
 from tuner.display.plan_text import plan_lines, probe_lines
 from tuner.display.view import View
 from tuner.formatting import (
     Units,
+    change,
     common_mark,
     label,
     number,
     ordered_knobs,
     percent,
+    probability,
     right_aligned,
     short,
     varying_knobs,
 )
-from tuner.results.parts import Point
+from tuner.results.parts import AnotherChoice, Evidence, Explanation, Point
 from tuner.results.result import Result
 from tuner.results.scale_out import Target
 from tuner.workload.probe import ProbeRecord
@@ -198,3 +201,64 @@ def record_lines(record: ProbeRecord) -> list[str]:
         lines.append(f"failed: {record.failure.sentence}")
         lines += [f"  | {line}" for line in record.failure.log_tail.splitlines()]
     return lines
+
+
+def choice_lines(chosen: AnotherChoice) -> list[str]:
+    """Return a choice: the answer, today beside it, the evidence, the next step."""
+    point, today = chosen.point, chosen.baseline
+    units = Units.of([point, *([today] if today else [])])
+    estimated = label(point.meter.mark)
+    rows = [("today", today)] if today else []
+    lines = [chosen.choice.sentence]
+    for name, each in [*rows, ("choice", point)]:
+        before = today.configuration if today and each is not today else None
+        text = f"{TIME.text(each, units):>10}  {ENERGY.text(each, units):>12}{estimated}  "
+        text += POWER.text(each, units)
+        lines.append(f"  {name:<7}{text}  {short(each.configuration, baseline=before)}")
+    if chosen.energy is not None and chosen.time is not None:
+        energy = change(1 + chosen.energy.relative, 1, "less energy", "more energy")
+        time = change(1 + chosen.time.relative, 1, "less time", "more time")
+        lines.append(f"Against today: {energy}{estimated} and {time}.")
+    lines.append(_evidence(chosen))
+    lines.append(f"Launch files: tuner apply {chosen.run} --point {shlex.quote(chosen.name)}")
+    return lines
+
+
+def _evidence(chosen: AnotherChoice) -> str:
+    if chosen.evidence is Evidence.PREDICTED:
+        return "A prediction by the analytic models: nothing was measured."
+    if chosen.p_better is None:
+        return "It is what runs today." if chosen.baseline is not None else "Measured."
+    sure = f"Better than today with a probability of {probability(chosen.p_better)}"
+    if chosen.evidence is Evidence.VERIFIED:
+        return f"{sure}, by launches made after it was chosen."
+    return f"{sure}, by the launches of the search."
+
+
+def explanation_lines(explanation: Explanation) -> list[str]:
+    """Return an explanation: where time and energy go, and what each knob bought."""
+    point, estimated = explanation.point, label(explanation.mark)
+    lines = [point.configuration.short, f"  {point.how_measured}"]
+    time = "Where the time of a step goes (the model's shares of what was measured)"
+    energy = f"Where the energy of a step goes (likewise){estimated}"
+    for title, parts, unit in (
+        (time, explanation.time_s, "s"),
+        (energy, explanation.energy_J, "J"),
+    ):
+        if not parts:
+            continue
+        total = math.fsum(parts.values())
+        wide = max(len(name) for name in parts)
+        lines += ["", title]
+        lines += [
+            f"  {name:<{wide}}  {number(value):>9} {unit}  {percent(value / total):>6}"
+            for name, value in parts.items()
+        ]
+    if explanation.model_error:
+        errors = explanation.model_error.items()
+        pairs = ", ".join(f"{name} {100 * share:+.0f} %" for name, share in errors)
+        lines.append(f"  The model alone would have been off by: {pairs}.")
+    if explanation.knobs:
+        lines += ["", "What each knob bought here, all else equal (90 % intervals)"]
+        lines += [f"  {effect.sentence}" for effect in explanation.knobs]
+    return [*lines, *([""] if explanation.notes else []), *explanation.notes]

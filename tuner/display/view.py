@@ -22,8 +22,7 @@ from tuner.formatting import (
     percent,
     varying_knobs,
 )
-from tuner.results.parts import Point
-from tuner.results.recommendation import Recommendation
+from tuner.results.parts import Point, Recommendation
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED, MARK, changed_training

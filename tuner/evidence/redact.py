@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tuner.workload.scripts.launchers.reading import LAUNCHER_WORDS
-from tuner.workload.scripts.launchers.secrets import KNOWN_TOKEN, is_public
+from tuner.workload.scripts.launchers.secrets import KNOWN_TOKEN, SECRET_WORD, is_public
 
 #: What `Redactor` does, for help texts and for the file itself.
 REDACTION = (
@@ -26,15 +26,11 @@ REDACTION = (
 
 #: Names that say nothing of anybody.
 _PUBLIC = frozenset(("", "localhost", "replay", "root", "simulated", "table", "unknown"))
-_SECRET_WORD = (
-    r"(?:token|secret|[A-Za-z]*pass(?:word|wd|phrase)|pass|pwd|pw|api[-_]?key"
-    r"|access[-_]?key(?:[-_]id)?|private[-_]?key|(?<=[-_])key|credentials?|auth|signature)"
-)
 #: An option or variable whose value is a secret: --hf-token X, WANDB_API_KEY=X, "password": X.
-_SECRET_NAME = re.compile(rf"(?i)(?:^|[-_.]){_SECRET_WORD}$")
+_SECRET_NAME = re.compile(rf"(?i)(?:^|[-_.]){SECRET_WORD}$")
 _SECRET_OPTION = re.compile(
-    rf"(?i)((?:^|[\s'\"(;?&,])-{{0,2}}(?:[\w.]+[-_.])*{_SECRET_WORD}[\"']?\s*[=:]\s*|"
-    rf"(?:^|\s)--?(?:[\w.]+[-_.])*{_SECRET_WORD}\s+)(?!\[)(\"[^\"]*\"|'[^']*'|[^\s'\",;&]+)"
+    rf"(?i)((?:^|[\s'\"(;?&,])-{{0,2}}(?:[\w.]+[-_.])*{SECRET_WORD}[\"']?\s*[=:]\s*|"
+    rf"(?:^|\s)--?(?:[\w.]+[-_.])*{SECRET_WORD}\s+)(?!\[)(\"[^\"]*\"|'[^']*'|[^\s'\",;&]+)"
 )
 #: Forms of well-known tokens, and mixed strings too long to be a word of this project.
 _TOKENS = re.compile(

@@ -38,8 +38,6 @@ class Evaluated:
         memory_bytes: peak of the fullest rank, (n,).
         listed: True for those on a front or in the sample, which a result lists, (n,); the others
             are close behind the front.
-        fitting: number of those that fit in memory.
-        least_bytes: smallest predicted peak of all.
     """
 
     configurations: tuple[Configuration, ...]

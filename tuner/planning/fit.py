@@ -64,8 +64,6 @@ class Change:
     """Configuration that fits, compared with the one that was asked about.
 
     Attributes:
-        knobs: names of the launch knobs that differ.
-        probability: of fitting.
         memory_bytes: predicted peak of the fullest rank's device.
         time_ratio, energy_ratio: both over those of the configuration that was asked about, as if
             that had room.
@@ -86,13 +84,11 @@ class Fit:
     """Answer to whether a configuration of a job fits in memory; every figure is predicted.
 
     Attributes:
-        space: name of the space whose configurations were tried.
         parts: bytes by part on the fullest rank's device (`DEVICE_PARTS`).
         capacity_bytes: memory of one device, or a rank's share of a CPU node.
         host_memory_bytes: peak that the ranks of one node use on its host.
         probability: of fitting, by the models' error before any probe; 0 if the host is too small.
         micro_batch: the largest micro-batch that divides the global batch.
-        sequence_length: the longest sequence.
         fewest_gpus: the fewest GPUs on which a configuration of the space fits, and that
             configuration; None if none does on up to 16 times the cluster's.
         fewest_replicas: the fewest GPUs on which it fits if only the replicas' number changes;
@@ -100,7 +96,6 @@ class Fit:
         changes: configurations of the space that fit, on as many GPUs if any does: the fastest of
             those that differ in the fewest knobs, then faster ones that differ in more; empty if
             this one surely fits.
-        known_error: what is known of the models' error of memory on this kind of device.
     """
 
     job: TrainingJob
@@ -179,7 +174,6 @@ def fit(
         configuration: what to change of the configuration that a user would run without tuning, a
             `Configuration` or its short name ("dp8 mb4 zero1"); on as many GPUs as it allows.
         space: name or path of the search space whose configurations may be the change.
-        gpus: number of GPUs of this kind to use, with whole nodes; the cluster's if not given.
 
     Raises:
         InputError: the input is wrong, the model is unknown, or the configuration cannot train

@@ -22,7 +22,6 @@ class Kind:
     Attributes:
         price_per_gpu_hour: price of a GPU there; None if unknown.
         result: the plan; None if the job cannot run there.
-        refused: the reason for that.
     """
 
     cluster: Cluster

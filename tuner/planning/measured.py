@@ -36,9 +36,7 @@ class Correction:
     """Models corrected by measured launches.
 
     Attributes:
-        constants: the device's constants as the launches correct them.
         log_time, log_power: what the launches are above the corrected models, as logs.
-        launches: number of launches.
         with_power: True if their power corrects the models, too.
     """
 

@@ -26,7 +26,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.does_not_fit import does_not_fit
 from tuner.problem.problem import versions
 from tuner.problem.study_spec import StudySpec
-from tuner.results.choice import decide, front_of
+from tuner.results.choice import front_of
 from tuner.results.front_uncertainty import attainment_of
 from tuner.results.judge import Judge
 from tuner.results.parts import Attainment, Point, Spent
@@ -266,7 +266,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
             table.configurations,
             table.fitting,
             table.seconds,
-            _sizes(points, constraints, table.gpus),
+            _sizes(points, constraints, table.gpus, problem.steps),
             tuple(table.rows[row].configuration for row in table.probes),
         ),
         judge=judge,
@@ -274,13 +274,13 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
 
 
 def _sizes(
-    points: Sequence[Point], constraints: Constraints, gpus: Sequence[int]
+    points: Sequence[Point], constraints: Constraints, gpus: Sequence[int], steps: int
 ) -> tuple[SizeOfPlan, ...]:
     found = []
     for size in gpus:
         here = [point for point in points if point.configuration.world_size == size]
         front = front_of(here)
-        best, choice = decide(here, constraints)
+        best, choice = Judge(here, None, constraints, steps).choose()
         if best is not None:
             least = min(front, key=lambda point: point.energy_to_solution_kJ)
             found.append(SizeOfPlan(size, best, choice, front[0], least))

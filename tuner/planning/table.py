@@ -32,10 +32,8 @@ class PlanRow:
 
     Attributes:
         log_time, log_power: of a step, s and W.
-        time_se, power_se: standard errors.
         time_ratio_sd, energy_ratio_sd: of the ratio to the baseline.
         p_nondominated: probability of being on the front.
-        memory_bytes: peak of the fullest rank.
     """
 
     configuration: Configuration
@@ -54,7 +52,6 @@ class PlanTable:
     """The table of a plan.
 
     Attributes:
-        rows: the configurations that a result lists.
         baseline: number of the baseline's row.
         configurations, fitting: how many were predicted, and how many of them fit in memory.
         gpus: sizes that were asked for; empty for the whole cluster.

@@ -18,18 +18,21 @@ import numpy as np
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.pareto import (
-    hypervolume,
-    probability_nondominated,
-    reference_point,
-)
+from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.problem import Problem
 from tuner.problem.study_file import parse_cluster, parse_job
 from tuner.problem.study_spec import StudySpec
 from tuner.results.calibration import last_calibration
 from tuner.results.choice import front_of
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
-from tuner.results.parts import Attainment, Point, ProgressPoint, Spent, Verification
+from tuner.results.parts import (
+    Attainment,
+    Point,
+    ProgressPoint,
+    Spent,
+    Verification,
+    with_probabilities,
+)
 from tuner.results.posterior import Posterior
 from tuner.results.result import Result
 from tuner.results.state import StudyState
@@ -139,12 +142,7 @@ def _job_of(problem: Problem) -> TrainingJob | None:
 
 
 def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
-    """Return the result of a study.
-
-    Args:
-        spec: the study, and how its last session ended.
-        records: every probe, in the order in which they ended.
-    """
+    """Return the result of a study."""
     problem, ended = spec.problem, spec.ended
     run_dir, seed = spec.run_dir, spec.settings.seed
     state = StudyState(spec, records)
@@ -161,10 +159,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         others = _unmeasured(problem, records, posterior, surrogates)
         energy, time = draw(posterior, surrogates, others, seed=seed)
         probability = probability_nondominated(energy, time)
-        points = tuple(
-            replace(point, p_nondominated=float(p))
-            for point, p in zip(state.points, probability, strict=False)
-        )
+        points = tuple(with_probabilities(state.points, probability))
         predicted = predicted_points(
             surrogates,
             others,

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tuner.results.parts import as_json
 from tuner.results.significance import Difference, compare_paired
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -33,11 +34,8 @@ class Calibration:
     """Findings of a calibration.
 
     Attributes:
-        host: the machine.
         made_at: UTC, ISO 8601.
-        meter: the calibrated meter.
         overhead: step time with metering against without; a paired test.
-        pairs: number of pairs of blocks.
         core_share: processor time of the sampling over its time: the share of one core it takes.
         samples, lost: power samples taken in the metered blocks, and missing from their grid.
         idle_W: power of the meter's scope without training; None if unknown.
@@ -89,11 +87,7 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """Return the findings as JSON values."""
-        return {
-            **vars(self),
-            "meter": dict(vars(self.meter)),
-            "overhead": dict(vars(self.overhead)),
-        }
+        return {name: as_json(value) for name, value in vars(self).items()}
 
 
 def calibrate(
@@ -108,12 +102,9 @@ def calibrate(
     """Run steps with and without metering on this machine, and report on the meter.
 
     Args:
-        job: what is trained; the default job.
         cluster: this machine ("auto"), or a cluster that describes it.
         runs_dir: the outcome is kept there as `calibration.json`.
         pairs: of blocks, one metered and one not; at least 2.
-        block_s: how long a block lasts, about.
-        say: told what takes long.
 
     Raises:
         InputError: the job or cluster is unknown, there are too few pairs, or the probe failed.
@@ -172,7 +163,6 @@ def last_calibration(runs_dir: str | Path, host: str | None = None) -> dict[str,
     """Return a machine's last calibration in a runs folder, for a report; empty if there is none.
 
     Args:
-        runs_dir: the folder.
         host: the machine's name; this one by default.
     """
     try:

@@ -42,7 +42,6 @@ def cost_of(point: Point, rates: Mapping[str, float]) -> float:
     """Return the price of the whole job: its energy and the hours of each rank.
 
     Args:
-        point: its energy and time.
         rates: `Constraints.rates`; a price that is missing is 0.
     """
     per_kWh = rates.get("price_per_kWh", 0.0)
@@ -196,9 +195,7 @@ def decide(
     Args:
         points: the candidates. All of them, not the front alone, because under a power cap the
             best that fits may be dominated by one that does not.
-        constraints: what was asked.
         baseline: what runs today; None if it was not measured.
-        chance: returns the probability that a point meets the limits.
         beside: other points that the reader sees, so that a page has one unit of energy and time.
 
     Returns:

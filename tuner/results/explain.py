@@ -8,15 +8,10 @@ share does not widen the interval.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
 import numpy as np
 
-from tuner.formatting import knob_text, label, number, ordered_knobs, percent, value_text
-from tuner.results.parts import Point
+from tuner.formatting import ordered_knobs
+from tuner.results.parts import Explanation, KnobEffect, Point, RelativeChange
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
@@ -24,125 +19,8 @@ from tuner.search_spaces.rules import broken_rules
 
 #: Joint draws behind an interval.
 DRAWS = 1000
-#: CpuContention that are drawn together at most.
+#: Limit on the neighbours that are drawn together.
 MOST_NEIGHBOURS = 150
-
-
-class RelativeChange(NamedTuple):
-    """Relative change with its 90 % interval; -0.1 is 10 % less."""
-
-    median: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class KnobEffect:
-    """Effect of one knob's value at the point, against another value, all else equal.
-
-    Attributes:
-        knob: its name.
-        value: at the point.
-        instead_of: the other value.
-        time, energy, power: what the value changes.
-        measured: the point with the other value was itself measured.
-        of_baseline: the other value is the baseline's.
-    """
-
-    knob: str
-    value: Value | None
-    instead_of: Value | None
-    time: RelativeChange
-    energy: RelativeChange
-    power: RelativeChange
-    measured: bool
-    of_baseline: bool
-
-    @property
-    def sentence(self) -> str:
-        """ "micro_batch=4 instead of 1 (today's): time -12 % [-14, -10], energy ..." """
-
-        def text(change: RelativeChange) -> str:
-            middle, low, high = (100 * share for share in change)
-            return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}]"
-
-        other = value_text(self.instead_of)
-        whose = " (today's)" if self.of_baseline else ""
-        how = "" if self.measured else "; predicted"
-        return (
-            f"{knob_text(self.knob, self.value)} instead of {other}{whose}: "
-            f"time {text(self.time)}, energy {text(self.energy)}{how}"
-        )
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Explanation of a point.
-
-    Attributes:
-        point: the point.
-        time_s: where a step's time goes, seconds by part, largest first: the model's shares of the
-            measured step. Empty where no model knows the job.
-        energy_J: where a step's energy goes, joules by part, likewise.
-        model_error: the model's own step time and energy as shares of the measured ones, minus 1.
-        knobs: what each knob bought, the baseline's values first, then by how much energy it moves.
-        mark: the mark of the energy's meter, e.g. "estimated"; empty if it was metered.
-        notes: what could not be explained, a sentence each.
-    """
-
-    point: Point
-    time_s: Mapping[str, float] = field(default_factory=dict)
-    energy_J: Mapping[str, float] = field(default_factory=dict)
-    model_error: Mapping[str, float] = field(default_factory=dict)
-    knobs: tuple[KnobEffect, ...] = ()
-    mark: str = ""
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the explanation as JSON values."""
-        return {
-            **vars(self),
-            "point": self.point.to_json(),
-            "time_s": dict(self.time_s),
-            "energy_J": dict(self.energy_J),
-            "model_error": dict(self.model_error),
-            "knobs": [{**vars(effect), "sentence": effect.sentence} for effect in self.knobs],
-        }
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def lines(self) -> list[str]:
-        """Return the explanation as lines."""
-        estimated = label(self.mark)
-        told = [self.point.configuration.short]
-        told.append(f"  {self.point.how_measured}")
-        for title, parts, unit in (
-            (
-                "Where the time of a step goes (the model's shares of what was measured)",
-                self.time_s,
-                "s",
-            ),
-            (f"Where the energy of a step goes (likewise){estimated}", self.energy_J, "J"),
-        ):
-            if not parts:
-                continue
-            total = math.fsum(parts.values())
-            wide = max(len(name) for name in parts)
-            told += ["", title]
-            told += [
-                f"  {name:<{wide}}  {number(value):>9} {unit}  {percent(value / total):>6}"
-                for name, value in parts.items()
-            ]
-        if self.model_error:
-            pairs = ", ".join(
-                f"{name} {100 * share:+.0f} %" for name, share in self.model_error.items()
-            )
-            told.append(f"  The model alone would have been off by: {pairs}.")
-        if self.knobs:
-            told += ["", "What each knob bought here, all else equal (90 % intervals)"]
-            told += [f"  {effect.sentence}" for effect in self.knobs]
-        return [*told, *([""] if self.notes else []), *self.notes]
 
 
 def _replaced(configuration: Configuration, knob: str, value: Value | None) -> Configuration:
@@ -235,10 +113,6 @@ def _where(
 
 def explain(result: Result, point: str | Configuration = "best") -> Explanation:
     """Explain a point of a result.
-
-    Args:
-        result: of a study.
-        point: which (`tuner.results.result.Result.point`).
 
     Raises:
         UnknownName: there is no such point.

@@ -50,7 +50,6 @@ class Cells:
         configuration, launch: numbers, (cells,).
         y: logarithms of step time and power, (2, cells).
         stated: squared errors that the windows state, of their mean, (2, cells).
-        count: number of windows, (cells,).
     """
 
     configuration: np.ndarray
@@ -111,9 +110,7 @@ class FigurePosterior:
     is. `sample` are `COMPONENTS` of them that stand for equal shares.
 
     Args:
-        cells: of the windows.
         row: 0 for log time, 1 for log power.
-        labels: of the configurations.
         window_sd: prior median of the windows' spread beside what they state.
         seed: of the proposals.
         errors: prior scale of the errors over the usual one.

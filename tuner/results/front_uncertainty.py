@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import nondominated
-from tuner.results.parts import Attainment, Point
+from tuner.results.parts import Attainment, Point, with_probabilities
 from tuner.results.posterior import Posterior
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
@@ -49,9 +49,6 @@ def likely_unmeasured(
     """Unmeasured candidates that may be on the front, the hopeful ones first.
 
     Args:
-        surrogates: fitted.
-        candidates: every configuration.
-        measured: those that were measured.
         log_energy, log_time: of a step of the measured ones, (len(measured),).
         failed: configurations that were tried and cannot be had.
     """
@@ -95,11 +92,6 @@ def draw(
 
     Settings that were measured in one launch share the error of its effect, and so do unmeasured
     settings of the same launch knobs, whose predictions follow the measured ones.
-
-    Args:
-        figures: posterior of the measured configurations.
-        surrogates: fitted.
-        unmeasured: configurations that are drawn from the surrogates' posterior.
     """
     rng = np.random.default_rng(seed)
     time, power = figures.draw(rng, draws)
@@ -142,10 +134,7 @@ def predicted_points(
     """Return the unmeasured points that are likely on the front, fastest first.
 
     Args:
-        surrogates: fitted.
-        unmeasured: the configurations.
         probability: of each to be on the front, (len(unmeasured),).
-        steps: that make the solution.
         meter: of the measured points, whose scope the predictions share.
     """
     likely = [i for i in np.argsort(-probability) if probability[i] >= LEAST_PROBABILITY]
@@ -164,11 +153,11 @@ def predicted_points(
             steps=steps,
             source="predicted",
             windows=0,
-            p_nondominated=float(probability[chosen[i]]),
             meter=meter,
         )
         for i in range(len(chosen))
     ]
+    points = with_probabilities(points, probability[chosen])
     return tuple(sorted(points, key=lambda point: point.time_to_solution_s))
 
 

@@ -23,7 +23,7 @@ from scipy.stats import norm
 from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
 from tuner.results.choice import LIKELY, Chance, cost_of, decide, excess
 from tuner.results.gain import Gain
-from tuner.results.parts import Choice, Point
+from tuner.results.parts import Choice, More, Point
 from tuner.results.posterior import DRAWS, Posterior
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
@@ -44,19 +44,6 @@ FUTILE = 0.05
 OUTLIERS = 0.01
 #: Energy of the training over that of a launch where the training is unknown.
 LONG_TRAINING = 2000.0
-
-
-@dataclass(frozen=True)
-class More:
-    """Further launches that are expected to decide.
-
-    Attributes:
-        launches: their number.
-        of_baseline: whether the next one is the baseline's.
-    """
-
-    launches: int
-    of_baseline: bool
 
 
 def failed_again(records: Sequence[ProbeRecord]) -> frozenset[Configuration]:
@@ -111,7 +98,6 @@ class Judge:
         points: the measured points; of a plan, the predicted ones.
         baseline: today's; None if it was not measured.
         constraints: limits and objective, resolved against the baseline.
-        steps: that make the solution.
         posterior: of the points; None for predictions, which have intervals only.
         fresh: numbers of the launches that were made to verify a choice.
         failed: configurations that failed when they were launched again.
@@ -323,7 +309,6 @@ class Judge:
         they take.
 
         Args:
-            point: the choice.
             launch_share: energy of a launch over that of the whole training; None if unknown.
         """
         gain = self.gain(point)

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from enum import Enum, StrEnum
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
+from tuner.formatting import knob_text, value_text
 from tuner.problem.stop_reason import NoVerdict
+from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import Value
 from tuner.workload.probe import MeterInfo
+
+
+def built_on_results(module: str, name: str) -> Any:
+    """Return a function of a module that imports this package, to be called by a method of it.
+
+    It is found when it is called: how a result is chosen among, explained and shown is built on
+    what a result is.
+    """
+    return getattr(import_module(module), name)
+
+
+def as_json(value: Any) -> Any:
+    """Return JSON values of what a result holds: a dataclass by its fields, an enum by its word."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_json(vars(value))
+    if isinstance(value, Mapping):
+        return {name: as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return value.value if isinstance(value, Enum) else value
 
 
 class Interval(NamedTuple):
@@ -21,12 +47,7 @@ class Interval(NamedTuple):
 
 
 class ProgressPoint(NamedTuple):
-    """State of a search after a probe.
-
-    Attributes:
-        energy_kJ: energy of all probes so far.
-        hypervolume: of the measured front, in log energy and log time.
-    """
+    """State of a search after a probe."""
 
     energy_kJ: float
     hypervolume: float
@@ -37,19 +58,12 @@ class Point:
     """One configuration with what it costs to train the whole job with it.
 
     Attributes:
-        configuration: the launch and live knobs.
-        energy_to_solution_kJ: energy of all optimizer steps, in the meter's scope.
-        time_to_solution_s: time of all optimizer steps.
-        energy_interval_kJ: 90 % interval.
-        time_interval_s: 90 % interval.
         power_W: average power of the whole job.
         source: "measured" at this very setting, or "predicted": by the surrogates, or by the
             analytic models where the cluster is simulated.
         windows: how many windows measured it, or were simulated; 0 for a surrogate's prediction.
         p_nondominated: probability that no other configuration, measured or not, is better on
-            both axes.
         meter: scope and source of the energy.
-        flags: what a reader must know.
         peak_memory_bytes: fullest rank; None where unknown.
         power_interval_W: 90 % interval; None if unknown.
         peak_power_W: highest power sample within a window; None where the samples were not kept.
@@ -86,20 +100,10 @@ class Point:
         steps: int,
         **more: Any,
     ) -> Point:
-        """Return a point from the logarithms of a step's time (s) and power (W).
-
-        Args:
-            configuration: the launch and live knobs.
-            log_time: mean of the logarithm of the time.
-            log_power: mean of the logarithm of the power.
-            time_se: standard error of the logarithm of the time.
-            power_se: standard error of the logarithm of the power.
-            energy_se: standard error of the logarithm of the energy.
-            steps: that make the solution.
-            more: the other fields.
-        """
+        """Return a point from the logarithms of a step's time (s) and power (W)."""
         from tuner.workload.measure.statistics import log_interval  # imports numpy
 
+        more = {"p_nondominated": math.nan, **more}
         log_energy = log_time + log_power
         return cls(
             configuration=configuration,
@@ -136,6 +140,12 @@ class Point:
         return data
 
 
+def with_probabilities(points: Sequence[Point], probabilities: Iterable[float]) -> list[Point]:
+    """Return the points with their probabilities of being on the front, the first ones'."""
+    pairs = zip(points, probabilities, strict=False)
+    return [replace(point, p_nondominated=float(p)) for point, p in pairs]
+
+
 @dataclass(frozen=True)
 class Choice:
     """Rule by which `best` was chosen.
@@ -144,7 +154,6 @@ class Choice:
         rule: the limits asked for ("budget_kJ + max_gpus") and the objective where one was named
             ("budget_kJ + edp"); "knee" where nothing was asked.
         met: False where no measured point meets what was asked; `best` is then the nearest.
-        sentence: for people.
         objective: what was made least among what meets it (`tuner.problem.constraints.OBJECTIVES`).
         p_met: probability that `best` meets each limit, by its name.
         p_all_met: that it meets all of them; None where none was asked.
@@ -182,7 +191,6 @@ class Attainment:
             infinite where nothing is done by then.
         energy_kJ_90: that it attains in 90 % of the draws: the pessimistic edge of the band.
         energy_kJ_10: that it attains in 10 % of the draws: the optimistic edge.
-        draws: number of draws.
     """
 
     time_s: tuple[float, ...]
@@ -206,8 +214,6 @@ class Verification:
     """Launches of the choice and of the baseline that were made after the search.
 
     Attributes:
-        probes: number of launches.
-        energy_kJ: energy that they took.
         ended: why no more were made; None if none was worth its energy.
     """
 
@@ -217,7 +223,7 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """Return the verification as JSON values."""
-        return {**vars(self), "ended": self.ended.to_json() if self.ended else None}
+        return {name: as_json(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -226,10 +232,8 @@ class Spent:
 
     Attributes:
         energy_kJ: joules of all probes, from request to end, in the meter's scope.
-        time_s: wall-clock seconds of the search.
         probes: launches, failed ones included.
         failed: those of them that failed.
-        measurements: windows measured.
         payback_steps: optimizer steps of training with `best` instead of the baseline after which
             the joules saved equal those spent; None where `best` saves none.
         payback_share: the same as a share of the whole job; None if its length is unknown.
@@ -242,3 +246,153 @@ class Spent:
     measurements: int
     payback_steps: float | None
     payback_share: float | None
+
+
+@dataclass(frozen=True)
+class More:
+    """Further launches that are expected to decide."""
+
+    launches: int
+    of_baseline: bool
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Recommended action after a study.
+
+    Attributes:
+        action: "train" with `point`, or "keep" the baseline, which `point` is then.
+        p_better: probability that `point` is better than the baseline in what was asked, or meets
+            the limits if the baseline does not; of "keep", that of the choice. None if unknown.
+        for_limits: True if `point` is recommended because the baseline misses the limits.
+        energy, time: difference of `point` from the baseline; None if unknown or the same.
+        promising: the choice, where it is neither sure enough nor unlikely to be better; None if
+            there is none.
+        trade: the point of the front that saves most energy for more time, or most time for more
+            energy, where nothing was asked; None if there is none.
+        more: launches that would probably tell whether `promising` is better, and would be worth
+            their energy; None if there are none.
+        launch_s, launch_kJ: what one such launch takes; None if unknown.
+    """
+
+    action: Literal["train", "keep"]
+    point: Point
+    evidence: Evidence
+    p_better: float | None = None
+    for_limits: bool = False
+    energy: Difference | None = None
+    time: Difference | None = None
+    promising: Point | None = None
+    trade: Point | None = None
+    more: More | None = None
+    launch_s: float | None = None
+    launch_kJ: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the recommendation as JSON values; points by their configuration."""
+        return {
+            name: as_json(value.configuration if isinstance(value, Point) else value)
+            for name, value in vars(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class AnotherChoice:
+    """A choice among the points of a run.
+
+    Attributes:
+        name: name of the point for `--point`: its number on the front, or its knobs.
+        p_better: probability that it is better than the baseline in what was asked; None if that
+            is unknown or it is the baseline.
+        energy, time: difference from the baseline; None for the baseline itself, or without one.
+    """
+
+    run: str
+    name: str
+    point: Point
+    choice: Choice
+    baseline: Point | None
+    evidence: Evidence
+    p_better: float | None = None
+    energy: Difference | None = None
+    time: Difference | None = None
+
+    @property
+    def met(self) -> bool:
+        """True if the point meets what was asked."""
+        return self.choice.met
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as JSON values."""
+        return {name: as_json(value) for name, value in vars(self).items()}
+
+    def __str__(self) -> str:
+        return "\n".join(built_on_results("tuner.display.text", "choice_lines")(self))
+
+
+class RelativeChange(NamedTuple):
+    """Relative change with its 90 % interval; -0.1 is 10 % less."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class KnobEffect:
+    """Effect of one knob's value at the point, against another value, all else equal."""
+
+    knob: str
+    value: Value | None
+    instead_of: Value | None
+    time: RelativeChange
+    energy: RelativeChange
+    power: RelativeChange
+    measured: bool
+    of_baseline: bool
+
+    @property
+    def sentence(self) -> str:
+        """ "micro_batch=4 instead of 1 (today's): time -12 % [-14, -10], energy ..." """
+
+        def text(change: RelativeChange) -> str:
+            middle, low, high = (100 * share for share in change)
+            return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}]"
+
+        other = value_text(self.instead_of)
+        whose = " (today's)" if self.of_baseline else ""
+        how = "" if self.measured else "; predicted"
+        return (
+            f"{knob_text(self.knob, self.value)} instead of {other}{whose}: "
+            f"time {text(self.time)}, energy {text(self.energy)}{how}"
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Explanation of a point.
+
+    Attributes:
+        time_s: where a step's time goes, seconds by part, largest first: the model's shares of the
+            measured step. Empty where no model knows the job.
+        energy_J: where a step's energy goes, joules by part, likewise.
+        model_error: the model's own step time and energy as shares of the measured ones, minus 1.
+        knobs: what each knob bought, the baseline's values first, then by how much energy it moves.
+        notes: what could not be explained, a sentence each.
+    """
+
+    point: Point
+    time_s: Mapping[str, float] = field(default_factory=dict)
+    energy_J: Mapping[str, float] = field(default_factory=dict)
+    model_error: Mapping[str, float] = field(default_factory=dict)
+    knobs: tuple[KnobEffect, ...] = ()
+    mark: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the explanation as JSON values."""
+        knobs = [{**as_json(effect), "sentence": effect.sentence} for effect in self.knobs]
+        return {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
+
+    def __str__(self) -> str:
+        return "\n".join(built_on_results("tuner.display.text", "explanation_lines")(self))

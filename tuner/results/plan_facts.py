@@ -16,10 +16,7 @@ class SizeOfPlan:
     """The answer on one number of GPUs.
 
     Attributes:
-        gpus: the number.
         best: the choice there under the constraints; the knee if there are none.
-        choice: how it was chosen, and whether it meets the constraints.
-        least_time, least_energy: ends of the front there.
         is_knee: True for the size beyond which more GPUs buy time dearest: the knee of the curve
             of energy over time through the choices.
     """
@@ -37,9 +34,6 @@ class PlanFacts:
     """Facts of a plan.
 
     Attributes:
-        configurations: number of configurations that were predicted.
-        fitting: number of those that fit in memory.
-        seconds: time that the prediction took.
         sizes: the answer by number of GPUs, ascending; empty if the plan was for one cluster.
         probes: configurations whose measurement would reduce the uncertainty of the front most,
             the baseline first.
@@ -52,30 +46,28 @@ class PlanFacts:
     probes: tuple[Configuration, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values."""
+        """Return the facts as JSON values; a size with its points by what they take."""
+
+        def figures(point: Point) -> dict[str, Any]:
+            return {
+                "configuration": point.configuration.to_json(),
+                "time_to_solution_s": point.time_to_solution_s,
+                "energy_to_solution_kJ": point.energy_to_solution_kJ,
+            }
+
+        sizes = [
+            {
+                "gpus": size.gpus,
+                "met": size.choice.met,
+                "is_knee": size.is_knee,
+                "best": figures(size.best),
+                "least_time": figures(size.least_time),
+                "least_energy": figures(size.least_energy),
+            }
+            for size in self.sizes
+        ]
         return {
-            "configurations": self.configurations,
-            "fitting": self.fitting,
-            "seconds": self.seconds,
-            "sizes": [
-                {
-                    "gpus": size.gpus,
-                    "met": size.choice.met,
-                    "is_knee": size.is_knee,
-                    **{
-                        name: {
-                            "configuration": point.configuration.to_json(),
-                            "time_to_solution_s": point.time_to_solution_s,
-                            "energy_to_solution_kJ": point.energy_to_solution_kJ,
-                        }
-                        for name, point in (
-                            ("best", size.best),
-                            ("least_time", size.least_time),
-                            ("least_energy", size.least_energy),
-                        )
-                    },
-                }
-                for size in self.sizes
-            ],
+            **vars(self),
+            "sizes": sizes,
             "probes": [configuration.to_json() for configuration in self.probes],
         }

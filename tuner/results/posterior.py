@@ -39,7 +39,6 @@ class Posterior:
     """Posterior of log step time and log power of the measured configurations.
 
     Attributes:
-        windows: every window.
         configurations: in the order in which they were first measured.
     """
 
@@ -53,8 +52,6 @@ class Posterior:
         """Return the posterior given these windows, at least one.
 
         Args:
-            windows: every window.
-            seed: of the draws.
             recorded: they repeat a recorded table that tells no spread.
         """
         configurations = list(windows.rows)
@@ -155,8 +152,6 @@ class Posterior:
         """Return the posterior of a weighted log saving against the baseline.
 
         Args:
-            of: what is compared.
-            baseline: with what.
             energy, time: weights of log energy (log time + log power) and of log time.
         """
         place, against = self.configurations.index(of), self.configurations.index(baseline)
@@ -181,7 +176,6 @@ class Posterior:
         spreads are those of the whole study.
 
         Args:
-            of: what is compared.
             baseline: with what; all of its launches count, since nothing was chosen by them.
             energy, time: weights of log energy and log time.
             only: numbers of the launches of `of` that count; None for all.

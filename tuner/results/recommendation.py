@@ -9,76 +9,20 @@ recommended in any case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from tuner.problem.stop_reason import LIMITS
 from tuner.results.choice import LIKELY, SAME
-from tuner.results.judge import SURE, Judge, More
-from tuner.results.parts import Evidence, Point
-from tuner.results.significance import Difference
-
-if TYPE_CHECKING:
-    from tuner.results.result import Result
+from tuner.results.judge import SURE, Judge
+from tuner.results.parts import Evidence, Point, Recommendation
+from tuner.results.result import Result
 
 #: Launch settings without which nothing is said about a space; a search of a short training ends by
 #: itself after about so many.
 LEAST_TRIED = 4
 #: Probability to be better below which a candidate is not called promising.
 UNLIKELY = 0.05
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """Recommended action after a study.
-
-    Attributes:
-        action: "train" with `point`, or "keep" the baseline, which `point` is then.
-        point: the configuration to run.
-        evidence: what the probabilities rest on.
-        p_better: probability that `point` is better than the baseline in what was asked, or meets
-            the limits if the baseline does not; of "keep", that of the choice. None if unknown.
-        for_limits: True if `point` is recommended because the baseline misses the limits.
-        energy, time: difference of `point` from the baseline; None if unknown or the same.
-        promising: the choice, where it is neither sure enough nor unlikely to be better; None if
-            there is none.
-        trade: the point of the front that saves most energy for more time, or most time for more
-            energy, where nothing was asked; None if there is none.
-        more: launches that would probably tell whether `promising` is better, and would be worth
-            their energy; None if there are none.
-        launch_s, launch_kJ: what one such launch takes; None if unknown.
-    """
-
-    action: Literal["train", "keep"]
-    point: Point
-    evidence: Evidence
-    p_better: float | None = None
-    for_limits: bool = False
-    energy: Difference | None = None
-    time: Difference | None = None
-    promising: Point | None = None
-    trade: Point | None = None
-    more: More | None = None
-    launch_s: float | None = None
-    launch_kJ: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the recommendation as JSON values; points by their configuration."""
-        return {
-            **vars(self),
-            "evidence": self.evidence.value,
-            "energy": dict(vars(self.energy)) if self.energy else None,
-            "time": dict(vars(self.time)) if self.time else None,
-            "more": dict(vars(self.more)) if self.more else None,
-            **{
-                name: point.configuration.to_json() if point else None
-                for name, point in (
-                    ("point", self.point),
-                    ("promising", self.promising),
-                    ("trade", self.trade),
-                )
-            },
-        }
 
 
 def evidence_of(judge: Judge, point: Point) -> Evidence:
@@ -101,8 +45,6 @@ def advise(judge: Judge, best: Point, *, met: bool = True) -> Recommendation:
     """Return what to do under the judge's constraints.
 
     Args:
-        judge: of the points.
-        best: its choice.
         met: whether the choice seems to meet the limits.
     """
     today = judge.baseline

@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.results.parts import (
+    AnotherChoice,
     Attainment,
     Choice,
+    Explanation,
     Point,
     ProgressPoint,
+    Recommendation,
     Spent,
     Verification,
+    as_json,
+    built_on_results,
 )
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.typed import JSON_SCHEMA
@@ -33,14 +38,20 @@ if TYPE_CHECKING:
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.problem.constraints import Constraints, Limits
     from tuner.problem.today_facts import TodayFacts
-    from tuner.results.choose import AnotherChoice
-    from tuner.results.explain import Explanation
     from tuner.results.judge import Judge
     from tuner.results.plan_facts import PlanFacts
-    from tuner.results.recommendation import Recommendation
     from tuner.results.significance import Comparison
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
+
+
+#: Names in the JSON of a result, in their order.
+_IN_JSON = (
+    *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
+    *("baseline", "spent", "steps", "constraints", "failures", "leave_one_out", "progress"),
+    *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
+    *("today", "about", "report", "plan"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,23 +59,16 @@ class Result:
     """The answer of `tuner.optimize`.
 
     Attributes:
-        name: the study's name.
-        run_dir: its folder; None for a study that keeps none.
         front_points: the non-dominated points, fastest first.
-        points: every point measured, the front included.
         best: the choice under the constraints; without any, what is better than the baseline in
             both energy and time. `recommendation` says whether it is sure enough to run it.
         choice: how it was chosen, in a sentence.
-        baseline: what the user would run today, measured by the same meter.
-        spent: joules, seconds and probes of the search, and when the savings repay them.
         steps: optimizer steps (or units of work) that the figures are of: those that make the
             solution, or 1 if the length of the training is unknown (null in the JSON).
         constraints: what was asked, e.g. {"budget_kJ": 25.0}, with the prices that were given.
         failures: the probes that failed, with why.
-        leave_one_out: the surrogates' error; None with fewer than three measurements.
         progress: (probing kJ so far, hypervolume of the front so far) after each probe.
         stop: why the search ended; None if not recorded.
-        about: job, cluster, space, versions, for the report's last page.
         windows: the windows that measured each configuration, in their order (not in the JSON: they
             are in the trace).
         launches: number of the probe that made each of these windows.
@@ -75,9 +79,6 @@ class Result:
             surrogates (`source="predicted"`, no windows); never among `points` or `front_points`
             and never chosen. Fastest first.
         attainment: the band in which the true front lies; None where nothing was measured.
-        job: what is trained; None for a recorded table, which has none.
-        cluster: where it was probed; None if unknown.
-        plan: facts of a plan (`tuner plan`); None for a study.
         surrogates: the models fitted to the measurements, which the front and `explain` share (not
             in the JSON); None if nothing was measured.
         judge: tells how points differ from the baseline and how sure that is (not in the JSON).
@@ -136,16 +137,14 @@ class Result:
     @property
     def headline(self) -> str:
         """What to do, what it brings and how sure that is, in one sentence."""
-        from tuner.display.advice import headline
-
-        return headline(self)
+        return str(built_on_results("tuner.display.advice", "headline")(self))
 
     @cached_property
     def recommendation(self) -> Recommendation | None:
         """Advice to train with the choice or to keep the baseline; None if nothing was measured."""
-        from tuner.results.recommendation import recommend
-
-        return recommend(self)
+        advice: Recommendation | None
+        advice = built_on_results("tuner.results.recommendation", "recommend")(self)
+        return advice
 
     @property
     def recommended(self) -> Point | None:
@@ -191,26 +190,21 @@ class Result:
         Raises:
             UnknownName: there is none.
         """
-        from tuner.results.point_names import find_point
-
-        return find_point(self, name)
+        found: Point = built_on_results("tuner.results.point_names", "find_point")(self, name)
+        return found
 
     def compare(
         self, a: str | Configuration = "baseline", b: str | Configuration = "best"
     ) -> Comparison:
         """Compare step time and energy of `b` with `a`, by the posterior of all launches.
 
-        Args:
-            a: "best", "baseline", or a configuration or its key.
-            b: the same of the other.
-
         Raises:
             UnknownName: one was not measured.
             InputError: they charge different scopes of energy.
         """
-        from tuner.results.compare import compare_points
-
-        return compare_points(self, self.point(a), self.point(b))
+        compare = built_on_results("tuner.results.compare", "compare_points")
+        comparison: Comparison = compare(self, self.point(a), self.point(b))
+        return comparison
 
     @property
     def front(self) -> pandas.DataFrame:
@@ -220,16 +214,12 @@ class Result:
         Raises:
             InputError: pandas is not installed; the extra `notebook` brings it.
         """
-        from tuner.display.export import front_frame
-
-        return front_frame(self)
+        return built_on_results("tuner.display.export", "front_frame")(self)
 
     @property
     def table(self) -> pandas.DataFrame:
         """Every point with all that is known of it, fastest first; raises as `front`."""
-        from tuner.display.export import frame
-
-        return frame(self)
+        return built_on_results("tuner.display.export", "frame")(self)
 
     def plot(self, kind: str = "front") -> go.Figure:
         """Return one of the report's figures; `write_image` (kaleido) makes a PDF or SVG of it.
@@ -240,23 +230,19 @@ class Result:
         Raises:
             UnknownName: there is no such figure, or this result has nothing to draw in it.
         """
-        from tuner.display.plots import plot
-
-        return plot(self, kind)
+        return built_on_results("tuner.display.plots", "plot")(self, kind)
 
     def export(self, to: str, out: str | Path | None = None) -> Path:
         """Write the result as "csv", "parquet" or "t4"; return the path of the file.
 
         Args:
-            to: the format.
             out: the file (default: in the run's folder).
 
         Raises:
             InputError: the format is unknown, or a package that it needs is not installed.
         """
-        from tuner.display.export import export_result
-
-        return export_result(self, to, out)
+        path: Path = built_on_results("tuner.display.export", "export_result")(self, to, out)
+        return path
 
     def choose(
         self,
@@ -266,7 +252,6 @@ class Result:
         """Choose among the measured points under other constraints; nothing is measured.
 
         Args:
-            constraints: every limit on the training job, and the objective.
             limits: as in `tuner.optimize`.
 
         Raises:
@@ -274,35 +259,27 @@ class Result:
                 measured.
         """
         from tuner.problem.constraints import Constraints
-        from tuner.results.choose import choose
 
         asked = (constraints or Constraints()).limited(**limits)
-        return choose(self, asked)
+        chosen: AnotherChoice = built_on_results("tuner.results.choose", "choose")(self, asked)
+        return chosen
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
         """Explain a point: its time and energy by part and the effect of each knob.
 
-        Args:
-            point: as in `point`.
-
         Raises:
             UnknownName: there is no such point.
         """
-        from tuner.results.explain import explain
-
-        return explain(self, point)
+        explanation: Explanation = built_on_results("tuner.results.explain", "explain")(self, point)
+        return explanation
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the recommendation, and the front as a table."""
-        from tuner.display.notebook import result_html
-
-        return result_html(self)
+        return str(built_on_results("tuner.display.notebook", "result_html")(self))
 
     def __str__(self) -> str:
         """Return the answer that `tuner optimize` ends with."""
-        from tuner.display.answer import answer_lines
-
-        return "\n".join(answer_lines(self))
+        return "\n".join(built_on_results("tuner.display.answer", "answer_lines")(self))
 
     def __repr__(self) -> str:
         """Return the name, the size of the front and the recommendation, in a few lines."""
@@ -314,31 +291,12 @@ class Result:
 
         docs/report.md describes them; `schema` rises if one changes its meaning or goes.
         """
-        return {
-            "schema": JSON_SCHEMA,
-            "name": self.name,
+        named = {
             "run_dir": str(self.run_dir) if self.run_dir else None,
-            "front": [point.to_json() for point in self.front_points],
-            "points": [point.to_json() for point in self.points],
-            "best": self.best.to_json() if self.best else None,
-            "headline": self.headline,
-            "recommendation": self.recommendation.to_json() if self.recommendation else None,
-            "choice": {**vars(self.choice), "p_met": dict(self.choice.p_met)},
-            "baseline": self.baseline.to_json() if self.baseline else None,
-            "spent": dict(vars(self.spent)),
+            "front": self.front_points,
             "steps": self.steps if self.length_known else None,
-            "constraints": dict(self.constraints),
-            "failures": [record.to_json() for record in self.failures],
-            "leave_one_out": dict(vars(self.leave_one_out)) if self.leave_one_out else None,
-            "progress": [list(pair) for pair in self.progress],
-            "stopped": self.stopped,
-            "stop_reason": self.stop.to_json() if self.stop else None,
-            "verification": self.verification.to_json() if self.verification else None,
-            "predicted": [point.to_json() for point in self.predicted],
-            "attainment": dict(vars(self.attainment)) if self.attainment else None,
-            "baseline_name": self.baseline_name,
-            "today": self.today.to_json() if self.today else None,
-            "about": dict(self.about),
+            "stop_reason": self.stop,
             "report": str(self.report_path) if self.report_path else None,
-            "plan": self.plan.to_json() if self.plan else None,
         }
+        values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
+        return {"schema": JSON_SCHEMA, **as_json(values)}

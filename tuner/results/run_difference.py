@@ -15,7 +15,6 @@ class RunDifference:
     """Difference of two runs.
 
     Attributes:
-        names: of the two runs.
         rows: label, and the text of each run; only where at least one has something to say.
         obstacles: why their figures must not be compared, a phrase each; empty if they may be.
         choices: the point that each run recommends; None if it measured nothing.
@@ -53,12 +52,7 @@ class RunDifference:
 
 
 def run_difference(first: Result, second: Result) -> RunDifference:
-    """Put two runs side by side.
-
-    Args:
-        first: the run to compare with.
-        second: the run that is compared.
-    """
+    """Put two runs side by side."""
     both = first, second
     obstacles = tuple(_obstacles(first, second))
 

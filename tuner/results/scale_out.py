@@ -9,6 +9,7 @@ the probes left open, the network that none of them crossed included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ import numpy as np
 
 from tuner.pareto import nondominated, probability_nondominated
 from tuner.problem.constraints import Constraints
-from tuner.results.choice import decide
-from tuner.results.parts import Choice, Interval, Point
+from tuner.results.choice import front_of
+from tuner.results.judge import Judge
+from tuner.results.parts import Choice, Interval, Point, with_probabilities
 from tuner.results.predict import charged, corrected_models
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
@@ -45,13 +47,9 @@ class Target:
     """Prediction for more GPUs.
 
     Attributes:
-        gpus: number of GPUs.
-        cluster: the cluster that they were taken from.
         front_points: the predicted front, fastest first; `source` is "predicted", no window.
         best: the choice among them under the constraints; a slowdown is relative to `baseline`.
-        choice: how it was chosen.
         baseline: the space's default configuration there, predicted.
-        candidates: number of configurations predicted.
         left_out: number of further configurations that are unlikely to fit in memory.
         windows: number of measured windows that corrected the models.
         probed_gpus: the GPU counts that they ran on.
@@ -146,7 +144,6 @@ def _points(
     said: Scaled,
     steps: int,
     meter: MeterInfo,
-    probability: np.ndarray,
     fits: np.ndarray,
 ) -> list[Point]:
     time, power, energy = said.step_time_s, said.power_W, said.energy_J
@@ -168,7 +165,7 @@ def _points(
                 power_W=float(power.median[i]),
                 source="predicted",
                 windows=0,
-                p_nondominated=float(probability[i]),
+                p_nondominated=math.nan,
                 meter=meter,
                 flags=tuple(flags),
                 power_interval_W=Interval(float(power.low[i]), float(power.high[i])),
@@ -227,25 +224,16 @@ def predict_target(
     label = MeterInfo(
         meter.name, meter.scope, "prediction by the analytic models, corrected by probes", True
     )
-    points = _points(shown, said, job.steps, label, probability, chance)
-    on = nondominated(
-        np.array([p.energy_to_solution_kJ for p in points]),
-        np.array([p.time_to_solution_s for p in points]),
-    )
-    front = tuple(
-        sorted(
-            (point for point, kept_on in zip(points, on, strict=True) if kept_on),
-            key=lambda p: p.time_to_solution_s,
-        )
-    )
+    points = with_probabilities(_points(shown, said, job.steps, label, chance), probability)
     alone = line.correct(predictor(job, there, [baseline]), [baseline.world_size])
-    (base,) = _points([baseline], alone, job.steps, label, np.full(1, np.nan), np.ones(1))
-    best, choice = decide(points, constraints.relative_to(base.time_to_solution_s), base)
+    (base,) = _points([baseline], alone, job.steps, label, np.ones(1))
+    limits = constraints.relative_to(base.time_to_solution_s)
+    best, choice = Judge(points, base, limits, job.steps).choose()
     sizes = {Configuration(record.request.launch).world_size for record in measured}
     return Target(
         gpus=gpus,
         cluster=problem.cluster.name,
-        front_points=front,
+        front_points=front_of(points),
         best=best,
         choice=choice,
         baseline=base,

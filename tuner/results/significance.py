@@ -29,7 +29,6 @@ class Difference:
         relative: b / a - 1; -0.05 is 5 % less.
         low, high: its 95 % interval.
         p_value: two-sided, of no difference at all.
-        method: the test, in words.
     """
 
     quantity: str
@@ -74,9 +73,7 @@ class Comparison:
     """Changes from `a` to `b`.
 
     Attributes:
-        a, b: names of the two.
         step_time, energy: the differences; `energy` is of one optimizer step.
-        meter: scope and source of the energy.
         basis: the launches that were compared, in a sentence; "" if not stated.
     """
 

@@ -32,12 +32,7 @@ def baseline_of(records: Sequence[ProbeRecord]) -> Configuration | None:
 
 
 class StudyState:
-    """What the probes of a study measured so far.
-
-    Args:
-        spec: the study.
-        records: its probes, in the order in which they ended.
-    """
+    """What the probes of a study measured so far."""
 
     def __init__(self, spec: StudySpec, records: Sequence[ProbeRecord]) -> None:
         self.spec, self.records = spec, tuple(records)
@@ -119,8 +114,6 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
     """Return the points of a posterior, with NaN as probability of the front.
 
     Args:
-        posterior: of the measured configurations.
-        steps: that make the solution.
         run_dir: where the power samples are, for `Point.peak_power_W`.
     """
     points = []
@@ -140,7 +133,6 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
                 steps=steps,
                 source="predicted" if meter.is_simulated else "measured",
                 windows=len(mine),
-                p_nondominated=math.nan,
                 meter=meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),

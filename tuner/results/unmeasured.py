@@ -53,12 +53,6 @@ def likeliest(
 
     Log time and log power are drawn from the surrogates' intervals with their correlation.
 
-    Args:
-        surrogates: fitted.
-        candidates: configurations that were not measured.
-        constraints: limits of the training job.
-        steps: that make the solution.
-
     Returns:
         None if there is no candidate, or if peak power is limited, which the surrogates do not
         predict.

@@ -19,8 +19,6 @@ class Windows:
 
     Attributes:
         configurations: as requested.
-        measurements: one for each row.
-        records: the probe of each row.
         launches: number of that probe, which is one launch, (rows,).
     """
 

@@ -141,7 +141,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     if driven is not None:
         length = script.sequence_length or driven.length
         steps = script.steps or driven.fact("steps")
-        blank = replace(blank, sequence_length=length, steps=steps)
+        blank = replace(blank, sequence_length=length, steps=steps, program=driven.program)
     micro, times = _batches_of_command(script, blank)
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
     frame = Framework(micro_batch=micro, accumulation=times)
@@ -307,7 +307,6 @@ def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any])
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's Hugging Face configuration, if given or found and readable."""
     if script.model_config is not None:
         try:
             model = json.loads(Path(script.model_config).read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ from tuner.search_spaces.declared import Knob, check_knobs, read_knobs, with_bas
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.program import Program
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
@@ -133,6 +134,8 @@ class ScriptJob(TrainingJob):
                 given["driver"] = Bound.from_json(data["driver"])
             if "knobs" in data:
                 given["knobs"] = read_knobs(data["knobs"], "the job")
+            if "program" in data:
+                given["program"] = Program.from_table(data["program"], "the job")
             return cls(**given)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the job of a script: {error}") from error
@@ -400,7 +403,6 @@ class ScriptJob(TrainingJob):
     def _with_framework(
         self, words: list[str], configuration: Configuration, folder: Path, *, probe: bool
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the command as the framework's driver changes it, and more variables."""
         if self.driven is None:
             return words, {}
         changes = self.driven.changes(configuration, self.baseline, self.global_batch)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tuner.models.analytic.breakdown import Breakdown
-    from tuner.results.explain import Explanation, KnobEffect
+    from tuner.results.parts import Explanation, KnobEffect
     from tuner.search_spaces.knobs import Value
 
 

@@ -216,11 +216,7 @@ def _spent_tile(view: View) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns that the rows of the points' tables share.
-
-    Attributes:
-        meters: number of meters; a single one is named once below the table.
-    """
+    """Columns that the rows of the points' tables share."""
 
     view: View
     names: Sequence[str]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tuner.models.analytic.breakdown import Breakdown
-    from tuner.results.explain import Explanation
+    from tuner.results.parts import Explanation
 
 
 def breakdown_part(view: View, parts: Breakdown | None, figures: Mapping[str, go.Figure]) -> str:

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tuner.display.html.pieces import (
-    chips,
-    estimated_mark,
-    panels,
-    plot_div,
-    section,
-    value_html,
-)
+from tuner.display.html.pieces import chips, estimated_mark, panels, plot_div, section, value_html
 from tuner.display.view import View
 from tuner.formatting import Units, label, number, percent
 from tuner.models.surrogate.leave_one_out import LeaveOneOut

@@ -19,6 +19,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.program import Program
 from tuner.search_spaces.when import holds, names_in
 from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
@@ -178,6 +179,15 @@ class Driven:
         key = self.bound.driver.facts.get(name, "")
         value = self.settings.get(key) if key else None
         return value if type(value) is int and value > 0 else 0
+
+    @property
+    def program(self) -> Program:
+        """What the framework's program does, with today's settings."""
+        facts: dict[str, Any] = {
+            name: self.settings.get(value) is True if isinstance(value, str) else value
+            for name, value in self.bound.driver.program.items()
+        }
+        return Program(**facts)
 
     @cached_property
     def accumulates(self) -> bool:

@@ -41,7 +41,8 @@ def recognised(
     driver, found = min(fitting, key=lambda pair: len(pair[1].gone))
     held: dict[str, Any] = {}
     if driver.wrapper is not None:
-        keys = [*driver.keys, *driver.facts.values()]
+        told = [key for key in driver.program.values() if isinstance(key, str)]
+        keys = [*driver.keys, *driver.facts.values(), *told]
         held = read_function(driver.wrapper, words, keys, path, cwd)
     return Bound(driver, found.version, found.gone, held)
 

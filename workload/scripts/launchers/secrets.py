@@ -18,11 +18,13 @@ from tuner.workload.scripts.launchers.launcher import ASSIGNMENT, TAKEN, names_t
 from tuner.workload.scripts.launchers.slurm import is_srun, options_of_srun
 
 _PLACED = re.compile(r"\{(env:)?\w+(=[^{}]*)?\}")
-#: End of the name of an option or variable that holds a secret.
-SECRET_NAME = re.compile(
-    r"(?i)(token|secret|pass|password|passwd|passphrase|pwd|pw|key|credentials?|jwt|signature"
-    r"|(?:^|[-_.])auth|authorization)([-_]?(id|value|str|string|\d+))?$"
+_NUMBERED = r"(?:[-_]?(?:id|value|str|string|\d+))?"
+#: Word at the end of the name of an option or variable that holds a secret.
+SECRET_WORD = (
+    r"(?:token|secret|(?:[A-Za-z]*pass(?:word|wd|phrase)|pass)|pwd|pw|credentials?|jwt|signature"
+    r"|(?<![A-Za-z])auth|authorization|(?:api|access|private)[-_]?key|(?<=[-_])key)" + _NUMBERED
 )
+SECRET_NAME = re.compile(rf"(?i)(?:{SECRET_WORD}|key{_NUMBERED})$")
 #: A name like that may also be a number of tokens, a special token, or a column of a table.
 _NO_SECRET = re.compile(
     r"(?i).*=(true|false|none|\d{1,3}|<.*>|\s*)|.*(token|key)=[\d.,_e+]+"

@@ -171,6 +171,16 @@ def test_megatron_flags_are_read_and_set(tmp_path: Path) -> None:
     assert not job.needs_hook
 
 
+def test_what_megatron_does_with_memory_is_read_from_its_command() -> None:
+    plain, sharded = (
+        looked_at(Script(f"pretrain_gpt.py {FLAGS}{more}", cwd=MEGATRON)).program
+        for more in ("", " --sequence-parallel")
+    )
+    assert plain.fp32_gradients
+    assert not plain.sequence_sharded
+    assert sharded == replace(plain, sequence_sharded=True)
+
+
 def test_what_stands_in_the_command_is_taken_away(tmp_path: Path) -> None:
     today = (
         f"{FLAGS} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
