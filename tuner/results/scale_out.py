@@ -18,7 +18,6 @@ import numpy as np
 
 from tuner.pareto import nondominated, probability_nondominated
 from tuner.problem.constraints import Constraints
-from tuner.problem.scale_out_space import target_candidates
 from tuner.results.choice import front_of
 from tuner.results.judge import Judge
 from tuner.results.parts import Choice, Interval, Point, with_probabilities
@@ -28,7 +27,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.space import Candidates, default_configuration, load_space
+from tuner.search_spaces.rules import unrunnable
+from tuner.search_spaces.space import Candidates, SearchSpace, default_configuration, load_space
 from tuner.workload.probe import MeterInfo, ProbeRecord
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def predict_target(
     if not any(CHANGED in launch for launch in problem.candidates.launches):
         space = space.same_training()
     small, big = problem.cluster, enlarged(problem.cluster, gpus)
-    every = target_candidates(job, big, space, gpus, plan=simulated)
+    every = _target_candidates(job, big, space, gpus, plan=simulated)
     fits = _fitting(job, small, big, every, records)
     kept = np.flatnonzero(fits >= MEMORY_POLICY.likely_from)
     if not len(kept):  # nothing is likely to fit: show what is likeliest, and say so
@@ -243,3 +243,31 @@ def predict_target(
         probed_gpus=tuple(sorted(sizes)),
         simulated=simulated,
     )
+
+
+def _target_candidates(
+    job: TrainingJob, big: Cluster, space: SearchSpace, gpus: int, *, plan: bool = False
+) -> Candidates:
+    """Return the configurations of a space that use this number of GPUs of a cluster.
+
+    Without `plan` what the built-in training program cannot run yet is left out.
+    """
+    if not job.is_modelled:
+        raise InputError(
+            "a prediction for more GPUs needs the job's model and sequence length, which are not "
+            f"known for {job.name!r}"
+        )
+    valid = space.candidates(job, big)
+    kept = [
+        each
+        for each in valid.configurations
+        if each.world_size == gpus and (plan or not unrunnable(each, job))
+    ]
+    if not kept:
+        largest = max(each.world_size for each in valid.configurations)
+        raise InputError(
+            f"space {space.name!r} has no configuration of job {job.name!r} on {gpus} GPUs (the "
+            f"most that one uses is {largest}); a larger global batch than {job.global_batch} "
+            "feeds more"
+        )
+    return Candidates.from_configurations(kept)
