@@ -219,18 +219,7 @@ class SimulatedRunner:
                 joules += max(0.0, request.time_limit_s - now) * power
                 now = max(now, request.time_limit_s)
                 break
-            measurement = self._window(
-                request,
-                configuration,
-                short,
-                steps=steps,
-                step_time_s=step,
-                power_W=power,
-                started_s=now + settle,
-                first=not measurements,
-                figures=figures,
-                number=number,
-            )
+            measurement = self._window(request, figures, number, short, steps, now + settle)
             measurements.append(measurement)
             joules += settle * power + measurement.energy_J
             now += settle + measurement.window_s
@@ -246,28 +235,24 @@ class SimulatedRunner:
     def _window(
         self,
         request: ProbeRequest,
-        configuration: Configuration,
-        short: ShortSteps | None,
-        *,
-        steps: int,
-        step_time_s: float,
-        power_W: float,
-        started_s: float,
-        first: bool,
         figures: Prediction,
         number: int,
+        short: ShortSteps | None,
+        steps: int,
+        started_s: float,
     ) -> Measurement:
-        c = self.conditions
+        """Draw the window of one visit: of a number of whole steps, or of short ones."""
+        c, configuration = self.conditions, request.configurations()[number]
         draw = self._draws(configuration.key, request.probe_id, str(number))
         if short is None:
-            drawn = self._whole_steps(draw, steps, step_time_s)
+            drawn = self._whole_steps(draw, steps, float(figures.step_time_s[number]))
             length_s = drawn.window_s
         else:
             length_s = request.window.min_s
         # Leakage rises as devices warm; the figure at the end of a long run is the models'.
         cold = c.warm_up * math.exp(-(started_s + length_s / 2) / c.warm_up_s)
-        low = c.first_window if first else 0.0
-        now_W = power_W * (1 - cold - low)
+        low = 0.0 if number else c.first_window
+        now_W = float(figures.power_W[number]) * (1 - cold - low)
         if short is None:
             measured_W = now_W * (1 + c.power_noise * float(draw.standard_normal()))
             drawn = replace(

@@ -161,5 +161,4 @@ class Candidates:
 
 
 def _plain(launch: Settings) -> Settings:
-    """Return a launch without the standard knobs that have their default values."""
     return Settings({n: v for n, v in launch.items() if n not in KNOBS or KNOBS[n].default != v})

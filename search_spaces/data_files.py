@@ -53,7 +53,7 @@ def read_toml(file: Traversable, what: str) -> dict[str, Any]:
 
 
 def catalogue(name: str) -> dict[str, Any]:
-    """Return a table of the catalogue of knobs and rules (`data/catalogue`)."""
+    """Return the tables of a file in `data/catalogue`."""
     return read_toml(data_folder("catalogue") / f"{name}.toml", f"catalogue of {name}")
 
 

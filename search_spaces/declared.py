@@ -28,6 +28,7 @@ from tuner.search_spaces.knob_values import (
     words_of,
 )
 from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
 
@@ -80,12 +81,12 @@ class Knob:
     values: tuple[Value, ...]
     kind: str = ""
     baseline: Value | None = None
-    how: str = ""
-    when: str = ""
-    changes_training: bool = False
-    optional: bool = False
-    what: str = ""
-    live: bool = False
+    how: str = limited(default="")
+    when: str = limited(default="")
+    changes_training: bool = limited(default=False)
+    optional: bool = limited(default=False)
+    what: str = limited(default="")
+    live: bool = limited(default=False)
     set: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
 
@@ -117,17 +118,9 @@ class Knob:
         if self.baseline is not None:
             baseline = value_of(self.baseline, kind, f"baseline {where}")
             object.__setattr__(self, "baseline", baseline)
-        for field, text in (("how", self.how), ("when", self.when), ("what", self.what)):
-            if not isinstance(text, str):
-                raise invalid(f"{field} {where}", text, "text")
-            plain_text(text, f"{field} {where}")
-        for field, flag in (
-            ("changes_training", self.changes_training),
-            ("optional", self.optional),
-            ("live", self.live),
-        ):
-            if not isinstance(flag, bool):
-                raise invalid(f"{field} {where}", flag, "true or false")
+        check_options(self, where)
+        for field in ("how", "when", "what"):
+            plain_text(getattr(self, field), f"{field} {where}")
         _check_how(self.how, where)
         for field in ("set", "read"):
             object.__setattr__(self, field, words_of(getattr(self, field), f"{field} {where}"))

@@ -290,7 +290,6 @@ def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> 
 
 
 def _load_model(config: Any, beside: Path) -> dict[str, Any]:
-    """Load a model's configuration: inline, by shipped name, or by path."""
     if isinstance(config, dict):
         return config
     if not isinstance(config, str):

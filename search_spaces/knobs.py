@@ -87,7 +87,7 @@ def _standard(name: str, table: Mapping[str, Any]) -> StandardKnob:
 
 
 KNOBS: Mapping[str, StandardKnob] = {
-    name: _standard(name, table) for name, table in catalogue("knobs").items()
+    name: _standard(name, table) for name, table in catalogue("knobs")["knobs"].items()
 }
 
 

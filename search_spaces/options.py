@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.search_spaces.typed import TYPES
+from tuner.search_spaces.typed import TYPES, shortened
 
 Kind = TypeVar("Kind")
 
@@ -81,7 +81,7 @@ def check_options(made: Any, where: str = "") -> None:
         elif kind in ("int", "float") and declared.least is not None:
             legal += f" of at least {declared.least}"
         if legal and not _is_legal(value, kind, declared):
-            raise InvalidValue(f"{item.name} {where}".strip(), value, legal)
+            raise InvalidValue(f"{item.name} {where}".strip(), shortened(value), legal)
 
 
 def _is_legal(value: Any, kind: str, declared: Option) -> bool:

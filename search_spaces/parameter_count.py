@@ -180,7 +180,6 @@ def count_parameters(config: Mapping[str, Any], sizes: Sizes) -> dict[str, int]:
 
 
 def _count_blocks(config: Mapping[str, Any], sizes: Sizes, *, norms: int) -> _Blocks:
-    """Count all blocks, of which each has `norms` parameters in its norms."""
     layers, experts, per_token = sizes.layers, sizes.experts, sizes.experts_per_token
     attention, small = _attention(config, sizes)
     small += norms
@@ -251,7 +250,6 @@ def _sparse_layers(config: Mapping[str, Any], layers: int) -> int:
 
 
 def _number(config: Mapping[str, Any], key: str) -> int | None:
-    """Return the positive integer under a key; None if it is absent or null."""
     value = config.get(key)
     return None if value is None else check_integer(f"{key} of the model config", value)
 

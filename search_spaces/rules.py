@@ -1,6 +1,6 @@
 """Validity rules: conditions under which a configuration can train a job on a cluster.
 
-`data/catalogue/rules.toml` lists all of them with their reasons, most of them as conditions; rules
+`data/catalogue/knobs.toml` lists all of them with their reasons, most of them as conditions; rules
 that compute are functions here, of the same name. The enumeration (`tuner.search_spaces.space`)
 applies each as soon as the knobs that it reads are chosen. `RULES` refuses configurations that
 cannot work anywhere or only repeat another one; those that work, but not in the built-in training
@@ -54,8 +54,6 @@ _MADE = {
 
 
 class _Facts(NamedTuple):
-    """Values that conditions and phrases name."""
-
     configuration: Configuration
     job: TrainingJob
     cluster: Cluster
@@ -91,7 +89,7 @@ class _Phrases(string.Formatter):
 
 @dataclass(frozen=True)
 class _Case:
-    """Condition of a rule with its phrase, as `data/catalogue/rules.toml` explains them."""
+    """Condition of a rule with its phrase, as `data/catalogue/knobs.toml` explains them."""
 
     when: str
     divide: tuple[str | int, ...]
@@ -276,7 +274,6 @@ def _fp8_sides(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | No
 
 
 def _each(value: Any) -> tuple[Any, ...]:
-    """Return the values of a live knob: one for all, or one a stage."""
     return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
@@ -332,7 +329,7 @@ def _rule(name: str, table: Mapping[str, Any]) -> Rule:
 
 
 #: All rules, in the order of the catalogue.
-RULES: tuple[Rule, ...] = tuple(_rule(*item) for item in catalogue("rules").items())
+RULES: tuple[Rule, ...] = tuple(_rule(*item) for item in catalogue("knobs")["rules"].items())
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:
@@ -348,7 +345,7 @@ def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluste
 #: Limits of the built-in training program: each with the families of models that are compared.
 _LIMITS = tuple(
     (case, tuple(table.get("families", ())))
-    for table in catalogue("program")["limits"]
+    for table in catalogue("knobs")["limits"]
     for case in _Case.of_table(table)
 )
 

@@ -259,7 +259,6 @@ def _evenly(length: int, count: int | None) -> list[int]:
 
 
 def _live_settings(values: Mapping[str, Sequence[Value]]) -> list[Settings]:
-    """Return every combination of live values or of none; the empty setting first."""
     combinations = product(*((None, *choices) for choices in values.values()))
     return [
         Settings({n: v for n, v in zip(values, combination, strict=True) if v is not None})

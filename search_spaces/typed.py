@@ -75,7 +75,7 @@ def check_fields(
         value = getattr(made, item.name)
         check, legal = TYPES.get(str(item.type), (lambda value: True, ""))
         if not check(value):
-            raise InvalidValue(f"{item.name} of a {what}", _short(value), legal)
+            raise InvalidValue(f"{item.name} of a {what}", shortened(value), legal)
         if item.name in positive and not 0 < value < math.inf:
             raise InvalidValue(f"{item.name} of a {what}", value, "a number above 0")
         if item.name in finite and not math.isfinite(value):
@@ -171,11 +171,11 @@ def plain_setting(data: Any, what: str) -> Mapping[str, Any]:
         return value is None or isinstance(value, bool | str) or _is_number(value)
 
     if not isinstance(data, Mapping):
-        raise InputError(f"{what} is {_short(data)!r}; it must be a table of knobs")
+        raise InputError(f"{what} is {shortened(data)!r}; it must be a table of knobs")
     for name, value in data.items():
         parts = value if isinstance(value, list | tuple) else [value]
         if not isinstance(name, str) or not all(map(plain, parts)):
-            raise InvalidValue(f"{name} in {what}", _short(value), "a value of a knob")
+            raise InvalidValue(f"{name} in {what}", shortened(value), "a value of a knob")
         for text in (name, *parts):
             if isinstance(text, str):
                 plain_text(text, f"a knob's name or value in {what}")
@@ -197,11 +197,12 @@ def plain_text(text: str, what: str) -> str:
     """
     if _NOT_PLAIN.search(text):
         raise InvalidValue(
-            what, _short(text), "text without line breaks, control or direction characters"
+            what, shortened(text), "text without line breaks, control or direction characters"
         )
     return text
 
 
-def _short(value: Any) -> Any:
+def shortened(value: Any) -> Any:
+    """Return a value for a sentence, or the beginning of a long one's text."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**50 else "a huge integer"
     return value if len(text) <= 80 else text[:80]

@@ -105,24 +105,6 @@ def test_what_is_no_trouble_of_the_storage_goes_out_as_it_is(tmp_path: Path) -> 
         raise PermissionError("of the report")
 
 
-def test_the_journal_forgets_the_places_of_lines_that_it_read(tmp_path: Path) -> None:
-    book = book_in(tmp_path)
-    for number in range(5):
-        trial = book.study.ask()
-        trial.set_user_attr("probe_id", f"p{number:04d}")
-        book.study.tell(trial, [1.0, 2.0])
-    assert len(book.study._storage._backend._log_number_offset) <= 3
-    again = open_storage(None, tmp_path / "study.journal")
-    names = [
-        t.user_attrs["probe_id"]
-        for t in optuna.load_study(study_name="study", storage=again).get_trials()
-    ]
-    assert names == [f"p{number:04d}" for number in range(5)]
-    # A reader that asks for an earlier line reads from the start.
-    backend = book.study._storage._backend
-    assert len(list(backend.read_logs(2))) == len(list(backend.read_logs(0))) - 2
-
-
 def test_the_driver_keeps_little_of_what_is_in_the_trace(finished_study) -> None:
     for record in read_trace(RunFolder(finished_study.result.run_dir).trace).records:
         full = replace(

@@ -9,11 +9,10 @@ import contextlib
 import importlib.util
 import os
 import re
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -33,32 +32,6 @@ STORAGE_TIMEOUT_S = 8.0
 JOURNAL_GRACE_S = 5
 
 Opened = TypeVar("Opened")
-
-
-class _Journal(JournalFileBackend):
-    """Optuna's journal with less of it in memory: lines that were read, and names of attributes.
-
-    Optuna remembers the place of every line ever written, and a measurement is some sixteen lines:
-    16 MiB after 10,000 measurements. Only the next line is ever requested; a request for an earlier
-    one reads from the start, as with a journal that was just opened. And each line has strings of
-    its own, though most are the same for every trial.
-    """
-
-    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Yield the lines from that number on."""
-        offsets = self._log_number_offset
-        for number in [number for number in offsets if 0 < number < log_number_from]:
-            del offsets[number]
-        for log in super().read_logs(log_number_from):
-            for part in ("user_attr", "user_attrs", "params"):
-                if isinstance(log.get(part), dict):
-                    log[part] = {sys.intern(k): _once(v) for k, v in log[part].items()}
-            yield log
-
-
-def _once(value: Any) -> Any:
-    """Return the value; for the same text always the same object."""
-    return sys.intern(value) if type(value) is str else value
 
 
 class StorageError(InputError):
@@ -119,7 +92,7 @@ def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
     # A killed writer leaves its lock, which Optuna breaks after 30 s. But only the driver, which
     # holds the run folder, and a user's clicks in the dashboard write here, each for milliseconds.
     lock = JournalFileSymlinkLock(str(journal), grace_period=JOURNAL_GRACE_S)
-    return JournalStorage(_Journal(str(journal), lock_obj=lock))
+    return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
 
 def _open_database(address: str, options: dict[str, Any]) -> optuna.storages.BaseStorage:

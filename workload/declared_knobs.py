@@ -139,7 +139,6 @@ def with_files(
 
 
 def _named(words: Sequence[str], cwd: Path, file: str) -> list[int]:
-    """Return the positions of the words that name a file, as FILE or --option=FILE."""
     path = (cwd / file).resolve()
     return [
         position

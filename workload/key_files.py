@@ -244,7 +244,6 @@ _LINE = re.compile(
 
 
 def _place(text: str, path: Path, key: str) -> tuple[int, int]:
-    """Return where the text of a value that stands on one line of a TOML table begins and ends."""
     table, position = "", 0
     for line in text.splitlines(keepends=True):
         body = line.rstrip("\r\n")

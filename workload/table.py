@@ -13,7 +13,7 @@ import statistics
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -165,50 +165,45 @@ _TABLES = ("cost", "noise", "baseline", "predicted_by")
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """Roles of the columns, from a checked table.toml."""
+class _Columns:
+    """Roles of the columns, from a checked table.toml: of lists of columns, and of single ones."""
 
     where: str
     lists: Mapping[str, tuple[str, ...]]
-    columns: Mapping[str, str]
-    texts: Mapping[str, str]
-    cost: TableCost
-    noise: TableNoise
-    baseline: Mapping[str, Any]
-    predicted_by: PredictedBy | None
-    estimated: bool
-    notes: tuple[str, ...]
+    single: Mapping[str, str]
 
 
-def _read_layout(path: Path) -> _Layout:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
+def _read_columns(data: Mapping[str, Any], path: Path) -> _Columns:
     lists: dict[str, tuple[str, ...]] = {}
     for key in (*_LISTS, *_REPEATS):
         value = data.get(key, [])
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise InputError(f"{key} in {path} is {value!r}; it must be a list of column names")
         lists[key] = tuple(value)
-    texts: dict[str, str] = {}
-    columns: dict[str, str] = {}
-    for keys, into in ((_TEXTS, texts), (_COLUMNS, columns)):
-        for key in keys:
-            if key in data:
-                if not isinstance(data[key], str):
-                    raise InputError(f"{key} in {path} is {data[key]!r}; it must be a text")
-                into[key] = data[key]
+    single = {key: data[key] for key in (*_COLUMNS, *_TEXTS) if key in data}
+    for key, value in single.items():
+        if not isinstance(value, str):
+            raise InputError(f"{key} in {path} is {value!r}; it must be a text")
     knobs = lists["launch_knobs"] + lists["live_knobs"]
     if not knobs:
         raise InputError(f"{path} names no knob; it must give launch_knobs or live_knobs")
     if len(set(knobs)) != len(knobs):
         raise InputError(f"{path} names a knob twice; each column is launch or live, once")
-    if "time_s" not in columns or not {"power_W", "energy_J"} & set(columns):
+    if "time_s" not in single or not {"power_W", "energy_J"} & set(single):
         raise InputError(f"{path} must name the columns time_s and power_W or energy_J")
-    scope = texts.setdefault("energy_scope", "gpu")
+    return _Columns(str(path), lists, {k: v for k, v in single.items() if k in _COLUMNS})
+
+
+def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
+    """Return the table without its groups, and the roles of its columns."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    columns = _read_columns(data, path)
+    scope = data.get("energy_scope", "gpu")
     if scope not in get_args(Scope):
         raise InputError(
             f"energy_scope in {path} is {scope!r}; it must be one of {', '.join(get_args(Scope))}"
@@ -218,28 +213,34 @@ def _read_layout(path: Path) -> _Layout:
         for key in data
         if key not in {*_LISTS, *_REPEATS, *_COLUMNS, *_TEXTS, *_TABLES, "estimated"}
     ]
-    plain_text(texts.get("name", ""), f"name in {path}")
+    plain_text(data.get("name", ""), f"name in {path}")
     estimated = data.get("estimated", False)
     if not isinstance(estimated, bool):
         raise InputError(f"estimated in {path} is {estimated!r}; it must be true or false")
     if "cost" not in data:
         notes.append(f"{path.name} has no [cost]; {TableCost()} is assumed")
+    launch, live = columns.lists["launch_knobs"], columns.lists["live_knobs"]
     baseline = data.get("baseline", {})
-    if not isinstance(baseline, dict) or not set(baseline) <= set(knobs):
-        raise InputError(f"[baseline] in {path} must give values for knobs: {', '.join(knobs)}")
+    if not isinstance(baseline, dict) or not set(baseline) <= {*launch, *live}:
+        known = ", ".join(launch + live)
+        raise InputError(f"[baseline] in {path} must give values for knobs: {known}")
     plain_setting(baseline, f"[baseline] in {path}")
-    return _Layout(
-        where=str(path),
-        lists=lists,
-        columns=columns,
-        texts=texts,
+    table = RecordedTable(
+        name=data.get("name", path.parent.name),
+        folder=path.parent,
+        groups=(),
+        launch_knobs=launch,
+        live_knobs=live,
+        scope=scope,
         cost=_figures(TableCost, data.get("cost", {}), f"[cost] in {path}"),
         noise=_figures(TableNoise, data.get("noise", {}), f"[noise] in {path}"),
+        unit_of_work=data.get("unit_of_work", "step"),
+        estimated=estimated,
         baseline=baseline,
         predicted_by=_predicted_by(data["predicted_by"], path) if "predicted_by" in data else None,
-        estimated=estimated,
         notes=tuple(notes),
     )
+    return table, columns
 
 
 def _predicted_by(data: Any, path: Path) -> PredictedBy:
@@ -319,12 +320,12 @@ def read_csv(
     return header, [(number, dict(zip(header, row, strict=False))) for number, row in rows]
 
 
-def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
+def _read_rows(path: Path, layout: _Columns) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a table whose columns are those of its layout."""
     header, rows = read_csv(path)
     wanted = [
         *(name for key in (*_LISTS[:3], *_REPEATS) for name in layout.lists[key]),
-        *layout.columns.values(),
+        *layout.single.values(),
     ]
     missing = [name for name in dict.fromkeys(wanted) if name not in header]
     if missing:
@@ -341,8 +342,8 @@ def _read_rows(path: Path, layout: _Layout) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def _point(row: Mapping[str, str], line: int, layout: _Layout, path: Path) -> TablePoint:
-    where, columns = f"{path} line {line}", layout.columns
+def _point(row: Mapping[str, str], line: int, layout: _Columns, path: Path) -> TablePoint:
+    where, columns = f"{path} line {line}", layout.single
     time_s = _positive(row, columns["time_s"], where)
     if "power_W" in columns:
         power_W = _positive(row, columns["power_W"], where)
@@ -413,9 +414,8 @@ def load_table(folder: str | Path) -> RecordedTable:
     folder = Path(folder)
     if folder.is_file():
         folder = folder.parent
-    layout = _read_layout(folder / "table.toml")
+    table, layout = _read_toml(folder / "table.toml")
     path = folder / "table.csv"
-    name = layout.texts.get("name", folder.name)
     grouped: dict[tuple[str, ...], dict[Configuration, list[TablePoint]]] = {}
     for line, row in _read_rows(path, layout):
         group = tuple(row[column] for column in layout.lists["group_by"])
@@ -423,25 +423,10 @@ def load_table(folder: str | Path) -> RecordedTable:
         grouped.setdefault(group, {}).setdefault(point.configuration, []).append(point)
     groups = tuple(
         TableGroup(
-            name=", ".join(values) or name,
+            name=", ".join(values) or table.name,
             values=dict(zip(layout.lists["group_by"], values, strict=True)),
             points=tuple(_merged(same) for same in by_configuration.values()),
         )
         for values, by_configuration in grouped.items()
     )
-    scope: Any = layout.texts["energy_scope"]
-    return RecordedTable(
-        name=name,
-        folder=folder,
-        groups=groups,
-        launch_knobs=layout.lists["launch_knobs"],
-        live_knobs=layout.lists["live_knobs"],
-        scope=scope,
-        cost=layout.cost,
-        noise=layout.noise,
-        unit_of_work=layout.texts.get("unit_of_work", "step"),
-        estimated=layout.estimated,
-        baseline=layout.baseline,
-        predicted_by=layout.predicted_by,
-        notes=layout.notes,
-    )
+    return replace(table, groups=groups)

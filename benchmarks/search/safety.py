@@ -26,8 +26,8 @@ from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.statistics import geometric_mean
 from tuner.problem.constraints import Constraints
 from tuner.search.optuna_samplers import OURS
+from tuner.search.put_off import PeakLimit
 from tuner.search.question import Question
-from tuner.search.safety import PeakLimit
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.table import load_table
 

@@ -204,12 +204,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         mean, variance = self.posterior(X)
         return (mean, np.sqrt(variance)) if return_std else mean
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Return joint draws of offset + f (no noise) at rows `X`, shape (m, n_samples)."""
-        X = self._checked(X)
-        normals = check_random_state(random_state).standard_normal((n_samples, len(X)))
-        return self.draw(X, normals).T
-
     def _checked(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))

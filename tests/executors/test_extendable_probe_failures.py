@@ -13,10 +13,7 @@ from typing import Any
 import optuna
 import pytest
 
-from tuner.executors import ray_agent
-from tuner.executors.base import run_safely
 from tuner.executors.local import InlineExecutor
-from tuner.executors.ray_agent import Entered
 from tuner.executors.ray_cluster import LOOK_S
 from tuner.executors.ray_executor import (
     _LEASE_S,
@@ -36,6 +33,8 @@ from tuner.search_spaces.job import load_job
 from tuner.storage import StorageError
 from tuner.study.recorder import StudyRecorder
 from tuner.testing.studies import METER, measured, record
+from tuner.workload import agent as node_agent
+from tuner.workload.agent import Entered, run_safely
 from tuner.workload.node.preflight import NodeFacts
 from tuner.workload.pending import recover_pending
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
@@ -127,8 +126,8 @@ def test_a_launch_that_comes_to_its_end_keeps_its_whole_record(tmp_path: Path) -
 def test_an_answer_that_comes_too_late_gets_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_agent, "HOLD_S", 0.05)
-    agent = ray_agent.NodeAgent(str(tmp_path))
+    monkeypatch.setattr(node_agent, "HOLD_S", 0.05)
+    agent = node_agent.Agent(str(tmp_path))
     agent._runner = Launch()
     told = agent.run(open_request().to_json())
     assert [live["speed"] for live in told["visited"]["request"]["live"]] == [1]

@@ -148,7 +148,7 @@ NO_DRIFT = WindowPolicy(check_drift=False)
 
 def test_the_agent_goes_on_until_it_is_told_nothing_more() -> None:
     probe = Visited(replace(request(), window=NO_DRIFT))
-    probe.next_settings = asked = Asked(*SPEEDS[1:])
+    probe._next_settings = asked = Asked(*SPEEDS[1:])
     probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
     assert probe.visits == list(SPEEDS)
     assert probe.request.live == SPEEDS
@@ -159,7 +159,7 @@ def test_the_agent_goes_on_until_it_is_told_nothing_more() -> None:
 def test_drift_is_checked_once_at_the_very_end() -> None:
     probe = Visited(request())
     probe._time_for_one_more = lambda: True  # type: ignore[method-assign]
-    probe.next_settings = Asked(*SPEEDS[1:])
+    probe._next_settings = Asked(*SPEEDS[1:])
     probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
     assert probe.visits == [*SPEEDS, SPEEDS[0]]
 
@@ -168,7 +168,7 @@ def test_what_is_not_open_is_visited_in_an_order_of_its_own_and_nobody_asked() -
     orders = set()
     for number in range(12):
         probe = Visited(ProbeRequest(f"p{number}", Settings(shape=1), SPEEDS, NO_DRIFT))
-        probe.next_settings = asked = Asked(Settings(speed=4))
+        probe._next_settings = asked = Asked(Settings(speed=4))
         probe.measure(None, None, 1.0, ())  # type: ignore[arg-type]
         assert set(probe.visits) == set(SPEEDS)
         assert asked.told == []

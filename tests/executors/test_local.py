@@ -1,9 +1,10 @@
 import pytest
 
-from tuner.executors.base import Executor, run_safely
+from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import METER, record, request
+from tuner.workload.agent import run_safely
 from tuner.workload.probe import ProbeRecord
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tuner.executors import ray_agent
 from tuner.executors.base import Executor
-from tuner.executors.ray_agent import Entered
 from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing import studies as study_tools
+from tuner.workload import agent
+from tuner.workload.agent import Entered
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.preflight import NodeFacts
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
@@ -83,7 +83,7 @@ def test_an_open_probe_waits_for_its_driver_and_goes_on(executor: RayExecutor) -
 def test_a_launch_is_not_kept_up_for_a_driver_that_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_agent, "HOLD_S", 0.05)
+    monkeypatch.setattr(agent, "HOLD_S", 0.05)
     answered = []
 
     def run(next_settings: Continuation) -> ProbeRecord:
@@ -91,7 +91,7 @@ def test_a_launch_is_not_kept_up_for_a_driver_that_says_nothing(
         answered.append(tuple(next_settings(asked, ())))
         return study_tools.record()
 
-    dialogue = ray_agent._Dialogue(run, study_tools.METER)
+    dialogue = agent._Dialogue(run, study_tools.METER)
     assert [dialogue.reports.get(timeout=10)[0] for _ in range(2)] == [False, True]
     assert answered == [()]
 

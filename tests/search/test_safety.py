@@ -14,7 +14,7 @@ from tests.search.test_question import view_of
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search.acquisition import CandidateView
 from tuner.search.planner import ProbePlan
-from tuner.search.safety import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
+from tuner.search.put_off import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
 from tuner.search.sampler import CandidateSampler
 from tuner.search.user_prior import UserPrior
 from tuner.search_spaces.configuration import Configuration

@@ -11,8 +11,8 @@ import pytest
 
 from tests.search.test_sampler import study_of
 from tuner.search.observations import Observation
+from tuner.search.put_off import DOUBT, SlackLimits
 from tuner.search.sampler import CandidateSampler
-from tuner.search.slack_limits import DOUBT, SlackLimits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import probe_with

@@ -6,11 +6,12 @@ import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.lora import LoRA
-from tuner.search_spaces.rules import RULES, broken_rules, unrunnable
+from tuner.search_spaces.rules import _COMPUTED, _LIMITS, RULES, broken_rules, unrunnable
 
 H100 = load_cluster("h100-32")
 CORE = Device("core", "cpu", 4 << 30, 5e10, 1e10, 2.0, 8.0)
@@ -463,6 +464,25 @@ def test_what_the_built_in_program_cannot_be_given_is_said(job, knobs, words):
     assert not any(
         "built-in" in phrase for phrase in broken_rules(Configuration.of(many), job, H100)
     )
+
+
+def test_limits_of_the_program_that_need_no_job():
+    (phrase,) = unrunnable(Configuration.of(compilation="full", expert_parallel=2))
+    assert "compilation full with expert_parallel" in phrase
+    # Without a job nothing is said of its model or precision.
+    interleaved = {"pipeline_parallel": 2, "pipeline_schedule": "interleaved", "zero_stage": 0}
+    assert unrunnable(Configuration.of(interleaved)) == []
+
+
+def test_the_catalogue_names_what_exists():
+    named = {name for case, _ in _LIMITS for name in case.names}
+    assert named <= {*KNOBS, "job_precision"}
+    assert set(_COMPUTED) == {
+        name for name, table in catalogue("knobs")["rules"].items() if "reads" in table
+    }
+    for knob in KNOBS.values():
+        assert knob.choices or knob.minimum
+        assert (knob.kind == "live") == bool(knob.device)
 
 
 @pytest.mark.parametrize(

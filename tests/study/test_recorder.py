@@ -382,6 +382,32 @@ def test_a_second_driver_of_a_study_is_refused_and_the_first_goes_on(options, tm
     assert optimize(ModelRunner(), {**two, "name": "other"}, max_probes=2).spent.probes == 2
 
 
+def test_a_trace_that_lost_its_last_probe_is_continued(options, run, tmp_path):
+    """Its study has a measurement more, in a database, too."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    for storage in (None, url):
+        more = {**options, "storage": storage, "name": "own" if storage is None else "shared"}
+        optimize(ModelRunner(), more, max_probes=4)
+        trace = RunFolder(options["runs_dir"] / more["name"]).trace
+        trace.write_bytes(trace.read_bytes()[:-30])
+        assert optimize(ModelRunner(), more, max_probes=5).spent.probes == 5
+
+
+def test_a_configuration_that_the_study_cannot_have_is_refused_at_once(options):
+    from tuner.search.optuna_samplers import make_sampler
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.search_spaces.configuration import Settings
+    from tuner.search_spaces.space import load_space
+    from tuner.workload.probe import ProbeRequest
+
+    candidates = load_space("default").candidates(LONG_JOB, load_cluster("cpu-2"))
+    book = StudyRecorder.in_memory(make_sampler(None, candidates))
+    foreign = Settings({**candidates.launches[0], "micro_batch": 4096})
+    with pytest.raises(InputError, match="which is none of the study's conf"):
+        book.start(ProbeRequest("p0000", foreign, (Settings({}),)))
+    assert not book.study.get_trials()
+
+
 def test_a_journal_without_its_study_toml_is_continued(options, run):
     optimize(ModelRunner(), options, max_probes=2)
     run.study_file.unlink()

@@ -25,7 +25,7 @@ from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accum
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.window import Conductor
-from tuner.workload.node.probe_run import Probe
+from tuner.workload.node.first_steps import choose_accumulation
 from tuner.workload.probe import Failure, Measurement, WindowPolicy
 from tuner.workload.scripts.knob_support import Framework
 from tuner.workload.scripts.script_job import ScriptJob
@@ -226,13 +226,8 @@ def test_finding_10_a_launch_decides_by_one_step_of_the_largest(
     conductor = SimpleNamespace(micro_batches=taken, accumulation=0)
     conductor.run = lambda steps: (micro_batch_s * conductor.accumulation,) * steps
     plan = AccumulationPlan(128, (1, 2, 4))
-    probe = SimpleNamespace(
-        launch=SimpleNamespace(accumulations=plan),
-        request=SimpleNamespace(window=WindowPolicy()),
-        _accumulations=(),
-    )
-    found = Probe._choose_accumulation(probe, conductor)  # type: ignore[arg-type]
-    assert (conductor.accumulation, probe._accumulations) == (left_at, short)
+    found = choose_accumulation(conductor, plan, WindowPolicy())  # type: ignore[arg-type]
+    assert (conductor.accumulation, found.measured) == (left_at, short)
     assert found.why_whole == why
 
 

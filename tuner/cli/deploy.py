@@ -11,6 +11,8 @@ from tuner.cli.arguments import add_shared
 from tuner.cli.options import FAILED, INTERRUPTED, OK, UNMET, answer, say_of
 from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.units import parse_quantity
 from tuner.terminal import raw_stream
 
 
@@ -70,7 +72,29 @@ def _apply(args: argparse.Namespace) -> int:
     return UNMET if unmet else OK
 
 
+def _tune(args: argparse.Namespace) -> int:
+    """Run the user's own command, and tune the clocks meanwhile."""
+    from tuner.display.online_text import tuning_json, tuning_lines
+    from tuner.online.agent import tune
+
+    if args.run is not None or args.steps is not None or not args.clocks:
+        raise InputError(
+            "--tune starts the command after -- as it is: it takes no run, --steps or --no-clocks"
+        )
+    if not args.program:
+        raise InputError("--tune needs the command that trains: tuner run --tune -- torchrun ...")
+    slowdown = parse_quantity(args.max_slowdown or "5%", "share")
+    output = 2 if args.json else None  # with --json standard output is the answer alone
+    done = tune(args.program, max_slowdown=slowdown, say=say_of(args, "tuner: "), output=output)
+    answer(args, tuning_json(done), tuning_lines(done))
+    return OK if done.exit_code == 0 else FAILED
+
+
 def _run(args: argparse.Namespace) -> int:
+    if args.tune:
+        return _tune(args)
+    if args.max_slowdown is not None:
+        raise InputError("--max-slowdown is a promise of --tune")
     from tuner.api import load_result
     from tuner.deploy.train import train
     from tuner.problem.file_starts import of_opened
@@ -117,5 +141,15 @@ def add(commands: Commands) -> None:
     )
     run.add_argument(
         "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
+    )
+    run.add_argument(
+        "--tune",
+        action="store_true",
+        help="tune the clocks while the command after -- trains (no RUN is needed)",
+    )
+    run.add_argument(
+        "--max-slowdown",
+        metavar="SHARE",
+        help="with --tune: slowdown of the whole run that is allowed (default: 5%%)",
     )
     add_shared(run, "--trust", "--quiet")

@@ -19,8 +19,12 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 
 
+def template(name: str) -> str:
+    """Return a part of a shell script."""
+    return (resources.files("tuner") / "templates" / name).read_text(encoding="utf-8")
+
+
 def _array(value: Value | None) -> str:
-    """Return a live knob's value as the words of a bash array."""
     if value is None:
         return ""
     parts = value if isinstance(value, tuple) else (value,)
@@ -35,11 +39,8 @@ def clock_settings(configuration: Configuration) -> Settings:
 
 def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool = False) -> str:
     """Return the script of one configuration; without live settings it only runs the command."""
-    live, templates = clock_settings(configuration), resources.files("tuner") / "templates"
-    script, devices = (
-        (templates / name).read_text(encoding="utf-8")
-        for name in ("clocks.sh", "clocks_of_cores.sh" if cores else "clocks_of_gpus.sh")
-    )
+    live, script = clock_settings(configuration), template("clocks.sh")
+    devices = template("clocks_of_cores.sh" if cores else "clocks_of_gpus.sh")
     setter, _, collect = devices.partition("@COLLECT@")
     words = {
         "@SETTER@": setter.strip(),

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.deploy.clock_script import clock_settings, clocks_sh
+from tuner.deploy.clock_script import clock_settings, clocks_sh, template
 from tuner.deploy.script_program import Program, program_of_script
 from tuner.formatting import one_line, short
 from tuner.problem.run_folder import write_toml
@@ -152,7 +152,6 @@ def _nodes_of(launch: Launch) -> int:
 
 
 def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str, str]]:
-    """Return the program that is given the DeepSpeed JSON, and the files it reads."""
     from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
     from tuner.workload.node.runner import training_program
 
@@ -224,30 +223,6 @@ def _deepspeed(nodes: int, each: int, program: Program) -> tuple[str, str]:
 #: Steps on synthetic data that launch.sh trains without being asked twice.
 SYNTHETIC_STEPS = 100
 
-#: Prints the least number of cores to which torch binds one of so many ranks, or fails.
-_ASK_TORCH = (
-    "import sys, torch.numa.binding as b; "
-    f"o = b.NumaOptions(b.AffinityMode('{OFFLOAD_RULE.partition(':')[2]}')); "
-    "print(min(len(b._get_validated_logical_cpus_to_bind_to(gpu_index=i, numa_options=o)) "
-    "for i in range(int(sys.argv[1]))))"
-)
-#: Lines before the start of a configuration whose ranks were bound when it was measured.
-_BIND = {
-    "torchrun": (
-        "# Under offload each rank was measured on cores of its own near its GPU, or unbound where",
-        "# torch could not bind it, as is asked here. BIND= starts ranks that are not bound.",
-        f'bind="${{BIND---numa-binding={OFFLOAD_RULE.partition(":")[2]}}}"',
-        f'if [[ -n $bind ]] && own=$("$python" -c "{_ASK_TORCH}" @RANKS@ 2>/dev/null); then',
-        "    (( own >= OMP_NUM_THREADS )) || OMP_NUM_THREADS=$own",
-        "else",
-        '    bind=""',
-        "fi",
-    ),
-    "deepspeed": (
-        "# It does not bind ranks to cores near their GPUs, as launch.sh does and probes did.",
-    ),
-}
-
 #: The folder of a launch script, which may be left for the program's.
 _HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
 _STARTERS = {"torchrun": _torchrun, "deepspeed": _deepspeed}
@@ -265,9 +240,16 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
     clocks = clock_settings(configuration)
     live = clocks.short if clocks else ""
     binds = rule_of(configuration, job, cluster) == OFFLOAD_RULE
-    bind = _BIND[starter] if binds else ()
-    if bind and starter == "torchrun":
+    bind: list[str] = []
+    if binds and starter == "torchrun":
         start += " $bind"
+        mode = OFFLOAD_RULE.partition(":")[2]
+        lines = template("bound_ranks.sh").replace("@RANKS@", str(ranks)).replace("@MODE@", mode)
+        bind = lines.splitlines()
+    elif binds:
+        bind = [
+            "# It does not bind ranks to cores near their GPUs, as launch.sh does and probes did."
+        ]
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -292,7 +274,7 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
             *_environment(cluster, nodes, ranks, starter),
             *(["export " + " ".join(program.exports)] if program.exports else []),
             "",
-            *(line.replace("@RANKS@", str(ranks)) for line in bind),
+            *bind,
             *_knob_commands(configuration, job),
             f"exec {shell_words(program.command)}"
             if program.command
@@ -303,7 +285,6 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
 
 
 def _knob_commands(configuration: Configuration, job: TrainingJob) -> list[str]:
-    """Return the lines that set declared live knobs by their commands, as probes did."""
     lines = [
         shlex.join(word.replace("{value}", str(configuration.live[knob.name])) for word in knob.set)
         for knob in job.knobs
@@ -338,29 +319,14 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) 
     ]
     if cluster is None or cluster.device.type != "cpu":
         share = f"$(( cores > {ranks} ? cores / {ranks} : 1 ))"
-        return [*lines, *_CORES, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
+        cores = template("usable_cores.sh").splitlines()
+        return [*lines, *cores, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
     lines.append("export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1")
     if starter == "deepspeed":  # number of "devices" that its launcher finds on a CPU
         lines.append(f"export LOCAL_SIZE={ranks}")
     if nodes == 1:
         lines.append("export GLOO_SOCKET_IFNAME=lo")
     return lines
-
-
-#: The cores that were granted, as the probes count them (`tuner.workload.node.host.usable_cores`):
-#: by affinity, and by the quota of the control group and those above it.
-_CORES = (
-    "cores=$(nproc)",
-    "group=$(sed -n 's/^0:://p' \"${PROC:-/proc}/self/cgroup\" 2>/dev/null)",
-    "while :; do",
-    '    if read -r quota period 2>/dev/null < "${CGROUP:-/sys/fs/cgroup}${group%/}/cpu.max" &&',
-    "        [[ $quota != max ]] && (( quota / period < cores )); then",
-    "        cores=$(( quota / period ))",
-    "    fi",
-    "    [[ -n ${group%/} ]] || break",
-    "    group=${group%/*}",
-    "done",
-)
 
 
 def _file(starter: str) -> str:

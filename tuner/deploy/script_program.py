@@ -18,7 +18,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
-from tuner.workload.scripts.launchers import Launcher, kind_of, under_srun
+from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
 from tuner.workload.scripts.launchers.writing import Rewriting
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
@@ -85,11 +85,10 @@ def _relaunched(
     files: dict[str, str],
     always: bool,
 ) -> Program:
-    """Return the command with its own launcher, and add the files that it reads."""
     typed = replace(job, words=launcher.script, launcher=None)  # as the launcher passes it on
     kind, made = kind_of(launcher), Rewriting(launcher, configuration, job, folder)
     assert kind is not None  # its words have one
-    once = under_srun(launcher.words) or kind.reaches_nodes(launcher)
+    once = is_srun(launcher.words) or kind.reaches_nodes(launcher)
     words = list(typed.start(configuration, folder, probe=False).words)
     # The launcher sets the rest by itself.
     own = set(launcher.env) - set(launcher.assigned) - {"OMP_NUM_THREADS"}
@@ -125,7 +124,7 @@ def _relaunched(
         folder=start.cwd,
         exports=exports,
         command=[*head, *words],
-        by_srun=under_srun(launcher.words),
+        by_srun=is_srun(launcher.words),
         once=once,
     )
 

@@ -8,8 +8,8 @@ import time
 from collections import deque
 from pathlib import Path
 
-from tuner.executors.base import extended, run_safely
 from tuner.search_spaces.errors import InputError
+from tuner.workload.agent import extended, run_safely
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.executors.ray_agent import MakeRunner, actor_is_gone
+from tuner.executors.ray_agent import actor_is_gone
 from tuner.executors.ray_cluster import LOOK_S, import_ray, join_ray
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.executors.ray_security import exposures
@@ -24,6 +24,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.workload.agent import MakeRunner
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.pending import partial_record, save_partial

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.executors.ray_agent import Entered, MakeRunner, actor_is_gone
+from tuner.executors.ray_agent import actor_is_gone
 from tuner.executors.ray_cluster import LOOK_S, place_agent
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.workload.agent import Entered, MakeRunner
 from tuner.workload.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.

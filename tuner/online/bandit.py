@@ -98,7 +98,8 @@ class OnlineTuner:
             times, powers = prior_values(studied)
             self._time.studied(times)
             self._power.studied(powers)
-        self._settings = range(len(x))
+        self._x, self._settings = tuple(x), range(len(x))
+        self._measured: set[int] = set()  # in this run
         self._barred: set[int] = set()
         self._collector = WindowCollector(window_s, settle_s)
         self._detectors = (ChangeDetector("step time"), ChangeDetector("power"))
@@ -107,6 +108,7 @@ class OnlineTuner:
         self._earlier, self._earlier_sure = Balance(), Balance()
         self._reference_due, self._last_reference = FIRST, 0
         self.steps = self.windows = 0
+        self._chunk_s = 0.0
         self.changes: list[Change] = []
         self.decision = Decision(0, "reference")
         self._choice = 0
@@ -126,6 +128,7 @@ class OnlineTuner:
     def add(self, chunk: Chunk) -> Decision:
         """Add whole steps that ran at the decided setting; return the decision for the next."""
         self.steps += chunk.steps
+        self._chunk_s = chunk.seconds
         setting, trial = self.decision.setting, self.decision.reason != "choice"
         self._unconfirmed.add(setting, chunk.seconds, chunk.energy_J, trial=trial)
         window = self._collector.add(chunk)
@@ -159,6 +162,7 @@ class OnlineTuner:
                 deviation = math.hypot(sd, response.noise, response.common)
                 change = detector.add(self.windows, residual, deviation) or change
             response.add(window.setting, self.windows, value)
+        self._measured.add(window.setting)
         if window.setting == 0:
             self._reference_due = max(0, self._reference_due - 1)
             self._last_reference = self.windows
@@ -229,16 +233,20 @@ class OnlineTuner:
         Steps that cross the settling time after a switch are charged as the setting's own.
         """
         slow, slow_sd = views.time.relative(setting)
-        settle_s = self._settle_s if setting != self.decision.setting else 0.0
-        seconds = windows * self._window_s * 1.2 + settle_s
-        lost_s = seconds * -math.expm1(-(slow + SURE * slow_sd))
+        longest = slow + SURE * slow_sd
+        if setting not in self._measured:  # in proportion to the clock, whatever a study says
+            longest = max(longest, self._x[setting])
+        # Both end with a whole chunk, which may be one long step.
+        settle_s = self._settle_s + self._chunk_s if setting != self.decision.setting else 0.0
+        seconds = windows * (self._window_s + self._chunk_s) + settle_s
+        lost_s = seconds * -math.expm1(-longest)
         return -available_s(seconds, lost_s, self.max_slowdown)
 
     def _allowed(self, views: _Views, setting: int, left_s: float) -> bool:
         """Return True if the setting may be chosen for some time."""
         if setting == 0:
             return True
-        if setting in self._barred or setting not in self._time.measured:
+        if setting in self._barred or setting not in self._measured:
             return False
         windows = 1 if setting == self.decision.setting else AFFORD
         cost_s = self._loss_s(views, setting, windows)

@@ -82,10 +82,7 @@ class Balance:
     @property
     def slowdown(self) -> tuple[float, float, float]:
         """Slowdown of the run: (low, estimate, high)."""
-        low, middle, high = (
-            lost_s / (self.seconds - lost_s) if self.seconds > lost_s else math.inf
-            for lost_s in self.lost_s
-        )
+        low, middle, high = (lost_s / max(self.seconds - lost_s, 1e-9) for lost_s in self.lost_s)
         return low, middle, high
 
 

@@ -139,7 +139,8 @@ class Response:
         # that of a squared normal deviate is 0.455.
         many = count >= 8
         typical = statistics.median(self._squares) / 0.455 if many else sum(self._squares) / count
-        return math.sqrt((self._prior.noise**2 + count * typical) / (1 + count))
+        # Few pairs may be alike by chance: three more of their size are added.
+        return math.sqrt((self._prior.noise**2 + (count + 3) * typical) / (1 + count))
 
     @property
     def common(self) -> float:
@@ -222,16 +223,6 @@ class Response:
         response[:count] += mean
         response[count] += centre
         return Posterior(response, prior - gain @ across.T)
-
-    @property
-    def measured(self) -> frozenset[int]:
-        """Settings that were measured in the epochs that are kept."""
-        return frozenset(
-            setting
-            for visited in self._epochs.values()
-            for setting, visits in visited.items()
-            if visits.values
-        )
 
     def returned(self, setting: int) -> bool:
         """Return True if a setting was measured in this epoch."""

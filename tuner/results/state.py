@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -67,10 +68,19 @@ class StudyState:
     @cached_property
     def baseline(self) -> Point | None:
         """The baseline's point; None if it was not measured."""
-        today = baseline_of(self.records)
-        return next((point for point in self.points if point.configuration == today), None)
+        return next((point for point in self.points if point.configuration == self.today), None)
 
-    @property
+    @cached_property
+    def spent_kJ(self) -> float:
+        """Energy of every probe from request to end, in the meter's scope."""
+        return math.fsum(record.energy_J for record in self.records) / 1000
+
+    @cached_property
+    def today(self) -> Configuration | None:
+        """The baseline's configuration; None if its probe measured nothing."""
+        return baseline_of(self.records)
+
+    @cached_property
     def constraints(self) -> Constraints:
         """The study's constraints, those relative to the baseline as absolute limits."""
         today = self.baseline

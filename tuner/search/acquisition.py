@@ -78,6 +78,10 @@ class CandidateView:
     chances: np.ndarray
     gpus: np.ndarray
 
+    def __getitem__(self, rows: np.ndarray) -> CandidateView:
+        """Return the view of these rows alone."""
+        return CandidateView(*(value[rows] for value in vars(self).values()))
+
     @property
     def likely(self) -> np.ndarray:
         """Rows of those with an even chance, or, if none has, with the best one."""

@@ -31,9 +31,9 @@ from tuner.workload.probe import ProbeRecord
 if TYPE_CHECKING:
     from optuna.study import Study
 
+    from tuner.search.put_off import PeakLimit
     from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
-    from tuner.search.safety import PeakLimit
     from tuner.search_spaces.space import Candidates
 
 

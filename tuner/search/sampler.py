@@ -38,9 +38,8 @@ from tuner.search.answer_acquisition import AnswerAcquisition
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search.put_off import SlackLimits, UnreachedClocks
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
-from tuner.search.slack_limits import SlackLimits
-from tuner.search.unreached_clocks import UnreachedClocks
 from tuner.search.user_prior import UserPrior
 from tuner.workload.probe import ProbeRecord
 

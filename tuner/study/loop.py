@@ -22,18 +22,17 @@ from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
-from tuner.results.build import spent_kJ
-from tuner.results.state import StudyState, baseline_of
+from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError, storage_trouble
-from tuner.study.baseline_due import baseline_due
 from tuner.study.blas_threads import one_thread
 from tuner.study.budget import Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
+    baseline_due,
     front_to_beat,
     node_failures,
     not_repaid,
@@ -118,10 +117,8 @@ class SearchLoop:
     @property
     def _reserve(self) -> bool:
         """True if launches may be needed to become sure of something other than the baseline."""
-        baseline = baseline_of(self.records)
-        return self._settings.verify and any(
-            point.configuration != baseline for point in self.state.front
-        )
+        others = (point.configuration != self.state.today for point in self.state.front)
+        return self._settings.verify and any(others)
 
     def _limit(
         self,
@@ -202,7 +199,7 @@ class SearchLoop:
                 why += ", because the default runs out of memory"
             return self._request([baseline], "baseline"), math.nan, why
         if self._repeats_baseline() and not flying:
-            today = baseline_of(self.records)
+            today = self.state.today
             assert today is not None
             return self._request([today], "verify"), math.nan, "today again"
         if not self._stopped:
@@ -217,7 +214,7 @@ class SearchLoop:
 
         It tells how far launches differ, and counts among those that make the choice sure.
         """
-        today = baseline_of(self.records)
+        today = self.state.today
         if today is None or not self._settings.verify or self._spec.unverified is not None:
             return False
         if len(self._problem.candidates.launches) < 2:  # settings of one launch share its effect
@@ -437,7 +434,7 @@ class SearchLoop:
         return Progress(
             "note",
             self._executor.meter,
-            spent_kJ=spent_kJ(self.records),
+            spent_kJ=self.state.spent_kJ,
             probe_budget_kJ=self._settings.probe_budget_kJ,
             probes=len(self.records),
             max_probes=self._settings.max_probes,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from tuner.problem.constraints import Constraints, JobFigures
@@ -30,8 +31,6 @@ METRICS = ("energy_to_solution_kJ", "time_to_solution_s")
 #: `failure` of a trial whose driver died or was stopped: it is not the configuration's fault, and
 #: the sampler may propose it again.
 INTERRUPTED: Final = "cancelled"
-#: Number of trials that a user enqueued which may come before one of a probe.
-MOST_ENQUEUED = 1000
 
 
 def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, Any]:
@@ -153,20 +152,34 @@ class StudyRecorder:
         trials = self._open[request.probe_id]
         with storage_trouble(self.where):
             for configuration in (Configuration(request.launch, one) for one in live):
-                trial = trials[configuration] = self._ask_for(configuration)
+                trial = trials[configuration] = self._ask_for(request, configuration)
                 for name, value in _identity(request, configuration).items():
                     trial.set_user_attr(name, value)
 
-    def _ask_for(self, configuration: Configuration) -> Trial:
+    def _ask_for(self, request: ProbeRequest, configuration: Configuration) -> Trial:
         """Ask the study for this configuration; what a user enqueued comes first, and fails."""
-        for _ in range(1 + MOST_ENQUEUED):
+        params, known = self._params_of(request, configuration)
+        while True:
             self._sampler.propose(configuration)
-            trial = self.study.ask(self._sampler.distributions())
-            if trial.params == self._sampler.params_of(configuration):
+            trial = self.study.ask(known)
+            if trial.params == params:
                 return trial
             why = Failure(INTERRUPTED, "not probed: --try names what is to be probed first")
             self._tell(trial, _Outcome(_failure_attrs(why)))
-        raise InputError(f"the study gives no trial of {configuration.short}")
+
+    def _params_of(
+        self, request: ProbeRequest, configuration: Configuration
+    ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+        """Return the parameters of a configuration and their distributions, which hold them."""
+        params, known = self._sampler.params_of(configuration), self._sampler.distributions()
+        try:
+            create_trial(state=TrialState.FAIL, params=params, distributions=known)
+        except ValueError as error:
+            raise InputError(
+                f"probe {request.probe_id} has {configuration.key[:120]!r}, which is none of the "
+                "study's configurations; its trace is another study's, or was edited"
+            ) from error
+        return params, known
 
     def next_settings(self, so_far: ProbeRecord) -> tuple[Settings, ...]:
         """Return what else the sampler would visit in a running launch, with its trials started."""
@@ -222,15 +235,18 @@ class StudyRecorder:
                     self._tell(trial, lost)
         self._open.clear()
 
-    def catch_up(self, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
+    def catch_up(self, records: Sequence[ProbeRecord], *, shared: bool = False) -> tuple[str, ...]:
         """Bring the study in line with the trace, however the session before ended.
+
+        Args:
+            shared: run folders share the storage, and another one may have a study of this name.
 
         Returns:
             Sentences on what was changed.
 
         Raises:
-            InputError: the study holds measurements that the trace lacks, or the trace holds
-                configurations that the study cannot have.
+            InputError: the study is another run folder's: none of its measurements is in the
+                trace; or the trace holds configurations that the study cannot have.
         """
         due = {
             (r.request.probe_id, c.key): (r, c) for r in records for c in r.request.configurations()
@@ -238,7 +254,7 @@ class StudyRecorder:
         with storage_trouble(self.where):
             trials = self.study.get_trials(deepcopy=False)
             measured = {_place(trial) for trial in trials if trial.state == TrialState.COMPLETE}
-            if measured - due.keys() - {None}:
+            if shared and measured - {None} and measured.isdisjoint(due):
                 raise InputError(
                     f"the storage already holds a study {self.study.study_name!r} of another run "
                     "folder; continue it there, or give another name"
@@ -269,23 +285,17 @@ class StudyRecorder:
 
     def _add(self, record: ProbeRecord, configuration: Configuration) -> None:
         """Add the finished trial of a configuration of the trace."""
-        outcome, known = self._outcome(record, configuration), self._sampler.distributions()
-        params = self._sampler.params_of(configuration)
-        try:
-            trial = create_trial(
-                state=outcome.state,
-                values=outcome.values,
-                params=params,
-                distributions={name: known[name] for name in params},
-                user_attrs={**_identity(record.request, configuration), **outcome.attrs},
-                system_attrs=outcome.system_attrs,
-                constraints=dict(outcome.constraints),
-            )
-        except ValueError as error:
-            raise InputError(
-                f"probe {record.request.probe_id} has {configuration.key[:120]!r}, which is none "
-                "of the study's configurations; its trace is another study's, or was edited"
-            ) from error
+        outcome = self._outcome(record, configuration)
+        params, known = self._params_of(record.request, configuration)
+        trial = create_trial(
+            state=outcome.state,
+            values=outcome.values,
+            params=params,
+            distributions=known,
+            user_attrs={**_identity(record.request, configuration), **outcome.attrs},
+            system_attrs=outcome.system_attrs,
+            constraints=dict(outcome.constraints),
+        )
         self.study.add_trial(trial)
 
 

@@ -1,23 +1,26 @@
-"""Rules of a search: what is worth it, what is asked, and when to give up."""
+"""Rules of a search: which baseline is due, what is worth it, what is asked, when to give up."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
 
+from tuner.problem.baseline import is_default
 from tuner.problem.constraints import Constraints
+from tuner.problem.problem import Problem
 from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.results.parts import Point
 from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
+from tuner.search.put_off import PeakLimit, most_power_W
 from tuner.search.question import Question
-from tuner.search.safety import PeakLimit, most_power_W
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.workload.probe import ProbeRecord
 
 #: Failures of one node that end the search if no probe succeeds in between, on any node: the next
@@ -28,6 +31,10 @@ NODE_TRIES = 3
 LIMIT_SLACK = 1.05
 #: A search ends when more than the allowed regret is left with a smaller probability than this.
 STOP_PROBABILITY = 0.1
+#: Number of times that a cancelled baseline is tried.
+BASELINE_TRIES = 2
+#: Knobs with which a user makes a configuration fit, in the order in which they are tried.
+_LIGHTER = ("micro_batch", "zero_stage", "activation_checkpointing", "optimizer_offload")
 
 
 def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | None:
@@ -157,3 +164,48 @@ def front_to_beat(
         for point in front
     ]
     return tuple(pair for pair in reached if all(map(math.isfinite, pair)))
+
+
+def baseline_due(problem: Problem, records: Sequence[ProbeRecord]) -> Configuration | None:
+    """Return the baseline that has to be measured, or None.
+
+    A baseline of the user's is measured or fails. Where the default one runs out of memory, the
+    next lighter candidate takes its place (`lighter`).
+    """
+    baseline = problem.baseline
+    tries = [record for record in records if record.request.purpose == "baseline"]
+    if baseline is None or any(record.measurements for record in tries):
+        return None
+    by_default = is_default(problem.identity)
+    while True:
+        own = [r for r in tries if r.request.configurations()[0] == baseline]
+        failed = [r.failure for r in own if r.failure and r.failure.blames_configuration]
+        if not failed:
+            return baseline if len(own) < BASELINE_TRIES else None
+        if not by_default or not failed[-1].type.lacks_memory:
+            return None
+        following = next(lighter(baseline, problem), None)
+        if following is None:
+            return None
+        baseline = following
+
+
+def lighter(configuration: Configuration, problem: Problem) -> Iterator[Configuration]:
+    """Yield candidates that need less memory in one knob: a smaller micro-batch, a higher ZeRO
+    stage, checkpointed activations, the optimizer on the host."""
+    candidates = problem.candidates
+    for knob in _LIGHTER:
+        values = {c.get(knob) for c in map(Configuration, candidates.launches)}
+        today = configuration.get(knob)
+        following: list[Value]
+        if knob == "micro_batch":
+            ordered = sorted((v for v in values if isinstance(v, int)), reverse=True)
+            following = [v for v in ordered if isinstance(today, int) and v < today]
+        else:
+            order = KNOBS[knob].choices
+            following = [v for v in order if v in values and order.index(v) > order.index(today)]
+        for value in following:
+            launch = Settings({**configuration.launch, knob: value})
+            other = Configuration(launch, configuration.live)
+            if other in candidates:
+                yield candidates[candidates.index_of(other)]

@@ -189,7 +189,8 @@ class Session:
             constraints=spec.constraints,
             identity=str(problem.identity["space"]["digest"]),
         )
-        notes = (*writer.notes, *adopted, *recorder.catch_up(records))
+        shared = self._request.storage is not None
+        notes = (*writer.notes, *adopted, *recorder.catch_up(records, shared=shared))
         with closing(self._make_executor(run, self._say)) as executor:
             _check_meter(executor, records, run)
             spent_s = spec.ended.time_s

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.guard_client import GuardError
 
 #: The knobs that governors set.
@@ -95,6 +96,36 @@ def require_settable(governor: Governor, live: Settings) -> None:
             raise UnknownName("live knob", name, LIVE)
     if live and not governor.can_set:
         raise InputError(f"cannot set {live.short} here: {governor.why_not}")
+
+
+def per_device(name: str, value: Value, devices: int, kind: str) -> tuple[Value, ...]:
+    """Return one value for each device in use; a tuple holds one for each stage, a block of them.
+
+    Raises:
+        InvalidValue: the stages do not divide the devices.
+    """
+    stages = value if isinstance(value, tuple) else (value,)
+    if devices % len(stages):
+        legal = f"one value, or one for each of stages that divide the {devices} {kind}"
+        raise InvalidValue(name, value, legal)
+    return tuple(part for part in stages for _ in range(devices // len(stages)))
+
+
+def snapped(
+    name: str, clock_MHz: int, offered: Sequence[int], notes: list[str], where: str = ""
+) -> int:
+    """Return the nearest of the offered clocks, ascending; add a note if it is another.
+
+    Raises:
+        InvalidValue: the clock is below or above all of them; `where` ends the sentence.
+    """
+    if not offered[0] <= clock_MHz <= offered[-1]:
+        raise InvalidValue(name, clock_MHz, f"from {offered[0]} to {offered[-1]}{where}")
+    nearest = min(offered, key=lambda clock: (abs(clock - clock_MHz), clock))
+    note = f"{name} {clock_MHz} snapped to {nearest}"
+    if nearest != clock_MHz and note not in notes:
+        notes.append(note)
+    return nearest
 
 
 @contextmanager

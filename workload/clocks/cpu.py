@@ -23,7 +23,9 @@ from tuner.workload.clocks.base import (
     Applied,
     GovernorError,
     all_or_nothing,
+    per_device,
     require_settable,
+    snapped,
 )
 from tuner.workload.clocks.guard_client import EarlierFile, Guard, put_back_files
 
@@ -212,39 +214,25 @@ class CpuGovernor:
 
     # ---- from a setting to the files' contents
 
-    def _per_core(self, name: str, value: Value, ranks: int) -> dict[int, Value]:
-        """Return the value of each core; those that no rank uses take the last stage's."""
-        stages = value if isinstance(value, tuple) else (value,)
-        if ranks % len(stages):
-            legal = f"one value, or one for each of stages that divide the {ranks} cores"
-            raise InvalidValue(name, value, legal)
-        each = ranks // len(stages)
-        return {
-            cpu: stages[min(number // each, len(stages) - 1)]
-            for number, cpu in enumerate(self._cpus)
-        }
-
     def _ceilings(
         self, value: Value, ranks: int, notes: list[str]
     ) -> tuple[dict[Path, int], Value]:
         """Return the clock to set for each policy, kHz, and the setting as snapped."""
         if self.why_no_clock:
             raise InputError(f"clock_MHz cannot be set: {self.why_no_clock}")
-        snapped: dict[Value, int] = {}
-        offered = self.supported_clocks_MHz
+        found: dict[Value, int] = {}
         for clock in value if isinstance(value, tuple) else (value,):
             if not isinstance(clock, int):
                 raise InvalidValue("clock_MHz", value, "an integer, or one a pipeline stage")
-            if not offered or not offered[0] <= clock <= offered[-1]:
-                legal = f"from {offered[0]} to {offered[-1]}" if offered else "none is offered"
-                raise InvalidValue("clock_MHz", clock, legal)
-            snapped[clock] = min(offered, key=lambda other: (abs(other - clock), other))
-            if snapped[clock] != clock:
-                notes.append(f"clock_MHz {clock} snapped to {snapped[clock]}")
-        cores = self._per_core("clock_MHz", value, ranks)
+            if not self.supported_clocks_MHz:
+                raise InvalidValue("clock_MHz", clock, "none is offered")
+            found[clock] = snapped("clock_MHz", clock, self.supported_clocks_MHz, notes)
+        each = per_device("clock_MHz", value, ranks, "cores")
+        # Cores that no rank uses take the last stage's.
+        cores = {cpu: each[min(i, ranks - 1)] for i, cpu in enumerate(self._cpus)}
         files: dict[Path, int] = {}
         for policy in self._policies:
-            clocks = {snapped[cores[cpu]] for cpu in policy.cpus}
+            clocks = {found[cores[cpu]] for cpu in policy.cpus}
             if len(clocks) > 1:
                 legal = "one clock for the stages on cores that share their clock"
                 raise InvalidValue("clock_MHz", value, legal)
@@ -256,8 +244,8 @@ class CpuGovernor:
                 files[lowest] = min(lowest_kHz, clock_kHz)
             files[policy.folder / "scaling_max_freq"] = clock_kHz
         if isinstance(value, tuple):
-            return files, tuple(snapped[clock] for clock in value)
-        return files, snapped[value]
+            return files, tuple(found[clock] for clock in value)
+        return files, found[value]
 
     def _caps(self, value: Value) -> dict[Path, int]:
         """Return the limit to set in each constraint, microwatts."""

@@ -18,7 +18,14 @@ from typing import Any
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import Value
-from tuner.workload.clocks.base import Applied, GovernorError, all_or_nothing, require_settable
+from tuner.workload.clocks.base import (
+    Applied,
+    GovernorError,
+    all_or_nothing,
+    per_device,
+    require_settable,
+    snapped,
+)
 from tuner.workload.clocks.guard import Earlier, put_back
 from tuner.workload.clocks.guard_client import Guard
 from tuner.workload.clocks.ways import earlier_lock, needs_root, ways
@@ -192,16 +199,7 @@ class NvmlGovernor:
     def _snap(self, name: str, clock_MHz: int, offered: Sequence[int], notes: list[str]) -> int:
         if not offered:
             raise InputError(f"{name} cannot be set: {self.gpus[0].name} lists no clocks")
-        if not offered[0] <= clock_MHz <= offered[-1]:
-            legal = f"from {offered[0]} to {offered[-1]} on {self.gpus[0].name}"
-            raise InvalidValue(name, clock_MHz, legal)
-        nearest = min(offered, key=lambda clock: (abs(clock - clock_MHz), clock))
-        if (
-            nearest != clock_MHz
-            and (note := f"{name} {clock_MHz} snapped to {nearest}") not in notes
-        ):
-            notes.append(note)
-        return nearest
+        return snapped(name, clock_MHz, offered, notes, f" on {self.gpus[0].name}")
 
     def _memory_clocks(self) -> tuple[int, ...]:
         nvml = self._nvml
@@ -211,19 +209,10 @@ class NvmlGovernor:
         ]
         return tuple(sorted(set.intersection(*lists)))
 
-    def _per_gpu(self, name: str, value: Value, ranks: int) -> tuple[Value, ...]:
-        """Return one value per GPU in use; a tuple holds one per stage, a block of ranks."""
-        stages = value if isinstance(value, tuple) else (value,)
-        if ranks % len(stages):
-            legal = f"one value, or one for each of stages that divide the {ranks} GPUs"
-            raise InvalidValue(name, value, legal)
-        each = ranks // len(stages)
-        return tuple(part for part in stages for _ in range(each))
-
     def _clocks(self, name: str, value: Value, ranks: int, notes: list[str]) -> tuple[int, ...]:
         """Convert a clock setting to one supported clock per GPU."""
         offered = self.supported_clocks_MHz if name == "clock_MHz" else self._memory_clocks()
-        values = self._per_gpu(name, value, ranks)
+        values = per_device(name, value, ranks, "GPUs")
         if not all(isinstance(clock, int) for clock in values):
             raise InvalidValue(name, value, "an integer, or one a pipeline stage")
         return tuple(self._snap(name, int(clock), offered, notes) for clock in values)  # type: ignore[arg-type]
@@ -233,7 +222,7 @@ class NvmlGovernor:
         if not self._limit_known:
             raise InputError(self._no_limit)
         limits = []
-        values = self._per_gpu("power_limit_W", value, ranks)
+        values = per_device("power_limit_W", value, ranks, "GPUs")
         for gpu, watts in zip(self.gpus, values, strict=False):
             if not isinstance(watts, int | float):
                 raise InvalidValue("power_limit_W", value, "a number of watts")

@@ -26,7 +26,7 @@ boundary, 0 if the program's accumulation cannot be set.
 """
 
 from .counting import GROUPS
-from .engine import merge, micro_batches, split_differently
+from .engine import halved, merge, micro_batches, split_differently
 from .live_knobs import live
 from .program import main, run_rank
 from .state import NotAsAsked, configuration, phase
@@ -36,6 +36,7 @@ __all__ = [
     "GROUPS",
     "NotAsAsked",
     "configuration",
+    "halved",
     "live",
     "main",
     "merge",

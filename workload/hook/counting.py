@@ -252,7 +252,6 @@ def _group() -> dict[str, Any]:
 
 
 def _digest(index: Any, batch: Any) -> int | None:
-    """Return a number that two ranks share if they read the same samples; None if none can tell."""
     from . import watching
 
     try:

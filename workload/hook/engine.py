@@ -50,19 +50,21 @@ def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
     return (micro, times or (max(1, (whole or 0) // (micro * replicas)))) if micro else (0, 0)
 
 
+def halved(micro: int, times: int) -> tuple[int, int] | None:
+    """Return another split of the same samples into micro-batches; None if there is none."""
+    if micro % 2 == 0:
+        return micro // 2, times * 2
+    return (micro * 2, times // 2) if times % 2 == 0 else None
+
+
 def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
     """Return settings that split the same global batch differently; empty if there are none.
 
     A program whose batches then change in size takes it from DeepSpeed, and any other does not.
     """
     micro, times = micro_batches(config, replicas)
-    if micro and micro % 2 == 0:
-        parts = (None, micro // 2, times * 2)
-    elif micro and times % 2 == 0:
-        parts = (None, micro * 2, times // 2)
-    else:
-        return {}
-    return dict(zip(BATCH_KEYS, parts, strict=True))
+    other = halved(micro, times) if micro else None
+    return dict(zip(BATCH_KEYS, (None, *other), strict=True)) if other else {}
 
 
 def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:

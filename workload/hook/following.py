@@ -182,7 +182,6 @@ class Follower:
         return None
 
     def _entry(self, node: ast.AST, names: tuple[str, ...], frame: FrameType, hops: int) -> None:
-        """Follow an entry of a dictionary that a call is given."""
         code = frame.f_code
         last = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
         if isinstance(node, ast.Name) and code.co_flags & 8 and code.co_varnames[last] == node.id:
@@ -202,7 +201,6 @@ class Follower:
                     self.value(value, frame, hops + 1)
 
     def _assigned(self, name: str, frame: FrameType) -> list[ast.AST]:
-        """Return what a name is assigned in the part of the source that a frame runs."""
         found: list[ast.AST] = []
         targets: list[ast.expr]
         for node in own_nodes(body_of(frame)):

@@ -138,7 +138,6 @@ def refuse_spawn() -> None:
 
 
 def _ranks_started() -> dict[str, Any]:
-    """Return Lightning's arguments for the ranks that torchrun or the agent started."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {"devices": local, "num_nodes": int(os.environ.get("WORLD_SIZE", "1")) // local}
 
@@ -214,7 +213,6 @@ WRITERS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def _silence_module(name: str, module: Any) -> None:
-    """Make a framework write no checkpoints or logs in a probe."""
     for owner, methods in WRITERS.get(name, {}).items():
         for method in methods:
             if hasattr(getattr(module, owner, None), method):

@@ -202,7 +202,6 @@ class Link:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Return True if an error says that the host or the device has no memory left."""
     text = str(error).lower()
     if {cls.__name__ for cls in type(error).__mro__} & _OOM_TYPES:
         return True
@@ -218,7 +217,6 @@ def _lacks_memory(error: BaseException) -> bool:
 
 
 def _is_of_hardware(text: str) -> bool:
-    """Return True if an error of CUDA or NCCL says that the device is at fault."""
     text = text.lower()
     of_device = any(word in text for word in ("cuda", "nccl", "gpu"))
     return of_device and any(words in text for words in _HARDWARE_WORDS)

@@ -7,6 +7,7 @@ target of the loss) makes the number unknown.
 """
 
 import ast
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +28,11 @@ _NO_END = 100_000_000
 _SIMULATED = 20_000
 #: What hands its first argument on, element by element.
 _WRAPPERS = ("enumerate", "tqdm", "trange", "list", "iter", "track")
+#: Comparisons with their sides exchanged.
+_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    **{ast.Lt: ast.Gt, ast.Gt: ast.Lt},
+    **{ast.LtE: ast.GtE, ast.GtE: ast.LtE},
+}
 #: Tests for a training that has failed, which no plan counts with.
 _FAILED = ("isnan", "isinf", "isfinite")
 
@@ -51,18 +57,14 @@ class _Around:
     @property
     def indexed(self) -> str:
         """The name of its index, of `range` or `enumerate`; empty for none."""
-        if isinstance(self.node, ast.While) or not isinstance(call := self.node.iter, ast.Call):
+        if isinstance(self.node, ast.While):
             return ""
-        inner = call
-        while _name(inner) in ("tqdm", "track", "list") and inner.args:
-            if not isinstance(inner.args[0], ast.Call):
-                return ""
-            inner = inner.args[0]
-        if _name(inner) in ("range", "trange"):
-            return getattr(self.node.target, "id", "")
-        if _name(inner) == "enumerate" and isinstance(self.node.target, ast.Tuple):
-            return getattr(self.node.target.elts[0], "id", "")
-        return ""
+        kind, target = _name(_unwrapped(self.node.iter)), self.node.target
+        if kind == "enumerate" and isinstance(target, ast.Tuple):
+            target = target.elts[0]
+        elif kind not in ("range", "trange"):
+            return ""
+        return str(getattr(target, "id", ""))
 
 
 class Loops:
@@ -83,22 +85,17 @@ class Loops:
     def _note(self, around: list[_Around]) -> None:
         seen: dict[str, int] = {}
         for loop in around:
-            compared = [
-                side
-                for test, _ in _ends(loop)
-                for each in ast.walk(test)
-                if isinstance(each, ast.Compare)
-                for side in (each.left, *each.comparators)
-            ]
+            compared: list[ast.expr] = []
+            for test, _ in _ends(loop):
+                for each in ast.walk(test):
+                    if isinstance(each, ast.Compare):
+                        compared += [each.left, *each.comparators]
             if loop.indexed:
                 compared.append(ast.Name(loop.indexed, ast.Load()))
             for side in compared:
-                try:
-                    value = evaluate(side, loop.frame)
-                except Unknown:
-                    continue
-                if type(value) is int:
-                    seen[_key(side, loop)] = value
+                with contextlib.suppress(Unknown):
+                    if type(value := evaluate(side, loop.frame)) is int:
+                        seen[_key(side, loop)] = value
         self._seen.append(seen)
 
     def _growth(self, key: str) -> int:
@@ -158,7 +155,6 @@ class Loops:
         return count, text
 
     def _steps_within(self, loop: _Around, count: float, fetches: int, *, alone: bool) -> float:
-        """Return the steps of one pass through the innermost loop."""
         each, ifs = fetches, [*loop.ifs, *_skips(loop)]
         if loop.indexed:
             each = self._growth(_key(ast.Name(loop.indexed, ast.Load()), loop))
@@ -226,8 +222,7 @@ class Loops:
         sides, kind = (test.left, test.comparators[0]), type(test.ops[0])
         if not self._growth(_key(sides[0], loop)):
             sides = sides[1], sides[0]
-            turned: dict[type, Any] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE}
-            kind = {**turned, ast.GtE: ast.LtE}.get(kind, kind)
+            kind = _TURNED.get(kind, kind)
         key, bound = _key(sides[0], loop), evaluate(sides[1], loop.frame)
         if type(bound) not in (int, float) or bound < 0:
             return None  # -1 often stands for "no end"
@@ -363,62 +358,67 @@ def _key(node: ast.AST, loop: _Around) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}:{ast.unparse(node)}"
 
 
+def _unwrapped(node: ast.AST) -> ast.AST:
+    while isinstance(node, ast.Call) and _name(node) in ("tqdm", "track", "list") and node.args:
+        node = node.args[0]
+    return node
+
+
 def _first_index(loop: _Around) -> int:
-    call = loop.node.iter if not isinstance(loop.node, ast.While) else None
-    while isinstance(call, ast.Call) and _name(call) in ("tqdm", "track", "list"):
-        call = call.args[0]
+    assert not isinstance(loop.node, ast.While)
+    call = _unwrapped(loop.node.iter)
     assert isinstance(call, ast.Call)
     if _name(call) == "enumerate":
         starts = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "start")]
-        return int(evaluate(starts[0], loop.frame)) if starts else 0
-    if len(call.args) > 2:
+    elif len(call.args) > 2:
         raise Unknown  # a step of its own
-    return int(evaluate(call.args[0], loop.frame)) if len(call.args) == 2 else 0
+    else:
+        starts = call.args[:-1]
+    return int(evaluate(starts[0], loop.frame)) if starts else 0
 
 
 def _is_reset(counter: str, around: list[_Around]) -> bool:
-    """Return True if a loop around sets a counter anew."""
     for loop in around:
+        if counter in loop.names:
+            return True
         for node in own_nodes(loop.node):
             targets = node.targets if isinstance(node, ast.Assign) else []
             if any(ast.unparse(each) == counter for each in targets):
-                value = ast.unparse(node.value)  # type: ignore[attr-defined]
-                if counter not in value:
+                assert isinstance(node, ast.Assign)
+                if counter not in ast.unparse(node.value):
                     return True
-        if counter in loop.names:
-            return True
     return False
 
 
 def _grown_at(counter: ast.AST, loop: _Around) -> list[tuple[int, int]]:
-    """Return the lines and columns at which a counter grows in a loop."""
     name = ast.unparse(counter)
-    return [
-        (node.lineno, node.col_offset)
-        for node in own_nodes(loop.node)
-        if (isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name)
-        or (isinstance(node, ast.Assign) and any(ast.unparse(t) == name for t in node.targets))
-    ]
+    grown = []
+    for node in own_nodes(loop.node):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(ast.unparse(target) == name for target in targets):
+                grown.append((node.lineno, node.col_offset))
+    return grown
 
 
 def _constant(test: ast.expr, frame: FrameType) -> bool:
     """Return True if nothing in a test changes while the program trains: arguments, numbers."""
-    for node in ast.walk(test):
-        if isinstance(node, ast.Attribute):
-            try:
-                if not is_parsed(evaluate(node.value, frame)):
-                    return False
-            except Unknown:
-                return False
-        elif isinstance(node, ast.Name):
-            attribute = any(
-                isinstance(each, ast.Attribute) and each.value is node for each in ast.walk(test)
-            )
-            if not attribute and not node.id.isupper() and not _is_argument_local(node, frame):
-                return False
-        elif isinstance(node, ast.Call):
+    holders = [node.value for node in ast.walk(test) if isinstance(node, ast.Attribute)]
+    try:
+        if not all(is_parsed(evaluate(holder, frame)) for holder in holders):
             return False
-    return True
+    except Unknown:
+        return False
+    return not any(
+        isinstance(node, ast.Call)
+        or (
+            isinstance(node, ast.Name)
+            and node not in holders
+            and not node.id.isupper()
+            and not _is_argument_local(node, frame)
+        )
+        for node in ast.walk(test)
+    )
 
 
 def _is_argument_local(node: ast.Name, frame: FrameType) -> bool:
@@ -429,7 +429,6 @@ def _is_argument_local(node: ast.Name, frame: FrameType) -> bool:
 
 
 def _never(test: ast.expr, frame: FrameType, *, breaks: bool) -> bool:
-    """Return True if a test never ends its loop."""
     if any(_name(each) in _FAILED for each in ast.walk(test)):
         return True
     return _constant(test, frame) and bool(evaluate(test, frame)) is not breaks

@@ -17,6 +17,7 @@ from . import compiling, counting, engine, frames, live_knobs, named_values, sta
 from .accumulation import Steering
 from .link import Link, end_process
 from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
+from .watch import watch_program
 
 
 def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
@@ -112,6 +113,9 @@ def main(arguments: list[str]) -> None:
         for name, value in mine.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]
         run_program(words)
+    elif arguments[:1] == ["watch"] and len(arguments) > 1:
+        watch_program()
+        run_program(arguments[1:])
     else:
-        print("joulefront_hook rank SPEC | run SCRIPT ...", file=sys.stderr)
+        print("joulefront_hook rank SPEC | run SCRIPT ... | watch SCRIPT ...", file=sys.stderr)
         sys.exit(2)

@@ -27,7 +27,6 @@ def prepare() -> None:
 
 
 def _patch(owner: Any, path: str) -> None:
-    """Count a step each time that a function of a module or class returns."""
     *parts, name = path.split(".")
     for part in parts:
         owner = getattr(owner, part)

@@ -32,7 +32,8 @@ def count(source: str) -> None:
         return
     _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
     if state.link is not None:
-        if state.link.steps == 0 and source != "program":
+        tuned = not state.options.get("watch")  # a training that is only watched is the user's
+        if state.link.steps == 0 and source != "program" and tuned:
             _check_ranks()
         state.link.step_done()
 
@@ -68,7 +69,6 @@ def look(counts: StepCounts) -> None:
 
 
 def _check_ranks() -> None:
-    """Check that all ranks train one model."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     together = 1
@@ -257,7 +257,6 @@ def with_switch(module: Any) -> Any:
 
 
 def _compiled(module: Any) -> bool:
-    """Return True if most tensors of a model are in parts that torch compiles."""
     every = list(module.modules()) if hasattr(module, "modules") else []
     parts = [  # by torch.compile, and by Module.compile
         each

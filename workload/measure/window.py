@@ -114,6 +114,7 @@ class Conductor:
 
     @accumulation.setter
     def accumulation(self, micro_batches: int) -> None:
+        """Set the micro-batches of the next steps."""
         self._accumulation = micro_batches
         self.set_live({ACCUMULATION: micro_batches})
 
@@ -347,22 +348,8 @@ class Conductor:
             if event is None:
                 break
             events.append(event)
-        causes: list[Failure] = []
-        effects: list[Failure] = []
-        spoke = {event.rank for event in events if event.kind == "fail"}
-        for event in events:
-            if event.detail is None:
-                continue
-            if event.kind == "fail":
-                said = Failure(event.detail["kind"], event.detail["message"])
-                (effects if event.detail.get("effect") else causes).append(said)
-            elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
-                causes.append(self._explain_exit(event.rank, int(event.detail["code"])))
-        # Stable: among causes of one kind the first that was heard is the cause.
-        causes.sort(key=lambda failure: failure.type.order)
-        causes += effects
-        if causes:
-            return causes[0]
+        if (failure := _cause(events, self._explain_exit)) is not None:
+            return failure
         self.ended_by_itself = self._over = True
         return Failure(
             "ended",
@@ -370,6 +357,25 @@ class Conductor:
             "measurement was complete; give it more steps than the probe needs"
             f"{self._needed_steps()}",
         )
+
+
+def _cause(events: Sequence[Event], explain_exit: Callable[[int, int], Failure]) -> Failure | None:
+    """Return the failure that the others follow from; None if no rank failed."""
+    causes: list[Failure] = []
+    effects: list[Failure] = []
+    spoke = {event.rank for event in events if event.kind == "fail"}
+    for event in events:
+        if event.detail is None:
+            continue
+        if event.kind == "fail":
+            said = Failure(event.detail["kind"], event.detail["message"])
+            (effects if event.detail.get("effect") else causes).append(said)
+        elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
+            causes.append(explain_exit(event.rank, int(event.detail["code"])))
+    order = ("node", "out_of_memory", "alone", "refused", "crash")
+    # Stable: among causes of one kind the first that was heard is the cause.
+    causes.sort(key=lambda failure: order.index(failure.kind))
+    return next(iter(causes + effects), None)
 
 
 def _between(

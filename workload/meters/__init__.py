@@ -88,7 +88,8 @@ def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **m
         raise UnknownName("meter", prefer, METERS)
     of = f" of cluster {cluster.name!r}" if cluster is not None else ""
     platform = platform_of(cluster) if cluster is not None else None
-    if platform and prefer not in (None, *platform.meters, *platform.on_request):
+    allowed = platform.on_request if platform else None
+    if platform and allowed is not None and prefer not in (None, *platform.meters, *allowed):
         raise InputError(
             f"{prefer} would leave out the GPUs{of}; only nvml meters them, or hwmon with their "
             "superchip modules"

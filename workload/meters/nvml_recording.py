@@ -187,39 +187,25 @@ class _Recorder:
                 raise nvml.NVMLError(value.nvmlReturn)
             return value.value.uiVal
 
-        return tuple(
-            self._reading(index, name, question)
-            for name, question in (
-                (
-                    "nvmlDeviceGetTotalEnergyConsumption",
-                    lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle),
-                ),
-                ("power.instant", lambda: power("NVML_FI_DEV_POWER_INSTANT", "GPU")),
-                ("nvmlDeviceGetPowerUsage", lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
-                ("power.module", lambda: power("NVML_FI_DEV_POWER_INSTANT", "MODULE")),
-                (
-                    "nvmlDeviceGetClockInfo",
-                    lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-                ),
-                (
-                    "nvmlDeviceGetClockInfo",
-                    lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-                ),
-                ("nvmlDeviceGetTemperature", lambda: temperature_C(nvml, handle)),
-                (
-                    "nvmlDeviceGetUtilizationRates",
-                    lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-                ),
-                (
-                    "nvmlDeviceGetCurrentClocksEventReasons",
-                    lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-                ),
-                (
-                    "nvmlDeviceGetPowerManagementLimit",
-                    lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle),
-                ),
-            )
+        def plain(name: str, *arguments: Any) -> tuple[str, Callable[[], Any]]:
+            return name, lambda: getattr(nvml, name)(handle, *arguments)
+
+        questions: tuple[tuple[str, Callable[[], Any]], ...] = (
+            plain("nvmlDeviceGetTotalEnergyConsumption"),
+            ("power.instant", lambda: power("NVML_FI_DEV_POWER_INSTANT", "GPU")),
+            plain("nvmlDeviceGetPowerUsage"),
+            ("power.module", lambda: power("NVML_FI_DEV_POWER_INSTANT", "MODULE")),
+            plain("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            plain("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            ("nvmlDeviceGetTemperature", lambda: temperature_C(nvml, handle)),
+            (
+                "nvmlDeviceGetUtilizationRates",
+                lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            ),
+            plain("nvmlDeviceGetCurrentClocksEventReasons"),
+            plain("nvmlDeviceGetPowerManagementLimit"),
         )
+        return tuple(self._reading(index, name, question) for name, question in questions)
 
     def _reading(self, index: int, name: str, question: Callable[[], Any]) -> float | None:
         try:

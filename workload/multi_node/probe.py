@@ -30,6 +30,7 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, reserved_port
 from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Continuation
 
 #: How long one call for a peer's events may wait for one.
 _LISTEN_S = 1.0
@@ -127,9 +128,9 @@ class MultiNodeProbe(Probe):
         self.meter: MultiNodeMeter = MultiNodeMeter(node.meter, self._nodes, self._each)
         self.governor = MultiNodeGovernor(node.governor, self._nodes, self._each)
 
-    def run(self) -> ProbeRecord:
+    def run(self, next_settings: Continuation | None = None) -> ProbeRecord:
         try:
-            return super().run()
+            return super().run(next_settings)
         finally:
             with contextlib.suppress(PeerLost, GovernorError):
                 self._nodes.ask(lambda i, peer: peer.end())()

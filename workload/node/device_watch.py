@@ -1,4 +1,4 @@
-"""Watch of a node's devices during one probe: counted damage, and processes of others.
+"""A node's devices between two launches and during one: idle power, damage, and other processes.
 
 CUDA reports a damaged GPU by errors that programs cause, too ("illegal memory access"), so that its
 sentence alone would blame the configuration: a probe that fails while a counter of damage moves has
@@ -7,14 +7,53 @@ failed by the node.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.measure.window import ProbeFailed
-from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters import Meter, MeterError
 from tuner.workload.platforms.base import Counters, Platform
 from tuner.workload.probe import Failure
+
+#: A device that has just worked is hot and at its highest clock: its power is that of an idle one
+#: only after some seconds. An H100 then draws 20 to 60 % more than later.
+COOL_S = 10.0
+
+
+class IdlePower:
+    """Idle power of a node, measured while its devices are cool."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy_until_s = -math.inf
+        self.power_W: float | None = None
+
+    def was_busy(self) -> None:
+        """Note that ranks have worked until now."""
+        self._busy_until_s = self._clock()
+
+    def measure(
+        self, meter: Meter, idle_s: float, wait: Callable[[float], object] = time.sleep
+    ) -> float | None:
+        """Return the idle power, watts: measured if the devices are cool, else the earlier one.
+
+        Raises:
+            MeterError: the meter cannot be read.
+        """
+        if idle_s <= 0:
+            return None
+        warm = self._clock() - self._busy_until_s < COOL_S
+        if warm and self.power_W is not None:
+            return self.power_W
+        opened = meter.boundary(opens=True)
+        wait(idle_s)
+        closed = meter.boundary(opens=False)
+        if closed.time_s > opened.time_s:
+            self.power_W = (closed.energy_J - opened.energy_J) / (closed.time_s - opened.time_s)
+        return self.power_W
 
 
 def new_faults(before: Counters, after: Counters) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tuner.search_spaces.cluster import Cluster
 from tuner.workload.node.host import host_memory, usable_cores
 from tuner.workload.platforms import PLATFORMS
+from tuner.workload.platforms.base import Host
 
 
 def detect_cluster(
@@ -35,10 +36,8 @@ def detect_cluster(
     """
     total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
     cores = usable_cores(proc=proc, cgroup=cgroup, affinity=affinity)
-    each = (
-        platform(environ).cluster(total_bytes, cores=cores, core=core, sys=sys, dev=dev)
-        for platform in PLATFORMS.values()
-    )
+    host = Host(total_bytes, cores, core, dev)
+    each = (platform(environ, sys=sys).cluster(host) for platform in PLATFORMS.values())
     found = next(cluster for cluster in each if cluster is not None)
     told = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
     return replace(found, nvme_path=told) if told else found

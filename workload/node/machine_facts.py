@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from platform import python_version
@@ -33,9 +33,8 @@ from tuner.workload.node.host import (
 from tuner.workload.node.ops import extensions_dir, installed_version
 from tuner.workload.node.readiness import NEEDED, Missing, missing_parts
 from tuner.workload.node.torch_build import installed_torch
-from tuner.workload.platforms.base import GpuFacts
-from tuner.workload.platforms.cores import Cores
-from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.platforms import PLATFORMS
+from tuner.workload.platforms.base import DeviceFacts, GpuFacts
 
 PACKAGES = ("torch", "deepspeed", "transformers", "ray", "optuna", "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")
@@ -193,6 +192,17 @@ def _deepspeed_ops(extensions: Path) -> tuple[dict[str, str], list[str]]:
     return dict(sorted(ops.items())), notes
 
 
+def _notes(gpus: int, cores: float, meters: Sequence[MeterFacts]) -> Iterator[str]:
+    few = why_few_cores(cores, gpus, ENOUGH_CORES)
+    if few and not why_few_cores(cores, gpus, LEAST_CORES):  # which is missing
+        yield few
+    if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
+        yield (
+            "energy is that of the GPUs; hwmon meters the whole superchips, with the processors to "
+            "which offload moves work, and is shown beside"
+        )
+
+
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
@@ -220,26 +230,23 @@ def machine_facts(
     """
     environ = os.environ if environ is None else environ
     total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
-    nvidia = Nvidia(environ)
-    found = nvidia.facts()
-    gpus = found.devices
+    platforms = [kind(environ, sys=sys) for kind in PLATFORMS.values()]
+    looked = [(each, each.facts()) for each in platforms]
+    unseen = (platforms[-1], DeviceFacts(why_none="; ".join(f.why_none for _, f in looked[:-1])))
+    platform, found = next((pair for pair in looked if pair[1].devices), unseen)
+    gpus, broken = found.devices, [facts.why_none for _, facts in looked if facts.broken]
     metered = list(_meter_facts(powercap=powercap, hwmon=hwmon, envelope=load_device(core)))
     meters = tuple(facts for facts, _ in metered)
     no_energy = next(error for facts, error in metered if facts.name == "rapl")
-    platform = nvidia if gpus else Cores(environ)
-    clocks = platform.clocks(sys=sys, no_energy=no_energy, slurm=which("sbatch") is not None)
-    notes = list(found.notes)
+    clocks = platform.clocks(no_energy)
     ops, of_ops = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
-    notes += of_ops
     cores = granted_cores(proc=proc, cgroup=cgroup)
-    if not why_few_cores(cores, len(gpus), LEAST_CORES):  # which is missing, below
-        notes += filter(None, [why_few_cores(cores, len(gpus), ENOUGH_CORES)])
+    notes = (
+        *(note for _, facts in looked for note in facts.notes),
+        *of_ops,
+        *_notes(len(gpus), cores, meters),
+    )
     compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
-    if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
-        notes.append(
-            "energy is that of the GPUs; hwmon meters the whole superchips, with the processors to "
-            "which offload moves work, and is shown beside"
-        )
     if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
         compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
     shm_bytes = shared_memory_bytes()
@@ -254,23 +261,23 @@ def machine_facts(
         shm_bytes=shm_bytes,
         driver=found.driver,
         gpus=gpus,
-        gpu_note=f"none usable: {found.why_none}" if found.broken else found.why_none,
+        gpu_note=f"none usable: {found.why_none}" if broken else found.why_none,
         meters=meters,
         clock_control=clocks.can_set,
         clock_note=clocks.note,
         compilers=compilers,
         packages=packages,
         deepspeed_ops=ops,
-        notes=tuple(notes),
+        notes=notes,
         missing=(
-            *([Missing(f"usable GPUs: {found.why_none}")] if found.broken else ()),
+            *(Missing(f"usable GPUs: {why}") for why in broken),
             *missing_parts(
                 packages,
                 compilers,
                 gpus=len(gpus),
                 cores=cores,
                 shm_bytes=shm_bytes,
-                why_not_torch=nvidia.why_not_torch(torch) if torch else "",
+                why_not_torch=platform.why_not_torch(torch) if torch else "",
             ),
             *clocks.missing,
         ),

@@ -17,11 +17,10 @@ from datetime import UTC, datetime
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.accumulation import AccumulationPlan, steps_take_too_long
+from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.hook import GROUPS
-from tuner.workload.limits import LONG_STEP_S, ProbeLimits
+from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
@@ -31,6 +30,7 @@ from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.device_watch import DeviceWatch
+from tuner.workload.node.first_steps import choose_accumulation, look_further, require_batches
 from tuner.workload.node.host import family, oom_kills
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.logs import bounded_logs
@@ -43,19 +43,12 @@ from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
 from tuner.workload.probe_phase import write_phase
 from tuner.workload.runners import Continuation
-from tuner.workload.scripts.evidence import batches_seen
-from tuner.workload.scripts.script_job import ScriptJob
 
 
 class Probe:
-    """One launch, from the request to the record.
-
-    Attributes:
-        next_settings: extends an extendable request; None ends it with its own list.
-    """
+    """One launch, from the request to the record; `nodes` is the number of nodes of its ranks."""
 
     nodes = 1
-    next_settings: Continuation | None = None
 
     def __init__(
         self, node: ProbeNode, request: ProbeRequest, launch: RankLaunch | None = None
@@ -66,6 +59,7 @@ class Probe:
         self.measurements: list[Measurement] = []
         self.environment = self.launch.environment
         self.ports = contextlib.ExitStack()  # reserved until rank 0 has met the others
+        self._next_settings: Continuation | None = None
         self._missed: list[NotApplied] = []
         self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
         self._idle_W: float | None = None
@@ -77,8 +71,13 @@ class Probe:
         self._peak_bytes: int | None = None
         self._began_s = 0.0
 
-    def run(self) -> ProbeRecord:
-        """Run the probe; whatever goes wrong becomes the record's failure."""
+    def run(self, next_settings: Continuation | None = None) -> ProbeRecord:
+        """Run the probe; whatever goes wrong becomes the record's failure.
+
+        Args:
+            next_settings: extends an extendable request; None ends it with its own list.
+        """
+        self._next_settings = next_settings
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
         self._enter("")  # an earlier session may have been killed in this probe
@@ -126,6 +125,9 @@ class Probe:
         self._enter("")
         if timeline is not None:
             self._keep_timeline(timeline)
+        return self._record(failure, started_at, closed.energy_J - opened.energy_J)
+
+    def _record(self, failure: Failure | None, started_at: str, energy_J: float) -> ProbeRecord:
         if seconds := compilation_s(self._phases, self._began_s, time.monotonic()):
             self.environment["compilation_s"] = seconds
         if failure is None and self._missed and not self.measurements:
@@ -140,7 +142,7 @@ class Probe:
             failure=failure,
             launch_s=self._launch_s,
             wall_s=time.monotonic() - self._began_s,
-            energy_J=closed.energy_J - opened.energy_J,
+            energy_J=energy_J,
             started_at=started_at,
             host=socket.gethostname(),
             environment=self.environment,
@@ -225,75 +227,19 @@ class Probe:
         """
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
-            self._look_further(conductor)
+            look_further(conductor)
             self.environment["facts"] = conductor.facts
             return
-        plan = self._choose_accumulation(conductor)
+        policy = self.request.window
+        plan = choose_accumulation(conductor, self.launch.accumulations, policy)
+        self._accumulations = plan.measured
         warm = conductor.warm_up()
-        self._require_batches(conductor)
+        require_batches(conductor, self.node.job, self.launch.configuration)
         self.environment["warm_up_steps"] = len(warm.step_times_s)
         notes = [] if warm.stable else ["step time was not stable after the warm-up"]
-        policy = self.request.window
         if plan.why_whole and steps_take_too_long(warm.step_time_s, policy.min_steps, policy.min_s):
             notes.append(plan.why_whole)
         self.measure(conductor, timeline, warm.step_time_s, notes)
-
-    def _look_further(self, conductor: Conductor) -> None:
-        """Run the steps that the hook counts besides the first one.
-
-        A program that ends within them has shown what there is. Where a step takes very long, one
-        has to do.
-        """
-        try:
-            while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
-                pass
-        except ProbeFailed:
-            if not conductor.ended_by_itself:
-                raise
-
-    def _require_batches(self, conductor: Conductor) -> None:
-        """Check that the first steps trained the batches of this configuration.
-
-        Raises:
-            ProbeFailed: they did not. What they leave open is no contradiction.
-        """
-        job, configuration = self.node.job, self.launch.configuration
-        if not isinstance(job, ScriptJob) or not job.frame.counted:
-            return
-        if conductor.done < GROUPS:
-            conductor.run(GROUPS - conductor.done)
-        seen = batches_seen(conductor.facts)
-        wanted = configuration.micro_batch, configuration.accumulation(job.global_batch)
-        if seen.steps and (seen.micro_batch, seen.accumulation) != wanted:
-            found = f"{seen.micro_batch} samples x {seen.accumulation} backward passes a step"
-            asked = f"{wanted[0]} x {wanted[1]}"
-            raise ProbeFailed(
-                Failure("refused", f"each rank trains {found} where {asked} are to be measured")
-            )
-
-    def _choose_accumulation(self, conductor: Conductor) -> AccumulationPlan:
-        """Decide whether to measure micro-batches, by a step of the largest accumulation.
-
-        The ranks have done their first step with the smallest one. Where whole steps are measured
-        they return to the job's own accumulation.
-        """
-        plan, policy = self.launch.accumulations, self.request.window
-        if not plan.measured:
-            return plan
-        if conductor.micro_batches != plan.measured[0]:
-            conductor.accumulation = plan.own  # where it was set after all
-            return AccumulationPlan(
-                plan.own,
-                why_whole="whole steps are measured: the program decides on its accumulation",
-            )
-        largest = conductor.accumulation = plan.measured[-1]
-        whole_s = sum(conductor.run(1)) * plan.own / largest
-        if steps_take_too_long(whole_s, policy.min_steps, policy.min_s):
-            conductor.accumulation = plan.measured[0]
-            self._accumulations = plan.measured
-        else:
-            conductor.accumulation = plan.own
-        return plan
 
     def measure(
         self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
@@ -317,9 +263,9 @@ class Probe:
     def _further(self) -> list[Settings]:
         """Extend the request while the ranks wait; return its further settings."""
         request = self.request
-        if self.next_settings is None or not request.extendable or not self._time_for_one_more():
+        if not (self._next_settings and request.extendable and self._time_for_one_more()):
             return []
-        more = self.next_settings(request, tuple(self.measurements))
+        more = self._next_settings(request, tuple(self.measurements))
         if more:
             longer = replace(request, live=(*request.live, *more))
             self.node.check(longer, self.nodes)
@@ -383,7 +329,7 @@ class Probe:
             notes=(*notes, *applied.notes, *filter(None, disturbed)),
             resolution_s=self.meter.resolution_s,
             independent=self.meter.info.independent,
-            devices=self._devices_in_use(),
+            devices=_devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks),
         )
         if isinstance(outcome, NotApplied):
             self._missed.append(outcome)
@@ -423,14 +369,6 @@ class Probe:
             return ()
         return (*self.request.front, *(reached(m) for m in self.measurements))
 
-    def _devices_in_use(self) -> list[int]:
-        """Return the numbers of the devices that ranks use: the first ones of every node."""
-        each = self.launch.configuration.world_size // self.nodes
-        first = range(
-            0, self.nodes * self.node.cluster.devices_per_node, self.node.cluster.devices_per_node
-        )
-        return [start + rank for start in first for rank in range(each)]
-
     def _own_pids(self) -> set[int]:
         """Return the ranks on this node and all that they started (SuperOffload's workers)."""
         return family(self.node.server.pid)
@@ -438,6 +376,11 @@ class Probe:
     def log_tail(self) -> str:
         """Return the last lines of the ranks' logs."""
         return self.launch.log_tail()
+
+
+def _devices_in_use(nodes: int, each: int, ranks: int) -> list[int]:
+    """Return the numbers of the devices that ranks use: the first ones of every node."""
+    return [node * each + rank for node in range(nodes) for rank in range(ranks // nodes)]
 
 
 def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:

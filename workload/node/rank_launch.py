@@ -25,8 +25,8 @@ from tuner.workload.declared_knobs import environment, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
 from tuner.workload.node.binding import bound_ranks, rule_of
+from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.host import core_ranges, granted_cores
-from tuner.workload.node.idle_power import IdlePower
 from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder

@@ -197,9 +197,7 @@ class LocalRunner:
             except MeterError as error:
                 failure = Failure("node", f"the node cannot be metered: {error}")
                 return ProbeRecord(request, (), self.meter, failure)
-            probe = kind(self.node, request)
-            probe.next_settings = next_settings
-            return probe.run()
+            return kind(self.node, request).run(next_settings)
 
     def check(self, request: ProbeRequest, nodes: int = 1) -> None:
         """Check that the request can be run on this number of nodes.

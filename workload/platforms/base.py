@@ -47,6 +47,20 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What this process may use of a node's host.
+
+    Attributes:
+        core: device file with a core's envelope and speeds, name or path.
+    """
+
+    memory_bytes: int
+    cores: int
+    core: str = "cpu-core"
+    dev: str | Path = "/dev"
+
+
+@dataclass(frozen=True)
 class ClockFacts:
     """Whether clocks may be set here, for `tuner doctor`.
 
@@ -65,21 +79,24 @@ class Platform:
 
     Attributes:
         accelerator: DeepSpeed's name of the devices on which ranks compute.
-        meters: those that charge a job on these devices, by preference; `on_request` may, too.
+        meters: those that charge a job on these devices, by preference.
+        on_request: further meters that may, because they charge the devices, too; None for any.
         binds_offload: True if ranks that offload are bound to the processor next to their device.
         meter_tells_clocks: True if the meter's samples hold the clocks.
     """
 
     accelerator: str = "cpu"
     meters: ClassVar[tuple[str, ...]] = ()
-    on_request: ClassVar[tuple[str, ...]] = ()
+    on_request: ClassVar[tuple[str, ...] | None] = None
     binds_offload = False
     meter_tells_clocks = False
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self.environ = os.environ if environ is None else environ
+    def __init__(
+        self, environ: Mapping[str, str] | None = None, *, sys: str | Path = "/sys"
+    ) -> None:
+        self.environ, self.sys = os.environ if environ is None else environ, Path(sys)
 
-    def open_governor(self, cluster: Cluster, *, sys: str | Path = "/sys") -> Governor:
+    def open_governor(self, cluster: Cluster) -> Governor:
         """Return the governor of this node, or a fixed one with its reason.
 
         Raises:
@@ -98,9 +115,7 @@ class Platform:
         with closing(self.open_governor(replace(cluster, clock_control=True))) as governor:
             return governor.why_not
 
-    def clocks(
-        self, *, sys: str | Path = "/sys", no_energy: MeterError | None = None, slurm: bool = False
-    ) -> ClockFacts:
+    def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
         """Find out whether clocks may be set, without changing anything.
 
         Args:
@@ -181,20 +196,8 @@ class Platform:
         """Look for devices, without changing anything."""
         return DeviceFacts()
 
-    def cluster(
-        self,
-        memory_bytes: int,
-        *,
-        cores: int,
-        core: str = "cpu-core",
-        sys: str | Path = "/sys",
-        dev: str | Path = "/dev",
-    ) -> Cluster | None:
+    def cluster(self, host: Host) -> Cluster | None:
         """Describe this node as a cluster; None if it has no such devices, or none may be used.
-
-        Args:
-            memory_bytes, cores: what this process may use of the host.
-            core: device file with a core's envelope and speeds.
 
         Raises:
             InputError: the devices are of different kinds, or cannot be used as named.

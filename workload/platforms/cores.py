@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from tuner.search_spaces.cluster import Cluster, Device, load_device
@@ -16,7 +15,7 @@ from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.rapl import RaplMeter
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.readiness import missing_of_cores
-from tuner.workload.platforms.base import ClockFacts, Platform
+from tuner.workload.platforms.base import ClockFacts, Host, Platform
 
 #: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".
 LOOPBACK_BPS = 5e9
@@ -26,15 +25,14 @@ class Cores(Platform):
     """The cores that this process may use."""
 
     meters: ClassVar = ("rapl", "estimated")
-    on_request: ClassVar = ("nvml", "hwmon")
     compile_environment: ClassVar = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a rank has one core
 
-    def open_governor(self, cluster: Cluster, *, sys: str | Path = "/sys") -> Governor:
+    def open_governor(self, cluster: Cluster) -> Governor:
         """Return the governor; a fixed one where energy is estimated, which knows no clock."""
-        governor = CpuGovernor(sys)
+        governor = CpuGovernor(self.sys)
         if governor.can_set:
             try:
-                RaplMeter(Path(sys) / "class" / "powercap").close()
+                RaplMeter(self.sys / "class" / "powercap").close()
             except MeterError as error:
                 governor.close()
                 return FixedGovernor(
@@ -43,10 +41,8 @@ class Cores(Platform):
                 )
         return governor
 
-    def clocks(
-        self, *, sys: str | Path = "/sys", no_energy: MeterError | None = None, slurm: bool = False
-    ) -> ClockFacts:
-        with closing(CpuGovernor(sys, guarded=False)) as cores:
+    def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
+        with closing(CpuGovernor(self.sys, guarded=False)) as cores:
             missing = tuple(missing_of_cores(cores, no_energy.grant if no_energy else ""))
             if cores.can_set and no_energy:
                 note = "set only where energy is metered (RAPL)"
@@ -65,32 +61,24 @@ class Cores(Platform):
     ) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ""}  # a node may have GPUs beside the cores in use
 
-    def cluster(
-        self,
-        memory_bytes: int,
-        *,
-        cores: int,
-        core: str = "cpu-core",
-        sys: str | Path = "/sys",
-        dev: str | Path = "/dev",
-    ) -> Cluster:
-        device = load_device(core)
+    def cluster(self, host: Host) -> Cluster:
+        device = load_device(host.core)
         device = replace(
             device,
-            memory_bytes=memory_bytes // cores,
+            memory_bytes=host.memory_bytes // host.cores,
             sources=("memory: this machine's, shared by its usable cores", *device.sources),
         )
-        alone = Cluster("this-machine", device, cores)
-        with closing(self.open_governor(alone, sys=sys)) as governor:
+        alone = Cluster("this-machine", device, host.cores)
+        with closing(self.open_governor(alone)) as governor:
             device = _controlled(device, governor)
         return Cluster(
             name="this-machine",
             device=device,
-            devices_per_node=cores,
+            devices_per_node=host.cores,
             clock_control=governor.can_set,
             link_Bps=LOOPBACK_BPS,
             host_link_Bps=device.memory_bandwidth_Bps,
-            host_memory_bytes=memory_bytes,
+            host_memory_bytes=host.memory_bytes,
             sources=("detected: affinity, control group, /proc/meminfo; link_Bps: a guess",),
         )
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from tuner.search_spaces.cluster import Cluster
@@ -46,6 +46,7 @@ from tuner.workload.platforms.base import (
     Counters,
     DeviceFacts,
     GpuFacts,
+    Host,
     Platform,
 )
 from tuner.workload.platforms.nvidia_devices import cluster_of_gpus, gpu_memory_bytes
@@ -74,18 +75,17 @@ class Nvidia(Platform):
 
     @property
     def accelerator(self) -> str:  # type: ignore[override]
+        """DeepSpeed's name of the devices; ranks of a twin compute on cores."""
         return "cpu" if on_twin() else "cuda"
 
-    def open_governor(self, cluster: Cluster, *, sys: str | Path = "/sys") -> Governor:
+    def open_governor(self, cluster: Cluster) -> Governor:
         """Return the governor; it leaves clocks alone unless `Cluster.clock_control` is set."""
         try:
             return NvmlGovernor(environ=self.environ, leave_alone=not cluster.clock_control)
         except MeterError as error:
             return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
 
-    def clocks(
-        self, *, sys: str | Path = "/sys", no_energy: MeterError | None = None, slurm: bool = False
-    ) -> ClockFacts:
+    def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
         try:
             governor = NvmlGovernor(environ=self.environ, guard_nvml="")
         except (MeterError, InputError) as error:
@@ -93,7 +93,7 @@ class Nvidia(Platform):
         governor.close()
         if not governor.needs_root or governor.can_set:
             return ClockFacts(governor.can_set, governor.why_not, governor.why_not)
-        missing = missing_clocks(self.environ, slurm=slurm)
+        missing = missing_clocks(self.environ, slurm=shutil.which("sbatch") is not None)
         return ClockFacts(False, "not permitted", governor.why_not, (missing,))
 
     def _each(self, question: Callable[[Any, Gpu], Any]) -> list[Any]:
@@ -248,21 +248,13 @@ class Nvidia(Platform):
         except (InputError, MeterError) as error:
             return DeviceFacts(why_none=str(error), broken=True)
 
-    def cluster(
-        self,
-        memory_bytes: int,
-        *,
-        cores: int,
-        core: str = "cpu-core",
-        sys: str | Path = "/sys",
-        dev: str | Path = "/dev",
-    ) -> Cluster | None:
+    def cluster(self, host: Host) -> Cluster | None:
         if no_gpu_wanted(self.environ):
             return None
         try:
-            with opened_gpus(self.environ, dev=dev) as (nvml, gpus):
+            with opened_gpus(self.environ, dev=host.dev) as (nvml, gpus):
                 try:
-                    return cluster_of_gpus(nvml, gpus, memory_bytes) if gpus else None
+                    return cluster_of_gpus(nvml, gpus, host.memory_bytes) if gpus else None
                 except nvml.NVMLError as error:
                     raise InputError(_UNASKED.format(error)) from error
         except NoDriver:

@@ -63,7 +63,6 @@ def overlay(job: ScriptJob, configuration: Configuration) -> dict[str, Any]:
 
 
 def _optimizer_on_host(job: ScriptJob) -> dict[str, Any]:
-    """Return the changes that keep the user's optimizer with its states on the host."""
     optimizer = job.frame.config.get("optimizer") or {}
     if job.frame.client_optimizer or not optimizer:
         return {"zero_force_ds_cpu_optimizer": False}

@@ -78,7 +78,6 @@ def _group_of(group: Mapping[str, Any], loaders: set[int]) -> _Group:
 
 
 def _of_loader(groups: Sequence[_Group]) -> Counted:
-    """Return the batches where a loader hands out the samples."""
     sizes = {size for group in groups for size in group.samples}
     if None in sizes:
         return Counted(how="the loader does not tell how many samples a batch holds")

@@ -78,7 +78,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _list_of(folder: Path) -> Path:
-    """Return the file that names what was copied to a folder of this machine."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     # Machines may share a home folder.
     name = hashlib.sha256(f"{socket.gethostname()}:{folder}".encode()).hexdigest()[:32]

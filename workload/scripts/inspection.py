@@ -307,7 +307,6 @@ def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any])
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's Hugging Face configuration, if given or found and readable."""
     if script.model_config is not None:
         try:
             model = json.loads(Path(script.model_config).read_text(encoding="utf-8"))

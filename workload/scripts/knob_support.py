@@ -9,7 +9,7 @@ offered, and the user gets the reason for each knob that is not offered.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.command import LAUNCH
 
 if TYPE_CHECKING:
-    from tuner.workload.scripts.frameworks.driven import Driven
     from tuner.workload.scripts.script_job import ScriptJob
 
 #: Knobs that say where a part of the training state lives, and their sections in DeepSpeed's JSON.
@@ -142,35 +141,35 @@ class KnobSupport:
 
 
 def offers(job: ScriptJob) -> dict[str, KnobSupport]:
-    """Return the support of each launch knob, with the reason."""
-    found = {}
-    for name in LAUNCH:
-        if name in _BUILT and name in job.asked_of_script and not job.model:
-            found[name] = KnobSupport(False, "the model's sizes are not known; give --model-config")
-        elif name == "data_parallel":
-            found[name] = _data_parallel(job)
-        elif name == "micro_batch":
-            found[name] = _micro_batch(job)
-        elif job.driven is not None and name in job.driven.today:
-            found[name] = _driven(job.driven, name)
-        elif job.asks(name):
-            found[name] = KnobSupport(True, "the script takes it")
-        else:
-            found[name] = _deepspeed(job, name)
-            if job.driven is not None and not found[name].turned and name in job.driven.against:
-                found[name] = KnobSupport(False, job.driven.against[name])
-    return found
+    """Return the support of each launch knob by the first route that answers for it."""
+    return {
+        name: next(support for route in _ROUTES if (support := route(job, name))) for name in LAUNCH
+    }
 
 
-def _driven(driven: Driven, name: str) -> KnobSupport:
-    """Return the support of a knob that the driver of the script's framework sets."""
-    route = driven.bound.driver.knobs[name]
+def _without_sizes(job: ScriptJob, name: str) -> KnobSupport | None:
+    if name in _BUILT and name in job.asked_of_script and not job.model:
+        return KnobSupport(False, "the model's sizes are not known; give --model-config")
+    return None
+
+
+def _by_framework(job: ScriptJob, name: str) -> KnobSupport | None:
+    driven = job.driven
+    if driven is None or name not in driven.today:
+        return None
+    driver = driven.bound.driver
     return KnobSupport(
-        True, f"{driven.bound.driver.name}'s {route.keys[0]}", tuple(driven.levels(name))
+        True, f"{driver.name}'s {driver.knobs[name].keys[0]}", tuple(driven.levels(name))
     )
 
 
-def _data_parallel(job: ScriptJob) -> KnobSupport:
+def _by_script(job: ScriptJob, name: str) -> KnobSupport | None:
+    return KnobSupport(True, "the script takes it") if job.asks(name) else None
+
+
+def _data_parallel(job: ScriptJob, name: str) -> KnobSupport | None:
+    if name != "data_parallel":
+        return None
     if job.frame.ranks_stay:
         return KnobSupport(False, job.frame.ranks_stay)
     if job.frame.keeps == "micro_batch":
@@ -187,7 +186,9 @@ def _data_parallel(job: ScriptJob) -> KnobSupport:
     )
 
 
-def _micro_batch(job: ScriptJob) -> KnobSupport:
+def _micro_batch(job: ScriptJob, name: str) -> KnobSupport | None:
+    if name != "micro_batch":
+        return None
     if job.frame.micro_batch_stays and "micro_batch" not in job.placeholders:
         return KnobSupport(False, job.frame.micro_batch_stays)
     if job.frame.keeps == "micro_batch" and not job.frame.ranks_stay:
@@ -195,7 +196,7 @@ def _micro_batch(job: ScriptJob) -> KnobSupport:
     if job.frame.follows:
         return KnobSupport(True, "the batches follow DeepSpeed's micro-batch")
     if job.driven is not None and "micro_batch" in job.driven.today and job.accumulates:
-        return _driven(job.driven, "micro_batch")
+        return _by_framework(job, "micro_batch")
     if "micro_batch" in job.frame.turns and job.accumulates:
         return KnobSupport(True, f"{job.frame.owner or 'its framework'}'s own argument")
     if job.asks("micro_batch") and job.accumulates:
@@ -216,31 +217,47 @@ def _micro_batch(job: ScriptJob) -> KnobSupport:
     )
 
 
-def _deepspeed(job: ScriptJob, name: str) -> KnobSupport:
-    """Return the support of a knob of DeepSpeed's configuration or the model's own switch."""
+def _by_deepspeed(job: ScriptJob, name: str) -> KnobSupport | None:
     frame = job.frame
     under = frame.on_deepspeed or "deepspeed_config" in job.placeholders
     if name == "zero_stage" and under:
         return KnobSupport(True, "DeepSpeed's configuration")
-    if name in OFFLOADS and under:
-        if (device := frame.device(OFFLOADS[name])) not in ("none", "cpu"):
-            return KnobSupport(False, f"today's offload to {device} is kept")
-        own = frame.client_optimizer
-        if own and name == "optimizer_offload":
-            # SuperOffload replaces the optimizer, which is the user's to keep.
-            return KnobSupport(True, f"DeepSpeed's configuration, with its {own}", ("none", "cpu"))
-        # A script's own folder on a drive is not known.
-        values = tuple(value for value in KNOBS[name].choices if value != "nvme")
-        return KnobSupport(True, "DeepSpeed's configuration", values)
-    if name == "activation_checkpointing" and frame.can_checkpoint:
-        return KnobSupport(True, SWITCH, ("none", "full"))
-    if name == "zero_stage" or name in OFFLOADS:
-        return KnobSupport(False, "the script does not train under DeepSpeed")
-    return KnobSupport(
-        False,
-        "the script must build it: it may read joulefront_hook.configuration() or take "
-        "{KNOB} in its command",
-    )
+    if name not in OFFLOADS or not under or frame.device(OFFLOADS[name]) not in ("none", "cpu"):
+        return None
+    own = frame.client_optimizer
+    if own and name == "optimizer_offload":
+        # SuperOffload replaces the optimizer, which is the user's to keep.
+        return KnobSupport(True, f"DeepSpeed's configuration, with its {own}", ("none", "cpu"))
+    # A script's own folder on a drive is not known.
+    values = tuple(value for value in KNOBS[name].choices if value != "nvme")
+    return KnobSupport(True, "DeepSpeed's configuration", values)
+
+
+def _by_switch(job: ScriptJob, name: str) -> KnobSupport | None:
+    able = name == "activation_checkpointing" and job.frame.can_checkpoint
+    return KnobSupport(True, SWITCH, ("none", "full")) if able else None
+
+
+def _why_not(job: ScriptJob, name: str) -> KnobSupport:
+    if job.driven is not None and name in job.driven.against:
+        why = job.driven.against[name]
+    elif name in OFFLOADS and (job.frame.on_deepspeed or "deepspeed_config" in job.placeholders):
+        why = f"today's offload to {job.frame.device(OFFLOADS[name])} is kept"
+    elif name == "zero_stage" or name in OFFLOADS:
+        why = "the script does not train under DeepSpeed"
+    else:
+        why = (
+            "the script must build it: it may read joulefront_hook.configuration() or take {KNOB} "
+            "in its command"
+        )
+    return KnobSupport(False, why)
+
+
+#: Ways to set a knob on a script, in the order in which they answer for it.
+_ROUTES: tuple[Callable[[ScriptJob, str], KnobSupport | None], ...] = (
+    *(_without_sizes, _data_parallel, _micro_batch),
+    *(_by_framework, _by_script, _by_deepspeed, _by_switch, _why_not),
+)
 
 
 def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
@@ -267,7 +284,6 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
 
 
 def _further(job: ScriptJob) -> tuple[str, ...]:
-    """Return a sentence on the knobs of the script's framework that are not searched, if any."""
     if job.driver is None:
         return ()
     names = [name for name in job.driver.driver.declared if name not in {k.name for k in job.knobs}]

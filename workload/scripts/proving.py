@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.workload.hook import halved
 from tuner.workload.hook.named_values import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import Counted, batches_seen
 from tuner.workload.scripts.script_job import ScriptJob
@@ -101,7 +102,6 @@ def _applies(today: _Today) -> bool:
 
 
 def _arguments(today: _Today) -> dict[str, Argument]:
-    """Return the arguments that may carry micro-batch and accumulation, by placeholder."""
     (micro, times), facts = today.split, today.facts
     every = facts.get("arguments", {})
     ranks = today.job.baseline.data_parallel
@@ -134,7 +134,7 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
     both = _placed(job, found.values())
     if both is job:
         return job, "the command does not show where they stand"
-    other = _halved(micro, times)
+    other = halved(micro, times)
     if other is None:
         return job, f"{micro} x {times} cannot be split otherwise"
     changed = _at(job, micro_batch=other[0])
@@ -164,13 +164,6 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
     if why:
         return job, f"{shown}, {why}"
     return _framed(kept, sources={**job.frame.sources, "micro_batch": how, "accumulation": how}), ""
-
-
-def _halved(micro: int, times: int) -> tuple[int, int] | None:
-    """Return another split of the same samples; None if there is none."""
-    if micro % 2 == 0:
-        return micro // 2, times * 2
-    return (micro * 2, times // 2) if times % 2 == 0 else None
 
 
 def _on_other_ranks(today: _Today, job: ScriptJob, look: Look, devices: int) -> ScriptJob:
@@ -289,7 +282,6 @@ def _losses(facts: Mapping[str, Any]) -> list[float]:
 
 
 def _at(job: ScriptJob, **knobs: int) -> Configuration:
-    """Return today's configuration with other values of some knobs."""
     return Configuration(Settings({**job.baseline.launch, **knobs}), job.baseline.live)
 
 

@@ -403,7 +403,6 @@ class ScriptJob(TrainingJob):
     def _with_framework(
         self, words: list[str], configuration: Configuration, folder: Path, *, probe: bool
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the command as the framework's driver changes it, and more variables."""
         if self.driven is None:
             return words, {}
         changes = self.driven.changes(configuration, self.baseline, self.global_batch)

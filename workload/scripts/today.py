@@ -55,7 +55,6 @@ def seen_today(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> To
 def _of_engine(
     script: Script, blank: ScriptJob, facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Today:
-    """Return today's batches as DeepSpeed's engine was told."""
     micro, times = micro_batches(config, blank.devices // int(facts.get("stages", 1)))
     if not micro:
         micro, times = facts["micro_batch"], facts["accumulation"]
@@ -136,7 +135,6 @@ def _told_by_command(blank: ScriptJob, *, holds: bool) -> dict[str, int]:
 
 
 def _contradicts(keys: tuple[int, int], owned: Mapping[str, Any], counted: Counted) -> bool:
-    """Return True if the keys of a framework say other batches than it was told or were counted."""
     found = (
         int(owned.get("micro_batch") or counted.micro_batch),
         int(owned.get("gradient_accumulation") or counted.accumulation),
@@ -145,7 +143,6 @@ def _contradicts(keys: tuple[int, int], owned: Mapping[str, Any], counted: Count
 
 
 def _require_agreement(told: Mapping[str, int], counted: Counted) -> None:
-    """Raise InputError if the command's placeholders say other batches than were counted."""
     seen = {"micro_batch": counted.micro_batch, "accumulation": counted.accumulation}
     for name, value in told.items():
         if value and seen[name] and value != seen[name]:

@@ -14,16 +14,13 @@ from pathlib import Path
 
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
-from tuner.workload.hook.named_values import BATCH
+from tuner.workload.hook.named_values import ACCUMULATION, BATCH
 from tuner.workload.scripts.command import LAUNCH, PLACEHOLDER
 from tuner.workload.scripts.knob_support import OFFLOADS
 from tuner.workload.scripts.script_job import ScriptJob
 
-#: Options of scripts that carry a part of the batch, as regular expressions.
-_NAMED = {
-    "micro_batch": BATCH.pattern,
-    "gradient_accumulation": r"((gradient|grad)_?)?(accum\w*|acc_steps)|update_freq",
-}
+#: Options of scripts that carry a part of the batch.
+_NAMED = {"micro_batch": BATCH, "gradient_accumulation": ACCUMULATION}
 
 
 def require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
@@ -60,7 +57,6 @@ def require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
 
 
 def _place(job: ScriptJob, name: str) -> tuple[str, str]:
-    """Return the option of a placeholder, and what of its own word stands before it."""
     for before, word in zip(("", *job.words), job.words, strict=False):
         found = next((f for f in PLACEHOLDER.finditer(word) if f[1] == name), None)
         if found:
@@ -117,7 +113,7 @@ def proposed_command(command: str, job: ScriptJob) -> str:
         given = _given(made, name, value)
         if given == made:
             options = (o for o, default in _options(job).items() if default == str(value))
-            option = next((o for o in options if re.fullmatch(_NAMED[name], _plain(o), re.I)), "")
+            option = next((o for o in options if _NAMED[name].fullmatch(_plain(o))), "")
             if not option:
                 return _any_knob(command)
             given = f"{made} {option} {{{name}={value}}}"
@@ -126,10 +122,9 @@ def proposed_command(command: str, job: ScriptJob) -> str:
 
 
 def _given(command: str, name: str, value: int) -> str:
-    """Return the command with a placeholder for the value of the option that is so named."""
 
     def placed(found: re.Match[str]) -> str:
-        if not re.fullmatch(_NAMED[name], _plain(found[1]), re.I):
+        if not _NAMED[name].fullmatch(_plain(found[1])):
             return found[0]
         return f"{found[1]}{found[2]}{{{name}={value}}}"
 

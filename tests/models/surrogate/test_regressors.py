@@ -90,7 +90,7 @@ def test_ours_predicts_deviation_covariance_and_draws_that_agree() -> None:
     same, covariance = model.predict(new, return_cov=True)
     np.testing.assert_allclose(mean, same, atol=1e-9)
     np.testing.assert_allclose(std, np.sqrt(np.diag(covariance)), atol=1e-6)
-    draws = model.sample_y(new, 4000)
+    draws = model.draw(new, rng.standard_normal((4000, 6))).T
     assert draws.shape == (6, 4000)
     np.testing.assert_allclose(draws.std(axis=1), std, rtol=0.1)
     np.testing.assert_allclose(np.cov(draws), covariance, atol=0.1 * covariance.max())

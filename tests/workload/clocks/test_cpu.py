@@ -17,7 +17,7 @@ from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.workload.clocks.base import FixedGovernor, Governor, GovernorError
 from tuner.workload.clocks.cpu import FASTEST, CpuGovernor
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.platforms import platform_of
+from tuner.workload.platforms.cores import Cores
 
 CLOCK = "devices/system/cpu/cpufreq/policy{}/scaling_max_freq"
 LOWEST = "devices/system/cpu/cpufreq/policy{}/scaling_min_freq"
@@ -217,7 +217,7 @@ class TestOfAMachine:
         root = make_sysfs(tmp_path / "sys", cores=cores)
         cluster = Cluster("cpus", Device("core", "cpu", 2**30, 1e9, 1e9, 2.0, 8.0), cores)
         (root / "class/powercap/intel-rapl:0/name").write_text("psys\n")
-        governor = platform_of(cluster).open_governor(cluster, sys=root)
+        governor = Cores(sys=root).open_governor(cluster)
         assert isinstance(governor, FixedGovernor)
         assert "no RAPL" in governor.why_not or "share" in governor.why_not
 

@@ -25,6 +25,7 @@ from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.guard import Earlier, put_back
 from tuner.workload.clocks.guard_client import Guard, GuardError
 from tuner.workload.platforms import platform_of
+from tuner.workload.platforms.cores import Cores
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -340,7 +341,7 @@ class TestOpenGovernor:
         assert platform_of(GPUS).why_fixed(GPUS) == ""
 
     def test_cores_of_a_virtual_machine_have_a_fixed_clock(self, tmp_path: Path) -> None:
-        governor = platform_of(CPUS).open_governor(CPUS, sys=tmp_path)
+        governor = Cores(sys=tmp_path).open_governor(CPUS)
         assert isinstance(governor, Governor)
         assert "no cpufreq" in governor.why_not
         assert not governor.can_set

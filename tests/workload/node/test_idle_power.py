@@ -9,7 +9,7 @@ import pytest
 from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.base import Reading
-from tuner.workload.node.idle_power import IdlePower
+from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.probe_run import _peak
 from tuner.workload.platforms.nvidia import Nvidia
 

@@ -100,7 +100,6 @@ def _files(source: Source, path: Sequence[Path]) -> list[Path]:
 
 
 def _plain(key: str) -> str:
-    """Return a key as most parsers compare it."""
     return key.removeprefix("env:").lstrip("-").replace("-", "_")
 
 
@@ -155,7 +154,6 @@ def _fields(node: ast.ClassDef | ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _nested(classes: dict[str, ast.ClassDef], name: str, above: tuple[str, ...]) -> Iterator[str]:
-    """Yield the fields of a class, those of its bases, and below each those of its own class."""
     if name in above:
         return
     node = classes[name]

@@ -102,7 +102,6 @@ class Settings:
         return self._at(key) is not None
 
     def _at(self, key: str) -> int | None:
-        """Return the position of the last word that gives a key; None without one."""
         if not self.command.option:
             return None
         prefix = self.command.option.partition("{key}")[0]

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +21,6 @@ from tuner.workload.node.rights import without_secrets
 from tuner.workload.scripts.frameworks.parts import UNSET, Wrapper
 
 MODULE = "joulefront_config"
-_TEXT = '''"""The configuration of {function} with the settings that joulefront chose."""
-
-import importlib
-
-SEARCH = {search!r}
-SETTINGS = {settings!r}
-
-
-def _module(names):
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise
-    raise ModuleNotFoundError(f"none of {{', '.join(names)}} can be imported")
-
-
-def _made(value):
-    if not isinstance(value, str) or not value.startswith("call:"):
-        return value
-    name, _, path = value.removeprefix("call:").partition(":")
-    made = importlib.import_module(name)
-    for part in path.split("."):
-        made = getattr(made, part)
-    return made()
-
-
-def {function}():
-    config = _module(SEARCH).{function}()
-    for key, value in SETTINGS.items():
-        *tables, last = key.split(".")
-        holder = config
-        for table in tables:
-            holder = getattr(holder, table)
-        if not hasattr(holder, last):
-            raise AttributeError(f"the configuration has no {{key}}")
-        setattr(holder, last, _made(value))
-    return config
-'''
-
 #: Prints today's values of some keys; an object is named by its class, and None left out.
 _READ = """
 import importlib, json, sys
@@ -132,7 +92,6 @@ def read_function(
 
 
 def _named(wrapper: Wrapper, words: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return position and value of the options that name the module and its function."""
     named = {}
     for option in (wrapper.module, wrapper.function):
         for at, word in enumerate(words):
@@ -156,7 +115,8 @@ def wrapped(
     changed, named = list(words), _named(wrapper, words)
     (at, module), (_, function) = named[wrapper.module], named[wrapper.function]
     changed[at] = f"{wrapper.module}={MODULE}" if "=" in words[at] else MODULE
-    text = _TEXT.format(
+    template = resources.files("tuner.workload.scripts.frameworks") / "function_config.txt"
+    text = template.read_text(encoding="utf-8").format(
         function=function,
         search=[name.format(module=module) for name in wrapper.search],
         settings={key: None if value == UNSET else value for key, value in settings.items()},

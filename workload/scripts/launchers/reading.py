@@ -1,18 +1,21 @@
 """Reading of a pasted command: its launcher, and the words of the script that each rank runs.
 
-Any command that is no launcher and that a package installs is its module (`console_scripts`).
+Any other command that a package installs is its module: `litgpt pretrain` is started as
+`python -m litgpt pretrain`. Its name is looked up among the entry points of the installed
+distributions. Nothing is imported: that the module starts the same function under `python -m` is
+read from its source.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.launchers import slurm  # registers srun
-from tuner.workload.scripts.launchers.console_scripts import as_module
 from tuner.workload.scripts.launchers.kinds import (
     KINDS,
     Kind,
@@ -22,6 +25,7 @@ from tuner.workload.scripts.launchers.kinds import (
 )
 from tuner.workload.scripts.launchers.launcher import Launcher
 
+_GUARD = re.compile(r"""__name__\s*==\s*["']__main__["']""")
 #: Starters of ranks that are not read.
 _UNREAD = ("mpirun", "mpiexec", "horovodrun", "jsrun", "aprun", "colossalai", "composer")
 #: Words of launchers, which say nothing of a user.
@@ -60,11 +64,6 @@ def kind_of(launcher: Launcher) -> Kind | None:
     return next(iter([*by_module, *named]), None)
 
 
-def under_srun(words: Sequence[str]) -> bool:
-    """Return True if a command begins with srun."""
-    return slurm.is_srun(words)
-
-
 def _read(
     words: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], Launcher | None]:
@@ -88,4 +87,42 @@ def _read(
             skip += len(kind.own)
         again = lambda words, environment: _read(words, cwd, environment)  # noqa: E731
         return kind.read(Typed(tuple(words), skip, cwd, environment, again))
-    return (as_module(bare, cwd) if len(bare) == len(words) else bare), None
+    return (_as_module(bare, cwd) if len(bare) == len(words) else bare), None
+
+
+def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    """Return a command whose first word is an installed one as `-m MODULE ...`, others as they are.
+
+    Args:
+        cwd: the folder that it is started in; a file of that name there is a script.
+
+    Raises:
+        InputError: `python -m` does not start what the command starts.
+    """
+    name = words[0] if words else ""
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():
+        return tuple(words)
+    (*_, entry) = (None, *importlib.metadata.entry_points(group="console_scripts", name=name))
+    if entry is None:
+        return tuple(words)
+    module = entry.module.removesuffix(".__main__")
+    if not _starts(entry, module):
+        raise InputError(
+            f"{name} calls {entry.value}, which python -m {module} does not; write a script that "
+            "calls it"
+        )
+    return ("-m", module, *words[1:])
+
+
+def _starts(entry: importlib.metadata.EntryPoint, module: str) -> bool:
+    """Return True if `python -m` starts a module, or its source is not where it is installed."""
+    if entry.dist is None or module != entry.module:
+        return True
+    at = Path(*module.split("."))
+    package = Path(str(entry.dist.locate_file(at)))
+    if (package / "__init__.py").is_file():
+        return (package / "__main__.py").is_file()
+    try:
+        return bool(_GUARD.search(package.with_suffix(".py").read_text("utf-8", "replace")))
+    except OSError:
+        return True

@@ -208,7 +208,6 @@ def _value(words: Sequence[str], at: int, option: str) -> tuple[str, int]:
 
 
 def _nodes(told: Mapping[str, str], environment: Mapping[str, str]) -> int:
-    """Return the number of nodes; a range ("1-4") asks for its largest."""
     text = told.get("nodes", "")
     if not text:
         one = told.get("ntasks") == "1"

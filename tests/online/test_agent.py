@@ -1,0 +1,316 @@
+"""The agent around a training: real small trainings, the twin GPU node, and devices that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.display.online_text import tuning_lines
+from tuner.online.agent import REFUSALS, LiveTuning, TuningOutcome, clock_settings
+from tuner.online.command import watched
+from tuner.online.marks import Mark, Marks
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.testing.twin import TwinNode
+from tuner.testing.twin.specimens import CORE_GPU
+from tuner.workload.clocks.base import Applied, GovernorError
+from tuner.workload.hook.watch import ADDRESS, Watch
+from tuner.workload.meters import MeterError, Reading
+
+TRAIN = Path(__file__).with_name("train.py")
+ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+
+
+class Devices:
+    """Governor and meter of a GPU whose power follows its clock; the test moves its time."""
+
+    why_not, can_set = "", True
+    supported_clocks_MHz = (700, 900, 1100, 1300, 1400)
+    resolution_s = 0.1
+
+    def __init__(self) -> None:
+        self.clock_MHz, self.time_s, self.energy_J = 1400, 0.0, 0.0
+        self.refuses = self.ignores = self.blind = False
+        self.log: list[int] = []
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        if self.refuses:
+            raise GovernorError("the GPUs did not take it")
+        clock_MHz = live.get("clock_MHz", 1400)
+        assert isinstance(clock_MHz, int)
+        self.log.append(clock_MHz)
+        if not self.ignores:
+            self.clock_MHz = clock_MHz
+        return Applied(live, live)
+
+    def delivered(self) -> dict[str, float]:
+        return {"clock_MHz": float(self.clock_MHz)}
+
+    def restore(self) -> None:
+        self.clock_MHz = 1400
+
+    def close(self) -> None:
+        self.restore()
+
+    def read(self) -> Reading:
+        if self.blind:
+            raise MeterError("NVML: GPU is lost")
+        return Reading(self.time_s, self.energy_J)
+
+    def step(self) -> float:
+        share = self.clock_MHz / 1400
+        seconds = 0.5 * (0.8 + 0.2 / share)
+        self.time_s += seconds
+        self.energy_J += seconds * (80 + 300 * share**2.4)
+        return self.time_s
+
+
+def live_tuning(devices: Devices, said: list[str] | None = None) -> LiveTuning:
+    settings = clock_settings(devices)
+    words = said if said is not None else []
+    return LiveTuning(devices, devices, settings, 1400, max_slowdown=0.05, say=words.append)  # type: ignore[arg-type]
+
+
+def train(live: LiveTuning, devices: Devices, steps: int = 2000, blind_at: int = 10**9) -> None:
+    for number in range(steps):
+        devices.blind = number > blind_at
+        live.take(Mark(0, number, devices.step()))
+
+
+def test_clocks_are_lowered_and_what_was_saved_is_true() -> None:
+    devices = Devices()
+    live = live_tuning(devices)
+    for number in range(3000):
+        live.take(Mark(0, number, devices.step()))
+        live.take(Mark(1, number, devices.time_s + 100.0))  # another rank's marks are not mixed in
+    time_s, energy_J = devices.time_s, devices.energy_J
+    slowdown = time_s / (3000 * 0.5) - 1
+    assert 0.01 < slowdown <= 0.05
+    low, _, high = live.tuner.balance.slowdown
+    assert low - 0.002 <= slowdown <= high + 0.002
+    saved = 3000 * 0.5 * 380 - energy_J
+    assert live.tuner.balance.saved_J[1] == pytest.approx(saved, rel=0.15)
+    assert sum(live.seconds_at) == pytest.approx(time_s, rel=0.01)
+
+
+def test_marks_that_are_lost_or_doubled_spoil_no_window() -> None:
+    devices = Devices()
+    live = live_tuning(devices)
+    for number in range(2000):
+        when_s = devices.step()
+        if number % 7:
+            live.take(Mark(0, number, when_s))
+        if number % 11 == 0:
+            live.take(Mark(0, number, when_s))
+    assert live.tuner.changes == []
+    assert devices.time_s / (2000 * 0.5) - 1 <= 0.05
+
+
+def test_devices_that_refuse_end_the_tuning_with_the_reason() -> None:
+    devices, said = Devices(), list[str]()
+    live = live_tuning(devices, said)
+    devices.refuses = True
+    with pytest.raises(GovernorError, match="did not take it"):
+        train(live, devices)
+    assert devices.clock_MHz == 1400
+    assert len(said) == REFUSALS
+
+
+def test_a_clock_that_reads_back_as_another_is_not_tried_again() -> None:
+    devices, said = Devices(), list[str]()
+    live = live_tuning(devices, said)
+    devices.ignores = True
+    with pytest.raises(GovernorError, match="refused"):
+        train(live, devices)
+    assert "reads back as 1400 MHz" in said[0]
+    assert len(set(devices.log) - {1400}) == len(devices.log)
+
+
+def test_a_meter_that_fails_is_the_callers_to_handle() -> None:
+    devices = Devices()
+    live = live_tuning(devices)
+    with pytest.raises(MeterError):
+        train(live, devices, blind_at=300)
+
+
+def test_what_a_program_writes_to_the_socket_itself_is_no_mark(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    marks = Marks(listener)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(tmp_path / "s"))
+        link.sendall(b"step 1 2.0\nhello x\nstep\n\nhello 3 1\nstep 4 5.5\nstep a b\nst")
+        found = [mark for _ in range(3) for mark in marks.wait(0.3)]
+        assert found == [Mark(3, 4, 5.5)]
+        link.sendall(b"ep 5 6.5\n")
+        assert marks.wait(1.0) == [Mark(3, 5, 6.5)]
+    marks.close()
+    listener.close()
+
+
+def test_a_rank_without_an_agent_goes_on(tmp_path: Path) -> None:
+    watch = Watch(str(tmp_path / "nobody"), 0)
+    for _ in range(3):
+        watch.step_done()
+    assert watch.steps == 3
+
+
+def test_an_agent_that_does_not_read_delays_no_step(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    watch = Watch(str(tmp_path / "s"), 0)
+    began_s = time.monotonic()
+    for _ in range(50_000):  # more than the socket holds
+        watch.step_done()
+    assert time.monotonic() - began_s < 10
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.py"], "there is no script"),
+        (["srun", "-N", "4", "python", str(TRAIN)], "4 nodes"),
+        (["mpirun", "-n", "2", "python", str(TRAIN)], "mpirun"),
+    ],
+)
+def test_commands_that_cannot_be_watched_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        watched(words, ROOT)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tune"],
+        ["study", "--tune", "--", "train.py"],
+        ["--tune", "--steps", "3", "--", "train.py"],
+        ["--tune", "--max-slowdown", "500%", "--", str(TRAIN), "1", "0"],
+        ["--max-slowdown", "5%", "study"],
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_outcome_without_a_step_is_worded() -> None:
+    assert "before its steps" in tuning_lines(TuningOutcome(0, 0.05))[0]
+    lines = tuning_lines(TuningOutcome(3, 0.05, ended="fixed", problem="no right"))
+    assert lines == [
+        "Not tuned, because no clock can be set here: no right.",
+        "The command ended with exit code 3.",
+    ]
+
+
+# ---- real trainings
+
+
+def run(words: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=400)
+
+
+def tuner_run(*words: str) -> list[str]:
+    return [sys.executable, "-m", "tuner.cli.main", "run", "--tune", *words]
+
+
+@pytest.mark.real
+def test_without_a_meter_the_training_goes_on_untouched() -> None:
+    env = {"CUDA_VISIBLE_DEVICES": ""}
+    plain = run([sys.executable, str(TRAIN), "5", "0"], env)
+    tuned = run(tuner_run("--", "python", str(TRAIN), "5", "0"), env)
+    assert tuned.returncode == 0, tuned.stderr
+    assert tuned.stdout.startswith(plain.stdout)
+    if "only estimated" in tuned.stdout:  # no RAPL here
+        assert "the training goes on" in tuned.stderr
+    failed = run(tuner_run("--json", "--", "python", str(TRAIN), "x", "0"), env)
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["exit_code"] == 1
+
+
+@pytest.fixture
+def gpus(twin_node: Callable[..., TwinNode]) -> Any:
+    gpu = replace(CORE_GPU, clock_free_share=0.6)
+    return twin_node(gpu, gpu, virtual_time=False)
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_tuned_training_has_the_losses_of_an_untuned_one_and_clocks_go_back(gpus: Any) -> None:
+    launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "600", "0"]
+    plain = run(launch)
+    tuned = run(tuner_run("--max-slowdown", "8%", "--json", "--", *launch), gpus.environment())
+    assert tuned.returncode == 0, tuned.stderr
+    losses = [line for line in tuned.stderr.splitlines() if line[:1].isdigit()]
+    assert losses == plain.stdout.splitlines()
+    outcome = json.loads(tuned.stdout)
+    assert outcome["ended"] == ""
+    assert outcome["meter"]["twin"]
+    assert outcome["steps"] >= 580
+    assert outcome["kept"]
+    assert sum(outcome["seconds_at"][1:]) > 10
+    assert outcome["balance"]["saved_J"][0] > 0
+    assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]
+    # The law of the twin: time by the clock, and the clocks that were set.
+    clocks = [1410, *(int(name.removesuffix("MHz")) for name in outcome["settings"][1:])]
+    slow = [gpus.device_s(clock) / gpus.device_s(1410) for clock in clocks]
+    lost_s = sum(s * (1 - 1 / f) for s, f in zip(outcome["seconds_at"], slow, strict=True))
+    low, _, high = outcome["balance"]["lost_s"]
+    assert low - 0.5 <= lost_s <= high + 0.5
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_training_goes_on_at_its_own_clocks_if_the_agent_is_killed(
+    gpus: Any, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    environ = {**os.environ, **gpus.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "1500", "0.005"]
+    with output.open("w") as file:
+        agent = subprocess.Popen(tuner_run("--", *launch), env=environ, stdout=file)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not gpus.locked_MHz(0) and agent.poll() is None:
+        time.sleep(0.1)
+    assert gpus.locked_MHz(0)
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    until = time.monotonic() + 20
+    while time.monotonic() < until and gpus.locked_MHz(0):
+        time.sleep(0.1)
+    assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]
+    until = time.monotonic() + 120
+    while time.monotonic() < until and "\n1499 " not in output.read_text():
+        time.sleep(0.2)
+    assert "\n1499 " in output.read_text()
+
+
+def test_the_address_is_not_passed_on_to_what_the_training_starts() -> None:
+    code = (
+        f"import os; os.environ[{ADDRESS!r}] = 'nowhere'; "
+        "from tuner.workload.hook.watch import watch_program; watch_program(); "
+        f"assert {ADDRESS!r} not in os.environ"
+    )
+    assert run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,74 @@
+"""Words about a training that was tuned while it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.formatting import duration, energy_text, label
+from tuner.online.agent import TuningOutcome
+
+#: What is said before the reason why a training was not tuned to its end.
+ENDED: Mapping[str, str] = {
+    "unmetered": "Not tuned on this machine",
+    "fixed": "Not tuned, because no clock can be set here",
+    "refused": "Tuned until the devices refused their settings",
+    "meter": "Tuned until the meter failed",
+    "fault": "Tuned until a fault of tuner",
+}
+
+
+def tuning_lines(outcome: TuningOutcome) -> list[str]:
+    """Return the outcome as sentences: saving, exploring, promise, changes, failures."""
+    lines = []
+    if outcome.ended:
+        lines.append(f"{ENDED[outcome.ended]}: {outcome.problem}.")
+    balance = outcome.balance
+    if balance.seconds:
+        mark = label(outcome.meter.mark) if outcome.meter else ""
+        low, saved_J, high = balance.saved_J
+        whole_J = balance.energy_J + saved_J
+        lines.append(
+            f"{outcome.steps} steps in {duration(balance.seconds)} took "
+            f"{energy_text(balance.energy_J / 1000)}{mark}: {100 * saved_J / whole_J:.1f} % less "
+            f"[{100 * low / (balance.energy_J + low):.1f}, "
+            f"{100 * high / (balance.energy_J + high):.1f}] % than at the highest setting."
+        )
+        less, slowdown, more = balance.slowdown
+        word = "kept" if outcome.kept else "broken"
+        lines.append(
+            f"Slowdown {100 * slowdown:.1f} % [{100 * less:.1f}, {100 * more:.1f}] %: the promise "
+            f"of at most {100 * outcome.max_slowdown:g} % was {word}. Exploring cost "
+            f"{100 * balance.exploring_J / balance.energy_J:.1f} % of the energy."
+        )
+        shares = sorted(enumerate(outcome.seconds_at), key=lambda each: -each[1])
+        named = [
+            f"{outcome.settings[at] or 'the highest'} {100 * seconds / balance.seconds:.0f} %"
+            for at, seconds in shares
+            if seconds > 0.01 * balance.seconds
+        ]
+        lines.append(f"Time at each setting: {', '.join(named)}.")
+    elif not outcome.ended:
+        lines.append("The training ended before its steps could be measured.")
+    for change in outcome.changes:
+        lines.append(
+            f"Change noticed after {change.step} steps: {change.quantity} "
+            f"{100 * change.relative:+.0f} %."
+        )
+    if outcome.not_restored:
+        lines.append(f"Not put back: {outcome.not_restored}.")
+    if outcome.exit_code:
+        lines.append(f"The command ended with exit code {outcome.exit_code}.")
+    return lines
+
+
+def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
+    """Return the outcome as JSON."""
+    balance = outcome.balance
+    return {
+        **{name: value for name, value in vars(outcome).items() if name != "meter"},
+        "meter": dict(vars(outcome.meter)) if outcome.meter else None,
+        "balance": {**vars(balance), "slowdown": balance.slowdown},
+        "changes": [dict(vars(change)) for change in outcome.changes],
+        "kept": outcome.kept,
+    }

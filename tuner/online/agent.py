@@ -1,0 +1,300 @@
+"""The agent that tunes a training while it runs: `tuner run --tune -- COMMAND`.
+
+The command is started once and left alone: its ranks send the ends of their steps
+(`tuner.workload.hook.watch`) and wait for nothing. The agent reads the meter, asks the bandit
+(`tuner.online.bandit`) for the next setting and puts it in force by the governor, whose guard
+restores the clocks if the agent dies. Whatever fails here ends the tuning and not the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from tuner.online.bandit import OnlineTuner
+from tuner.online.changes import Change
+from tuner.online.command import watched
+from tuner.online.marks import Mark, Marks
+from tuner.online.promise import Balance
+from tuner.online.windows import Chunk
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.workload.clocks.base import Governor, GovernorError
+from tuner.workload.hook.watch import ADDRESS
+from tuner.workload.meters import Meter, MeterError, Reading, open_meter
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.rank_server import control_socket
+from tuner.workload.platforms import platform_of
+from tuner.workload.probe import SAME_CLOCK_MHZ, MeterInfo
+
+#: Steps after the start that belong to no chunk: compilation and caches.
+WARM_STEPS = 5
+#: Least time between two readings of the meter, a window and settling after a switch, seconds.
+CHUNK_S, WINDOW_S, SETTLE_S = 1.0, 8.0, 2.0
+#: Clocks to choose from: so many, down to this share of the highest.
+CLOCKS, LOWEST = 8, 0.5
+#: Refused settings after which the tuning ends.
+REFUSALS = 3
+
+#: Why a training is not, or no longer, tuned.
+Ended = Literal["", "unmetered", "fixed", "refused", "meter", "fault"]
+
+
+@dataclass(frozen=True)
+class TuningOutcome:
+    """Outcome of a training that was tuned while it ran.
+
+    Attributes:
+        exit_code: of the command.
+        max_slowdown: as promised.
+        settings: what could be chosen; the first, "", is the machine as it was.
+        steps: steps that were tuned.
+        seconds_at: time at each setting, seconds.
+        relative: step time and power of each setting over the first's, as estimated.
+        ended: why the training was not tuned to its end; "" if it was.
+        problem: the sentence of the error behind `ended`.
+        not_restored: what could not be put back; "" if all was.
+    """
+
+    exit_code: int
+    max_slowdown: float
+    settings: tuple[str, ...] = ()
+    meter: MeterInfo | None = None
+    steps: int = 0
+    seconds_at: tuple[float, ...] = ()
+    relative: tuple[tuple[float, float], ...] = ()
+    balance: Balance = field(default_factory=Balance)
+    stalled_s: float = 0.0
+    changes: tuple[Change, ...] = ()
+    ended: Ended = ""
+    problem: str = ""
+    not_restored: str = ""
+
+    @property
+    def kept(self) -> bool | None:
+        """True if the slowdown is within the promise by its estimate; None if nothing was tuned."""
+        return self.balance.slowdown[1] <= self.max_slowdown if self.steps else None
+
+
+def clock_settings(governor: Governor) -> list[Settings]:
+    """Return the live settings to choose from, the machine's own first, then falling clocks."""
+    clocks = governor.supported_clocks_MHz
+    if not clocks:
+        return [Settings()]
+    top = clocks[-1]
+    offered = sorted((each for each in clocks if LOWEST * top <= each < top), reverse=True)
+    if len(offered) > CLOCKS:
+        offered = [offered[round((i + 1) * len(offered) / CLOCKS) - 1] for i in range(CLOCKS)]
+    return [Settings(), *(Settings(clock_MHz=clock) for clock in offered)]
+
+
+class LiveTuning:
+    """Tuning of one running training: marks in, settings out.
+
+    Args:
+        settings: the machine as it is, then the live settings to choose from.
+        top_MHz: the highest clock.
+        say: receives a sentence for each thing worth one.
+    """
+
+    def __init__(
+        self,
+        governor: Governor,
+        meter: Meter,
+        settings: Sequence[Settings],
+        top_MHz: int,
+        *,
+        max_slowdown: float,
+        say: Callable[[str], None],
+    ) -> None:
+        clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
+        x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
+        self.tuner = OnlineTuner(x, max_slowdown=max_slowdown, window_s=WINDOW_S, settle_s=SETTLE_S)
+        self.seconds_at = [0.0] * len(settings)
+        self.refused: list[str] = []
+        self._governor, self._meter, self._settings = governor, meter, settings
+        self._say = say
+        self._rank: int | None = None
+        self._opened: tuple[Mark, Reading] | None = None
+        self._in_force, self._unchecked = 0, False
+
+    def take(self, mark: Mark) -> None:
+        """Take in a step's end; may set another clock.
+
+        Raises:
+            MeterError, GovernorError: the devices cannot be metered or put back any more.
+        """
+        if self._rank is None:
+            self._rank = mark.rank
+        if mark.rank != self._rank or mark.step <= WARM_STEPS:
+            return
+        if self._opened is None:
+            self._opened = mark, self._meter.read()
+            return
+        first, before = self._opened
+        least_s = max(CHUNK_S, 5 * self._meter.resolution_s)
+        seconds, steps = mark.time_s - first.time_s, mark.step - first.step
+        if seconds < least_s or steps < 1:
+            return
+        now = self._meter.read()
+        if now.time_s <= before.time_s:
+            return
+        # Marks arrive a little after their time: the power of the meter's span is the steps'.
+        energy_J = (now.energy_J - before.energy_J) * seconds / (now.time_s - before.time_s)
+        self._opened = mark, now
+        self.seconds_at[self._in_force] += seconds
+        self._check()
+        noticed = len(self.tuner.changes)
+        decision = self.tuner.add(Chunk(steps, seconds, energy_J))
+        for change in self.tuner.changes[noticed:]:
+            self._say(
+                f"{change.quantity} changed by {100 * change.relative:+.0f} % at step "
+                f"{mark.step}; measuring again from the highest setting"
+            )
+        if decision.setting != self._in_force:
+            self._set(decision.setting)
+
+    def _set(self, setting: int) -> None:
+        try:
+            self._governor.apply(self._settings[setting])
+        except (GovernorError, InputError) as error:
+            self._refuse(setting, str(error))
+            return
+        self._in_force, self._unchecked = setting, setting > 0
+
+    def _check(self) -> None:
+        """Read back, once after a switch, that the devices do not run faster than they were set."""
+        if not self._unchecked:
+            return
+        self._unchecked = False
+        wanted = float(str(self._settings[self._in_force]["clock_MHz"]))
+        delivered = self._governor.delivered().get("clock_MHz")
+        if delivered is not None and delivered > wanted + 2 * SAME_CLOCK_MHZ:
+            reads = f"{self._settings[self._in_force].short} reads back as {delivered:.0f} MHz"
+            self._refuse(self._in_force, reads)
+
+    def _refuse(self, setting: int, why: str) -> None:
+        self.refused.append(why)
+        self._say(f"{why}; the setting is not tried again")
+        self.tuner.bar(setting)
+        self._governor.restore()
+        self._in_force, self._unchecked = 0, False
+        if len(self.refused) >= REFUSALS:
+            raise GovernorError(f"{len(self.refused)} settings were refused, the last: {why}")
+
+
+def tune(
+    command: Sequence[str],
+    *,
+    max_slowdown: float = 0.05,
+    say: Callable[[str], None] = lambda sentence: None,
+    output: int | None = None,
+) -> TuningOutcome:
+    """Run a training command to its end and tune the clocks of this node's devices meanwhile.
+
+    Args:
+        max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
+        output: file descriptor of the command's standard output; by default this process's own.
+
+    Raises:
+        InputError: the command cannot be read, or the promise is no share.
+    """
+    if not 0 <= max_slowdown < 1:
+        raise InvalidValue("max_slowdown", max_slowdown, "a share from 0 to below 1, e.g. 5%")
+    words, assigned = watched(command, Path.cwd())
+    cluster = detect_cluster()
+    # An administrator's cluster file has no say here: what may be set is found out.
+    governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
+    with closing(governor), closing(open_meter(cluster)) as meter:
+        settings = clock_settings(governor) if governor.can_set else [Settings()]
+        ended: Ended = "unmetered" if meter.info.estimated else ""
+        problem = f"its energy is only estimated ({meter.info.source})" if ended else ""
+        if not ended and len(settings) < 2:
+            ended, problem = "fixed", governor.why_not or "the devices list no clocks"
+        listener, address, remove = control_socket()
+        marks = Marks(listener)
+        try:
+            environ = {**os.environ, **assigned, ADDRESS: address}
+            try:
+                process = subprocess.Popen(words, env=environ, stdout=output)
+            except OSError as error:
+                raise InputError(f"{words[0]} cannot be started: {error}") from error
+            live = None
+            if not ended:
+                top = governor.supported_clocks_MHz[-1]
+                live = LiveTuning(
+                    governor, meter, settings, top, max_slowdown=max_slowdown, say=say
+                )
+                ended, problem = _follow(process, marks, live)
+                if ended:
+                    say(f"not tuned any more, and the training goes on: {problem}")
+            else:
+                say(f"not tuned, and the training goes on: {problem}")
+            not_restored = _restore(governor)
+            code = _wait(process)
+        finally:
+            marks.close()
+            remove()
+    outcome = TuningOutcome(
+        code,
+        max_slowdown,
+        meter=meter.info,
+        ended=ended,
+        problem=problem,
+        not_restored=not_restored,
+    )
+    return outcome if live is None else _with_facts(outcome, live, settings)
+
+
+def _with_facts(
+    outcome: TuningOutcome, live: LiveTuning, settings: Sequence[Settings]
+) -> TuningOutcome:
+    return replace(
+        outcome,
+        settings=tuple(setting.short if setting else "" for setting in settings),
+        steps=live.tuner.steps,
+        seconds_at=tuple(live.seconds_at),
+        relative=tuple(live.tuner.relative()),
+        balance=live.tuner.balance,
+        stalled_s=live.tuner.stalled_s,
+        changes=tuple(live.tuner.changes),
+    )
+
+
+def _follow(process: subprocess.Popen[bytes], marks: Marks, live: LiveTuning) -> tuple[Ended, str]:
+    """Tune until the command ends; return why it was not tuned to its end, if so."""
+    try:
+        while process.poll() is None:
+            for mark in marks.wait(0.5):
+                live.take(mark)
+    except MeterError as error:
+        return "meter", str(error)
+    except (GovernorError, InputError) as error:
+        return "refused", str(error)
+    except KeyboardInterrupt:  # the command got it, too, and decides what to do
+        return "", ""
+    except Exception as error:
+        return "fault", f"{type(error).__name__}: {error}"
+    return "", ""
+
+
+def _restore(governor: Governor) -> str:
+    try:
+        governor.restore()
+    except GovernorError as error:
+        return str(error)
+    return ""
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of the command, which alone decides on an interrupt."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            return process.wait()

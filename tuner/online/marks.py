@@ -1,0 +1,75 @@
+"""Step marks that the ranks of a watched training send to the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mark:
+    """End of a step of one rank; time on CLOCK_MONOTONIC, seconds."""
+
+    rank: int
+    step: int
+    time_s: float
+
+
+class Marks:
+    """Receiver of marks on a listening Unix socket."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._buffers: dict[socket.socket, bytes] = {}
+        self._ranks: dict[socket.socket, int] = {}
+
+    def wait(self, timeout_s: float) -> list[Mark]:
+        """Return the marks that arrive within this time, in the order of their arrival."""
+        marks: list[Mark] = []
+        until = time.monotonic() + timeout_s
+        while not marks and (left_s := until - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                if key.fileobj is self._listener:
+                    with contextlib.suppress(OSError):
+                        link, _ = self._listener.accept()
+                        link.setblocking(False)
+                        self._buffers[link] = b""
+                        self._selector.register(link, selectors.EVENT_READ)
+                elif isinstance(key.fileobj, socket.socket):
+                    marks += self._read(key.fileobj)
+        return marks
+
+    def close(self) -> None:
+        """Close all connections."""
+        for link in self._buffers:
+            link.close()
+        self._selector.close()
+
+    def _read(self, link: socket.socket) -> list[Mark]:
+        try:
+            text = link.recv(65536)
+        except BlockingIOError:
+            return []
+        except OSError:
+            text = b""
+        if not text:
+            self._selector.unregister(link)
+            del self._buffers[link]
+            link.close()
+            return []
+        *lines, self._buffers[link] = (self._buffers[link] + text).split(b"\n")
+        marks = []
+        for line in lines:
+            words = line.split()
+            with contextlib.suppress(ValueError, IndexError):  # a program may write here itself
+                if words[0] == b"hello":
+                    self._ranks[link] = int(words[1])
+                elif words[0] == b"step" and link in self._ranks:
+                    marks.append(Mark(self._ranks[link], int(words[1]), float(words[2])))
+        return marks

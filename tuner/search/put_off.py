@@ -1,0 +1,278 @@
+"""Candidates that are put off: probably unsafe, probably equal to a measured one, or unreachable.
+
+**Peak power.** What would probably exceed a cap on peak power is not probed (`PeakLimit`). The
+highest power sample of a window is its mean power times a factor, learned from the windows of the
+study. With the surrogates' posterior of the mean this gives the probability that a candidate
+exceeds the cap; candidates above `MOST_PROBABLE` are left out. Their standard deviations are as
+wide as those of intervals and fall with the distance to what was measured, so the search goes from
+the safe side inwards (Sui et al. 2015, "Safe exploration for optimization with Gaussian processes",
+ICML). A power limit bounds the mean power of its devices, whatever the surrogates believe of
+settings far from what was measured. Before there is enough to fit them, the safest candidate may
+always be probed: after the baseline alone, every other one is expected to draw what the baseline
+does.
+
+**Slack power limits.** A power limit well above what the devices draw changes nothing, unless they
+work in bursts, which the mean power hides. A limit is judged by a window of its launch at a higher
+one: power that was drawn without it. So each limit that seems not to bind has a chance to differ
+all the same, which falls with each pair of windows that agree where they should and is 1 once a
+pair does not (`SlackLimits`).
+
+**Unreached clocks.** Consumer cards list clocks above those that their voltage limiter allows, and
+give no reason for running lower. A window at such a clock is no data point, and the energy of its
+launch is lost. The limiter belongs to the device, so what falls short in one launch falls short in
+all of them: a clock that fell short puts itself and all higher ones last, until a window of any
+launch runs at it (`UnreachedClocks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm
+
+from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE, Posterior
+from tuner.models.surrogate.ties import TOLERANCE
+from tuner.search.acquisition import CandidateView
+from tuner.search.observations import Observation, Observations
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.workload.measure.measurement import CLOCK_SHARE
+
+#: Probability of exceeding the cap above which a candidate is not probed; if every one is above it,
+#: as after the first windows, the safest is probed up to the second figure.
+MOST_PROBABLE, SAFEST_PROBABLE = 0.1, 0.5
+#: Prior of the log of peak over mean power, which counts as this number of windows: its mean and
+#: standard deviation. An assumption, which a few windows outweigh.
+PRIOR_MEAN, PRIOR_SD, PRIOR_WINDOWS = 0.12, 0.06, 2.0
+#: A limit seems not to bind if it exceeds the mean power of a device by this factor. The mean hides
+#: bursts: above it limits still lower the power of librispeech on both devices of zeus-nsdi23.
+SLACK = 1.3
+#: Probability that a rule which puts candidates last is wrong, before anything speaks for it; each
+#: observation that does multiplies it again. An assumption: nothing was fitted.
+DOUBT = 0.3
+#: Standard errors by which windows differ, and that are added to power.
+ERRORS = 3.0
+#: Windows agree only if their ratio, of time or power, is known to this (`ERRORS` of its errors).
+AGREE = 0.1
+POWER_LIMIT = "power_limit_W"
+CLOCK = "clock_MHz"
+
+
+def most_power_W(configuration: Configuration) -> float:
+    """Return the mean power that the devices' power limit permits; infinite without a limit."""
+    limit = configuration.get("power_limit_W")
+    # One limit for each stage bounds it, too, and is left to the surrogates.
+    return float(limit) * configuration.world_size if isinstance(limit, int | float) else math.inf
+
+
+@dataclass(frozen=True)
+class PeakLimit:
+    """Cap on peak power, and what peaks are expected to be.
+
+    Attributes:
+        log_ratio: mean of the log of peak over mean power.
+        log_ratio_sd: its standard deviation from configuration to configuration.
+        limits_hold: whether `most_power_W` bounds the power: that of the devices alone is metered.
+    """
+
+    cap_W: float
+    log_ratio: float
+    log_ratio_sd: float
+    limits_hold: bool = False
+
+    @classmethod
+    def of(cls, cap_W: float, peaks_W: Sequence[float], means_W: Sequence[float]) -> PeakLimit:
+        """Return the limit with the ratio of these windows, shrunk towards the prior."""
+        ratios = np.log(np.asarray(peaks_W, float) / np.asarray(means_W, float))
+        whole = PRIOR_WINDOWS + len(ratios)
+        mean = (PRIOR_WINDOWS * PRIOR_MEAN + ratios.sum()) / whole
+        squares = PRIOR_WINDOWS * (PRIOR_SD**2 + (PRIOR_MEAN - mean) ** 2)
+        squares += float(((ratios - mean) ** 2).sum())
+        return cls(cap_W, float(mean), math.sqrt(squares / whole))
+
+    @property
+    def mean_power_W(self) -> float:
+        """Mean power at which the peak is expected to be the cap."""
+        return self.cap_W / math.exp(self.log_ratio)
+
+    def probability_above(self, posterior: Posterior, widening: float) -> np.ndarray:
+        """Return the probability that each configuration exceeds the cap, (n,).
+
+        Args:
+            widening: factor of the standard deviations of log power (`Surrogates.widening`).
+        """
+        sd = np.hypot(widening * posterior.log_power_std, self.log_ratio_sd)
+        above = posterior.log_power + self.log_ratio - math.log(self.cap_W)
+        return np.asarray(norm.cdf(above / sd))
+
+    def safe(
+        self,
+        candidates: CandidateView,
+        widening: float,
+        configurations: Sequence[Configuration],
+        levels: np.ndarray | None = None,
+    ) -> CandidateView | None:
+        """Return the candidates that may be probed; None if there are none.
+
+        Args:
+            levels: how high the settings of each are, (n,), to choose by while too little is
+                measured to fit the surrogates; None once it is enough.
+        """
+        risk = self.probability_above(candidates.posterior, widening)
+        most_W = np.full(len(risk), math.inf)
+        if self.limits_hold:
+            most_W = np.array([most_power_W(each) for each in configurations])
+            above = np.log(most_W) + self.log_ratio - math.log(self.cap_W)
+            risk = np.minimum(risk, norm.cdf(above / self.log_ratio_sd))
+        kept = np.flatnonzero(risk <= max(MOST_PROBABLE, float(risk.min())) + TOLERANCE)
+        if risk.min() > SAFEST_PROBABLE:
+            if levels is None:
+                return None
+            kept = np.lexsort((levels, most_W))[:1]
+        return candidates[kept]
+
+
+class SlackLimits:
+    """Candidates that probably equal a measured one, because neither's power limit binds.
+
+    Attributes:
+        notes: sentences for the user: which limits are probed last, and which windows contradict.
+    """
+
+    def __init__(self, configurations: Sequence[Configuration], launch_of: np.ndarray) -> None:
+        self._configurations, self.notes = configurations, list[str]()
+        self._limits_W = np.array([_limit_W(one) for one in configurations])
+        numbers: dict[tuple[int, Settings], int] = {}
+        # Candidates with the same number differ in their power limit only.
+        each = [
+            (launch, _others(one)) for one, launch in zip(configurations, launch_of, strict=True)
+        ]
+        self._curve = np.array([numbers.setdefault(key, len(numbers)) for key in each])
+        self._noted: set[int] = set()
+
+    def chances(self, measured: Sequence[Observation]) -> np.ndarray:
+        """Return the probability that each candidate differs from what is measured, (n,)."""
+        chances, agreeing = np.ones(len(self._limits_W)), 0
+        last = np.zeros(len(chances), dtype=bool)
+        windows: dict[int, list[Observation]] = {}
+        for one in measured:
+            if math.isfinite(self._limits_W[one.candidate]) and not one.power_capped:
+                windows.setdefault(int(self._curve[one.candidate]), []).append(one)
+        for curve, several in windows.items():
+            free = max(several, key=lambda one: self._limits_W[one.candidate])
+            configuration = self._configurations[free.candidate]
+            # Power of the whole job, perhaps with its hosts: what a device draws is this at most.
+            error = ERRORS * (POWER_NOISE if math.isnan(free.power_rse) else free.power_rse)
+            least_W = SLACK * (1 + error) * free.power_W / configuration.world_size
+            slack = (self._curve == curve) & (self._limits_W > least_W)
+            slack &= self._limits_W < self._limits_W[free.candidate]
+            for one in several:
+                differ = _differ(one, free) if slack[one.candidate] else None
+                if differ:
+                    other = self._configurations[one.candidate]
+                    why = "so limits far above the mean power bind, and none is left for last"
+                    self._note(-1, f"{configuration.short} and {other.short} differ, {why}")
+                    return chances
+                agreeing += differ is False
+            if slack.any():
+                what = f"its lower limits above {least_W:.0f} W seem not to bind"
+                self._note(curve, f"{configuration.short}: {what} and are probed last")
+            last |= slack
+        chances[last] = DOUBT ** (1 + agreeing)
+        return chances
+
+    def _note(self, curve: int, sentence: str) -> None:
+        if curve not in self._noted:
+            self._noted.add(curve)
+            self.notes.append(sentence)
+
+
+def _differ(one: Observation, other: Observation) -> bool | None:
+    """Return True if two windows differ beyond their errors; None if these hide too much."""
+    time, power = one.step_time_s / other.step_time_s, one.power_W / other.power_W
+    errors = np.array([(each.step_time_rse, each.power_rse) for each in (one, other)])
+    known = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))
+    beyond = ERRORS * np.hypot(*known)
+    if (abs(np.log([time, power])) > beyond).any():
+        return True
+    return False if beyond.min() < AGREE else None
+
+
+def _limit_W(configuration: Configuration) -> float:
+    """Return the power limit of each device; NaN if it has none, or one for each stage."""
+    limit = configuration.live.get(POWER_LIMIT)
+    return float(limit) if isinstance(limit, int | float) else np.nan
+
+
+def _others(configuration: Configuration) -> Settings:
+    live = configuration.live
+    return Settings({name: live[name] for name in live if name != POWER_LIMIT})
+
+
+class UnreachedClocks:
+    """Candidates at clocks that the devices do not reach.
+
+    Attributes:
+        notes: a sentence for the user for each clock that puts others last.
+    """
+
+    def __init__(self, configurations: Sequence[Configuration]) -> None:
+        self._configurations = configurations
+        self._clocks_MHz = np.array(
+            [max(_clocks_MHz(one.live), default=0) for one in configurations]
+        )
+        self.notes: list[str] = []
+        self._noted_MHz = np.inf
+
+    def chances(self, observations: Observations) -> np.ndarray:
+        """Return the probability that each candidate runs as set, as far as its clock tells, (n,).
+
+        It is below 1 at a clock that fell short and above it, and falls with each such window. A
+        clock does not count if another window ran at it or above it: the devices may have been
+        disturbed.
+        """
+        ran = [max(_clocks_MHz(one.delivered.live), default=0) for one in observations.measured]
+        highest_MHz = max(ran, default=0.0)
+        misses = [
+            miss
+            for candidate, delivered in observations.not_taken.items()
+            if (miss := _miss(self._configurations[candidate].live, delivered)) is not None
+            and (1 - CLOCK_SHARE) * miss[0] > highest_MHz
+        ]
+        if not misses:
+            return np.ones(len(self._clocks_MHz))
+        least_MHz, ran_MHz = min(misses)
+        if least_MHz < self._noted_MHz:
+            self._noted_MHz = least_MHz
+            self.notes.append(
+                f"the devices ran at {ran_MHz:.0f} MHz when set to {least_MHz:.0f} MHz: settings "
+                f"with a clock of {least_MHz:.0f} MHz or more are probed last"
+            )
+        return np.where(self._clocks_MHz >= least_MHz, DOUBT ** (1 + len(misses)), 1.0)
+
+
+def _clocks_MHz(live: Settings) -> list[float]:
+    """Return the clock of each stage; empty if it is left to the device."""
+    clock = live.get(CLOCK)
+    parts = clock if isinstance(clock, tuple) else (clock,)
+    return [float(part) for part in parts if isinstance(part, int | float)]
+
+
+def _miss(live: Settings, delivered: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the lowest clock that fell short, and what ran instead; None if none did."""
+    clocks = live.get(CLOCK)
+    stages = (
+        [(f"{CLOCK}.{i}", one) for i, one in enumerate(clocks)]
+        if isinstance(clocks, tuple)
+        else [(CLOCK, clocks)]
+    )
+    short = [
+        (float(clock), delivered[key])
+        for key, clock in stages
+        if isinstance(clock, int | float)
+        and key in delivered
+        and delivered[key] < (1 - CLOCK_SHARE) * clock
+    ]
+    return min(short, default=None)

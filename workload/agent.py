@@ -1,0 +1,313 @@
+"""Agent of a node: runs the probes that a driver sends it, whatever carries the calls.
+
+An agent holds one runner, inspects its node before it takes any probe, and serves a share of a
+probe that another node leads. Records are returned as plain JSON; logs, rendered files and power
+samples stay in the run folder, where the agent wrote them. `tuner.executors.ray_agent` makes it a
+Ray actor; an executor of one process calls `run_safely`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.multi_node.peer import Peer
+from tuner.workload.node.preflight import NodeFacts, look
+from tuner.workload.pending import partial_record, save_partial
+from tuner.workload.platforms import platform_of
+from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Continuation, InteractiveRunner, Runner
+from tuner.workload.scripts.folder_copy import unpacked
+from tuner.workload.scripts.script_job import ScriptJob
+
+#: Makes a node's runner from the job, the cluster and the run folder.
+MakeRunner = Callable[[TrainingJob, Cluster, str], Runner]
+#: A launch waits no longer than this for its driver to choose the next settings.
+HOLD_S = 60.0
+
+
+def run_safely(
+    runner: Runner,
+    request: ProbeRequest,
+    keep_in: str | Path | None = None,
+    *,
+    next_settings: Continuation | None = None,
+) -> ProbeRecord:
+    """Run one probe; return an exception as a failed record, so that it cannot stop a study.
+
+    Args:
+        keep_in: the run's folder, where the record is kept until it is in the trace, so that
+            nothing is lost if the driver dies before. The measurements of an extendable request
+            are kept each time it asks for settings.
+    """
+    partial = ProbeRecord(request, (), runner.meter)
+
+    def keep_and_continue(
+        longer: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> Sequence[Settings]:
+        nonlocal partial
+        partial = partial_record(longer, measurements, runner.meter)
+        save_partial(keep_in, partial)
+        return next_settings(longer, measurements) if next_settings is not None else ()
+
+    try:
+        if next_settings is None or not request.extendable:
+            record = runner.run(request)
+        elif isinstance(runner, InteractiveRunner):
+            record = runner.run_interactive(request, keep_and_continue)
+        else:
+            record = runner.run(request)
+            while (longer := extended(record, keep_and_continue)) is not None:
+                record = runner.run(longer)
+    except InputError as error:
+        record = replace(partial, failure=Failure("refused", str(error)))
+    except Exception as error:
+        kind = type(error).__name__
+        failure = Failure("crash", f"the runner raised {kind}: {error}", traceback.format_exc())
+        record = replace(partial, failure=failure)
+    save_partial(keep_in, record)
+    return record
+
+
+def extended(record: ProbeRecord, next_settings: Continuation) -> ProbeRequest | None:
+    """Return the record's request with its next settings added, or None if there are none."""
+    more = next_settings(record.request, record.measurements) if record.ok else ()
+    request = record.request
+    return replace(request, live=(*request.live, *more)) if more else None
+
+
+@dataclass(frozen=True)
+class Entered:
+    """State of a node when a study first asks to use it.
+
+    Attributes:
+        exposures: how others can enter the cluster that the node belongs to, a sentence each.
+    """
+
+    facts: NodeFacts
+    refused: tuple[str, ...] = ()
+    meter: MeterInfo | None = None
+    exposures: tuple[str, ...] = ()
+
+
+def unusable(trouble: str) -> Entered:
+    """Return the state of a node that cannot be used, for a reason that is a phrase."""
+    host = os.uname().nodename
+    return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
+
+
+class Agent:
+    """Agent of one node: inspects it, makes its runner and runs probes, alone or with peers.
+
+    Args:
+        run_dir: folder of logs and power samples, on this node.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+        self._runner: Any = None
+        self._share: Any = None
+        self._measures = False
+        self._open: dict[str, _Dialogue] = {}
+
+    def look(self) -> Entered:
+        """Inspect the node without preparing it for probes."""
+        facts = look()
+        return Entered(facts, facts.refusals())
+
+    def enter(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        make_runner: MakeRunner | None,
+        devices: Sequence[str] = (),
+        prepare: bool = False,
+        copy: bytes | None = None,
+    ) -> Entered:
+        """Inspect the node and make its runner; report why it cannot be used rather than raise.
+
+        Args:
+            make_runner: makes the runner; None makes the real one, after checking its needs.
+            devices: UUIDs of this agent's GPUs; empty for all of the node.
+            prepare: import the frameworks at once, as `prepare` does.
+            copy: the folder of the job's script, packed, for a node that does not have it.
+        """
+        if isinstance(job, ScriptJob) and (trouble := _without_folder(job, copy)):
+            return unusable(trouble)
+        if devices or cluster.device.type == "cpu":  # what its GPUs do is no reason against cores
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        if make_runner is not None:
+            self._runner = make_runner(job, cluster, self._run_dir)
+            return Entered(NodeFacts(os.uname().nodename, cluster), (), self._runner.meter)
+        facts = look()
+        refused = facts.refusals(cluster)
+        if refused:
+            return Entered(facts, refused)
+        from tuner.workload.multi_node.peer import NodeShare
+        from tuner.workload.node.runner import LocalRunner
+
+        try:
+            runner = LocalRunner(job, cluster, run_dir=self._run_dir, keep=True)
+        except InputError as error:
+            return Entered(facts, (f"node {facts.host} is not used: {error}",))
+        self._runner, self._share, self._measures = runner, NodeShare(runner), True
+        self._platform = platform_of(cluster)
+        trouble = self.prepare() if prepare else ""
+        if trouble:
+            return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
+        return Entered(facts, (), runner.meter)
+
+    def prepare(self) -> str:
+        """Import the frameworks; return what this node lacks, or an empty string."""
+        if not self._measures:
+            return ""
+        try:
+            self._runner.prepare()
+        except InputError as error:
+            return str(error).splitlines()[0]
+        return ""
+
+    def busy(self) -> tuple[str, ...]:
+        """Return what other processes do on this agent's GPUs, a phrase each."""
+        return self._platform.busy() if self._measures else ()
+
+    def run(
+        self, request: dict[str, Any], peers: Sequence[Peer] = (), address: str = ""
+    ) -> dict[str, Any]:
+        """Run a probe; return its record as JSON, or {"busy": sentence} if a GPU is in use.
+
+        An extendable probe may return {"visited": record so far} instead; `continue_probe` then
+        gives it its next settings.
+
+        Args:
+            peers: the other nodes of the lease, in the order of their ranks.
+            address: address at which they reach this node.
+        """
+        probe = ProbeRequest.from_json(request)
+        try:
+            busy = self.busy()
+        except Exception:  # the probe's own meter will report it
+            busy = ()
+        if busy:
+            return {"busy": "; ".join(busy)}
+        runner: Runner = self._runner
+        if peers and self._measures:
+            runner = _Leading(self._runner, peers, address)
+        if not probe.extendable:
+            return run_safely(runner, probe, self._run_dir).to_json()
+        meter = self._runner.meter
+        self._open[probe.probe_id] = _Dialogue(
+            lambda next_settings: run_safely(
+                runner, probe, self._run_dir, next_settings=next_settings
+            ),
+            meter,
+        )
+        return self._next_report(probe.probe_id)
+
+    def continue_probe(self, probe_id: str, live: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Measure more settings in a running launch, or end it if there are none; see `run`."""
+        self._open[probe_id].answers.put(tuple(Settings(one) for one in live))
+        return self._next_report(probe_id)
+
+    def _next_report(self, probe_id: str) -> dict[str, Any]:
+        ended, record = self._open[probe_id].reports.get()
+        if ended:
+            del self._open[probe_id]
+            return record.to_json()
+        return {"visited": record.to_json()}
+
+    def share(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Serve a call of `tuner.workload.multi_node.peer.Peer` from the node that leads."""
+        return getattr(self._share, name)(*arguments, **named)
+
+    def end_share(self) -> None:
+        """End the share of a probe whose lead is gone."""
+        if self._share is not None:
+            self._share.end()
+
+    def cancel(self) -> None:
+        """End the running probe."""
+        if self._measures:
+            self._runner.cancel()
+        for dialogue in list(self._open.values()):
+            dialogue.answers.put(())
+
+    def close(self) -> None:
+        """Close the runner."""
+        if self._runner is not None:
+            self._runner.close()
+
+
+def _without_folder(job: ScriptJob, copy: bytes | None) -> str:
+    """Copy a script's folder to this node if it is lacking; return why it stays so, or ""."""
+    folder = Path(job.cwd)
+    if copy is not None:
+        return unpacked(copy, folder)
+    if folder.is_dir():
+        return ""
+    return (
+        f"it has no folder {folder}, which the script starts in; --sync copies it there, or put it "
+        "on a shared file system"
+    )
+
+
+class _Dialogue:
+    """Extendable probe that runs in a thread of its own.
+
+    A report is (True if it has ended, the record so far); each report of a probe that has not ended
+    is answered by the next settings.
+    """
+
+    def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
+        self.reports: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()
+        self.answers: SimpleQueue[tuple[Settings, ...]] = SimpleQueue()
+        self._meter = meter
+        threading.Thread(
+            target=lambda: self.reports.put((True, run(self._ask))), daemon=True
+        ).start()
+
+    def _ask(
+        self, request: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        self.reports.put((False, ProbeRecord(request, tuple(measurements), self._meter)))
+        try:
+            return self.answers.get(timeout=HOLD_S)
+        except Empty:
+            return ()
+
+
+class _Leading:
+    """Runner whose probes span this node and its peers."""
+
+    def __init__(self, runner: Any, peers: Sequence[Peer], address: str) -> None:
+        self.meter: MeterInfo = runner.meter
+        self._runner, self._peers, self._address = runner, peers, address
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        return self._run(request, None)
+
+    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+        return self._run(request, next_settings)
+
+    def _run(self, request: ProbeRequest, next_settings: Continuation | None) -> ProbeRecord:
+        from tuner.workload.multi_node.probe import MultiNodeProbe
+
+        return self._runner.run_as(
+            lambda node, request: MultiNodeProbe(node, request, self._peers, self._address),
+            request,
+            nodes=1 + len(self._peers),
+            next_settings=next_settings,
+        )
+
+    def close(self) -> None:
+        """Do nothing: the agent closes the runner."""

@@ -1,0 +1,77 @@
+"""Marks of a training that is tuned while it runs: each step's end, sent and never waited for.
+
+The training is the user's own: nothing of it is changed, and if the agent is gone, or does not keep
+up, marks are lost and the training goes on.
+"""
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+from . import engine, frames, state, watching
+from .link import DeviceTimes
+
+#: Environment variable with the path of the agent's socket.
+ADDRESS = "JOULEFRONT_WATCH"
+
+
+class Watch:
+    """One-way connection of a rank to the agent that tunes while it trains."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self.steps = 0
+        self._times = DeviceTimes()
+        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._owner = os.getpid()
+        try:
+            self._socket.connect(address)
+        except OSError:
+            self._socket = None
+        self._send(f"hello {rank} {os.getpid()}\n")
+
+    def mark(self, name: str) -> None:
+        """Ignore the start of a phase."""
+
+    def step_done(self) -> None:
+        """Count an optimizer step and send the ends of steps that the device has reached."""
+        self.steps += 1
+        if self._socket is None or os.getpid() != self._owner:
+            return
+        self._times.add(f"step {self.steps}")
+        # The first time reads the device's clock, for which it must be idle once.
+        self._send(self._times.all_lines() if self.steps == 1 else self._times.lines())
+
+    def _send(self, lines: str) -> None:
+        for line in lines.splitlines(keepends=True):
+            if self._socket is None:
+                return
+            try:
+                self._socket.send(line.encode(), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._socket.close()
+                self._socket = None
+
+
+def watch_program() -> None:
+    """Count the optimizer steps of the program that this process runs next, and send each."""
+    address = os.environ.pop(ADDRESS, "")
+    if not address:
+        return
+    state.options.clear()
+    state.options["watch"] = True
+    state.link = Watch(address, int(os.environ.get("RANK", "0")))
+    frames.WhenImported(("torch.optim.optimizer", "deepspeed"), _patch)
+
+
+def _patch(name: str, module: Any) -> None:
+    # What cannot be counted is not tuned; it is no reason to stop a training.
+    with contextlib.suppress(Exception):
+        if name == "deepspeed":
+            engine.patch_deepspeed(module)
+        else:
+            import torch
+
+            watching.patch_torch(torch)

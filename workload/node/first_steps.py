@@ -1,0 +1,74 @@
+"""The steps of a launch before its first window: what they show, and what is decided by them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.accumulation import AccumulationPlan, steps_take_too_long
+from tuner.workload.hook import GROUPS
+from tuner.workload.limits import LONG_STEP_S
+from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.probe import Failure, WindowPolicy
+from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.scripts.script_job import ScriptJob
+
+
+def look_further(conductor: Conductor) -> None:
+    """Run the steps that the hook counts besides the first one.
+
+    A program that ends within them has shown what there is. Where a step takes very long, one has
+    to do.
+    """
+    try:
+        while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
+            pass
+    except ProbeFailed:
+        if not conductor.ended_by_itself:
+            raise
+
+
+def require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
+    """Check that the first steps trained the batches of this configuration.
+
+    Raises:
+        ProbeFailed: they did not. What they leave open is no contradiction.
+    """
+    if not isinstance(job, ScriptJob) or not job.frame.counted:
+        return
+    if conductor.done < GROUPS:
+        conductor.run(GROUPS - conductor.done)
+    seen = batches_seen(conductor.facts)
+    wanted = configuration.micro_batch, configuration.accumulation(job.global_batch)
+    if seen.steps and (seen.micro_batch, seen.accumulation) != wanted:
+        found = f"{seen.micro_batch} samples x {seen.accumulation} backward passes a step"
+        asked = f"{wanted[0]} x {wanted[1]}"
+        raise ProbeFailed(
+            Failure("refused", f"each rank trains {found} where {asked} are to be measured")
+        )
+
+
+def choose_accumulation(
+    conductor: Conductor, plan: AccumulationPlan, policy: WindowPolicy
+) -> AccumulationPlan:
+    """Decide whether to measure micro-batches, by a step of the largest accumulation.
+
+    The ranks have done their first step with the smallest one. Where whole steps are measured they
+    return to the job's own accumulation, and the plan has no others.
+    """
+    if not plan.measured:
+        return plan
+    if conductor.micro_batches != plan.measured[0]:
+        conductor.accumulation = plan.own  # where it was set after all
+        return AccumulationPlan(
+            plan.own,
+            why_whole="whole steps are measured: the program decides on its accumulation",
+        )
+    largest = conductor.accumulation = plan.measured[-1]
+    whole_s = sum(conductor.run(1)) * plan.own / largest
+    if steps_take_too_long(whole_s, policy.min_steps, policy.min_s):
+        conductor.accumulation = plan.measured[0]
+        return plan
+    conductor.accumulation = plan.own
+    return replace(plan, measured=())
