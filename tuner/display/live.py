@@ -63,7 +63,6 @@ class LiveView:
     """Shows events in place; a context manager, called with each event.
 
     Args:
-        console: where to draw; standard error when not given.
         lines: whether what happened also scrolls above.
         verbose: scroll each step of a probe instead of one line.
     """

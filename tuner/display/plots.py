@@ -31,6 +31,7 @@ from tuner.display.figures.style import (
     SERIES,
     SYMBOLS,
     Axis,
+    bar_trace,
     empty_figure,
     line_trace,
     points_trace,
@@ -237,21 +238,13 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
     ):
         chosen = [i for i, bad in enumerate(failed) if bad == is_failed]
         if chosen:
-            figure.add_trace(
-                {
-                    "type": "bar",
-                    "name": name,
-                    "x": [i + 1 for i in chosen],
-                    "y": [costs[i] / units.kJ for i in chosen],
-                    "marker": {"color": colour, "pattern": {"shape": pattern}},
-                    "hovertext": [
-                        f"{texts[i]}<br>{units.energy_text(costs[i])}{label(estimated)}"
-                        for i in chosen
-                    ],
-                    "hoverinfo": "text",
-                    "showlegend": any(failed),
-                }
-            )
+            marker = {"color": colour, "pattern": {"shape": pattern}}
+            hover = [
+                f"{texts[i]}<br>{units.energy_text(costs[i])}{label(estimated)}" for i in chosen
+            ]
+            heights = [costs[i] / units.kJ for i in chosen]
+            shown = name if any(failed) else ""
+            figure.add_trace(bar_trace([i + 1 for i in chosen], heights, marker, hover, shown))
     return figure
 
 

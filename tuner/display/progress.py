@@ -25,11 +25,7 @@ LOGGER = "tuner.search"
 
 
 class ProgressPrinter:
-    """Prints events as plain lines.
-
-    Args:
-        verbose: print each step of a probe instead of one line.
-    """
+    """Prints events as plain lines."""
 
     def __init__(
         self,

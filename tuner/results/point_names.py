@@ -1,17 +1,16 @@
-"""Names of measured points: "today", a number of the front, or the knobs in any spelling."""
+"""Measured points by name ("today", a number of the front, the knobs in any spelling), compared."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from tuner.pareto import knee
 from tuner.problem.configuration_names import named_configurations
+from tuner.results.parts import Point
+from tuner.results.result import Result
+from tuner.results.significance import Comparison
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import UnknownName
-
-if TYPE_CHECKING:
-    from tuner.results.parts import Point
-    from tuner.results.result import Result
+from tuner.search_spaces.errors import InputError, UnknownName
 
 
 def find_point(result: Result, name: str | Configuration) -> Point:
@@ -48,3 +47,31 @@ def find_point(result: Result, name: str | Configuration) -> Point:
         name.short if isinstance(name, Configuration) else name,
         [*known, f"or a configuration that was measured (tuner show {result.name})"],
     )
+
+
+def compare_points(result: Result, a: Point, b: Point) -> Comparison:
+    """Compare step time and energy of `b` with `a`.
+
+    Raises:
+        InputError: they are one configuration, one was not measured, or they charge different
+            scopes of energy.
+    """
+    names = a.configuration.short, b.configuration.short
+    for point, name in zip((a, b), names, strict=True):
+        if not result.windows.get(point.configuration):
+            raise InputError(f"{name} has no measurement to compare")
+    if a.meter.scope != b.meter.scope:
+        raise InputError(
+            f"{names[0]} charges the {a.meter.scope} and {names[1]} the {b.meter.scope}; "
+            "energies of two scopes cannot be compared"
+        )
+    found = replace(result.judged, baseline=a).differences(b)
+    if found is None:
+        raise InputError(f"{names[0]} and {names[1]} are the same configuration; name two")
+    energy, time = found
+    launches = [len(set(result.launches.get(each.configuration, ()))) for each in (a, b)]
+    basis = (
+        f"By the posterior of all launches of the study, {launches[0]} and {launches[1]} of them "
+        "of these two; it allows for the luck of a configuration that the search selected."
+    )
+    return Comparison(*names, time, energy, b.meter, basis)

@@ -202,7 +202,7 @@ class Result:
             UnknownName: one was not measured.
             InputError: they charge different scopes of energy.
         """
-        compare = built_on_results("tuner.results.compare", "compare_points")
+        compare = built_on_results("tuner.results.point_names", "compare_points")
         comparison: Comparison = compare(self, self.point(a), self.point(b))
         return comparison
 

@@ -372,9 +372,8 @@ def _cause(events: Sequence[Event], explain_exit: Callable[[int, int], Failure])
             (effects if event.detail.get("effect") else causes).append(said)
         elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
             causes.append(explain_exit(event.rank, int(event.detail["code"])))
-    order = ("node", "out_of_memory", "alone", "refused", "crash")
     # Stable: among causes of one kind the first that was heard is the cause.
-    causes.sort(key=lambda failure: order.index(failure.kind))
+    causes.sort(key=lambda failure: failure.type.order)
     return next(iter(causes + effects), None)
 
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from tuner.display.figures.style import BLUE, GREEN, MUTED, ORANGE, empty_figure, wrapped
+from tuner.display.figures.style import BLUE, GREEN, MUTED, ORANGE, bar_trace, empty_figure, wrapped
 from tuner.formatting import number, percent, value_text
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
@@ -53,25 +53,15 @@ def bars(
     total = sum(parts.values())
     names = list(parts)[::-1]
     figure = empty_figure(title, "", {"rangemode": "tozero"}, {"showgrid": False, "ticks": ""})
-    figure.add_trace(
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": [html.escape(name) for name in names],
-            "x": [parts[name] / scale for name in names],
-            "marker": {"color": colour},
-            "text": [f" {percent(parts[name] / total)}" for name in names],
-            "textposition": "outside",
-            "cliponaxis": False,
-            "hoverinfo": "text",
-            "hovertext": [
-                f"{html.escape(name)}: {number(parts[name] / scale)} {unit}, "
-                f"{percent(parts[name] / total)}"
-                for name in names
-            ],
-            "showlegend": False,
-        }
-    )
+    shares = [percent(parts[name] / total) for name in names]
+    hover = [
+        f"{html.escape(name)}: {number(parts[name] / scale)} {unit}, {share}"
+        for name, share in zip(names, shares, strict=True)
+    ]
+    values, labels = [parts[name] / scale for name in names], list(map(html.escape, names))
+    trace = bar_trace(values, labels, {"color": colour}, hover, "")
+    beside = {"text": [f" {share}" for share in shares], "textposition": "outside"}
+    figure.add_trace({**trace, **beside, "orientation": "h", "cliponaxis": False})
     widest = max(parts.values(), default=0.0) / scale
     figure.update_layout(bargap=0.35, xaxis={"range": [0, 1.18 * widest]})
     return figure

@@ -25,6 +25,7 @@ from tuner.display.figures.style import (
     SERIES,
     TEXT,
     add_small_text,
+    bar_trace,
     empty_figure,
     line_trace,
 )
@@ -348,22 +349,13 @@ def scopes_figure(result: Result) -> go.Figure | None:
     for name, colour in zip(scopes, SERIES, strict=False):
         values = [said.get(name) for _, said in by_point]
         main = [next(iter(said.values())) for _, said in by_point]
-        figure.add_trace(
-            {
-                "type": "bar",
-                "name": html.escape(name),
-                "x": labels,
-                "y": values,
-                "marker": {"color": colour},
-                "hoverinfo": "text",
-                "hovertext": [
-                    f"{html.escape(name)}: {number(v)} W, {percent(v / m)} of the metered scope"
-                    if v is not None
-                    else ""
-                    for v, m in zip(values, main, strict=True)
-                ],
-            }
-        )
+        hover = [
+            ""
+            if v is None
+            else f"{html.escape(name)}: {number(v)} W, {percent(v / m)} of the metered scope"
+            for v, m in zip(values, main, strict=True)
+        ]
+        figure.add_trace(bar_trace(labels, values, {"color": colour}, hover, html.escape(name)))
     return figure
 
 
