@@ -22,7 +22,11 @@ Made = TypeVar("Made")
 
 def _is_number(value: Any) -> bool:
     # An integer of more than 300 digits is no float; NaN means "unknown" where it is allowed.
-    return type(value) in (int, float) and (value != value or abs(value) <= 1e300)
+    return (
+        isinstance(value, int | float)  # NumPy's float64 is a float
+        and not isinstance(value, bool)
+        and (value != value or abs(value) <= 1e300)
+    )
 
 
 def _many(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -38,7 +42,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 #: Check and description of each declared type.

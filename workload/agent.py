@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.multi_node.peer import Peer
 from tuner.workload.node.preflight import NodeFacts, look
 from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.platforms import platform_of
@@ -29,6 +28,9 @@ from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, P
 from tuner.workload.runners import Continuation, InteractiveRunner, Runner
 from tuner.workload.scripts.folder_copy import unpacked
 from tuner.workload.scripts.script_job import ScriptJob
+
+if TYPE_CHECKING:
+    from tuner.workload.multi_node.peer import Peer
 
 #: Makes a node's runner from the job, the cluster and the run folder.
 MakeRunner = Callable[[TrainingJob, Cluster, str], Runner]

@@ -55,7 +55,8 @@ def _server(node: TwinNode, text: str) -> Iterator[RankServer]:
     """Start a fork server whose only import is a module with this text."""
     (node.path.parent / "framework.py").write_text(text)
     path = os.pathsep.join([str(node.path.parent), os.environ.get("PYTHONPATH", "")])
-    server = RankServer(needs=("framework",), env=node.environment() | {"PYTHONPATH": path})
+    env = node.environment() | {"PYTHONPATH": path}
+    server = RankServer(needs=("framework",), env=env, platform=Nvidia(env))
     server._optional = ()
     try:
         server.start()

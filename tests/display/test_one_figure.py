@@ -15,7 +15,7 @@ from tests.results.test_recommendation import result_of
 from tuner.display.answer import answer_lines
 from tuner.display.notebook import result_html
 from tuner.display.report import render_report
-from tuner.display.text import summary_lines
+from tuner.display.text import choice_lines, summary_lines
 from tuner.display.view import View
 from tuner.formatting import change
 from tuner.problem.constraints import Constraints
@@ -36,7 +36,9 @@ def searched_study() -> Result:
     [
         lambda result: "\n".join(summary_lines(result)),
         lambda result: "\n".join(answer_lines(result)),
-        lambda result: "\n".join(result.choose(Constraints(budget_kJ=budget(result))).lines()),
+        lambda result: "\n".join(
+            choice_lines(result.choose(Constraints(budget_kJ=budget(result))))
+        ),
         lambda result: unescape(re.sub(r"<[^>]*>", " ", result_html(result))),
         lambda result: text_of_page(result),
     ],

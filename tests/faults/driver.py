@@ -228,7 +228,7 @@ POINTS: tuple[tuple[str, Callable[[], type], str, str], ...] = (
     ("after the trace line", _writer, "append", "after"),
     ("inside the journal, holding its lock", _lock, "release", "before"),
     ("before the tell", _book, "finish", "before"),
-    ("in the middle of the tell", _book, "_finish_trial", "before"),
+    ("in the middle of the tell", _book, "_tell", "before"),
     ("after the tell", _book, "finish", "after"),
     ("while study.toml is replaced", lambda: RunFolder, "write_study", "before"),
 )

@@ -7,11 +7,10 @@ that none was shown, and how small a difference could have been.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import MeterInfo
@@ -148,10 +147,10 @@ def compare_paired(a: Sequence[float], b: Sequence[float], quantity: str) -> Dif
     if len(a) != len(b):
         raise InputError(f"{len(a)} values cannot be paired with {len(b)}")
     method = f"paired t on {len(a)} pairs"
-    ratio = np.log(np.asarray(b, dtype=float)) - np.log(np.asarray(a, dtype=float))
-    if ratio.size < 2:
+    ratio = [math.log(two / one) for one, two in zip(a, b, strict=True)]
+    if len(ratio) < 2:
         return Difference(quantity, math.nan, -math.inf, math.inf, math.nan, method)
-    mean, variance = float(ratio.mean()), float(ratio.var(ddof=1)) / ratio.size
+    mean, variance = statistics.fmean(ratio), statistics.variance(ratio) / len(ratio)
     if variance == 0 and mean == 0:
         return Difference(quantity, 0.0, 0.0, 0.0, math.nan, method)
-    return _of_variance(mean, variance, ratio.size - 1, quantity, method)
+    return _of_variance(mean, variance, len(ratio) - 1, quantity, method)
