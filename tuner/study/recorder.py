@@ -145,10 +145,13 @@ class StudyRecorder:
     def start(self, request: ProbeRequest) -> None:
         """Start one trial per configuration of the probe; the sampler sees them as pending."""
         self._open[request.probe_id] = {}
-        self.extend(request, request.live)
+        self._ask_each(request, request.live)
 
     def extend(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
         """Start one trial per further live setting of a running probe."""
+        self._ask_each(request, live)
+
+    def _ask_each(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
         trials = self._open[request.probe_id]
         with storage_trouble(self.where):
             for configuration in (Configuration(request.launch, one) for one in live):
