@@ -51,7 +51,12 @@ class CurvePoint:
         """Return the point as JSON values."""
         point, own = self.point, {**vars(self), "restart_kJ": self.restart_kJ}
         own["configuration"] = own.pop("point").configuration.to_json()
-        names = ("power_W", "power_interval_W", "peak_power_W", "time_to_solution_s")
+        names: tuple[str, ...] = (
+            "power_W",
+            "power_interval_W",
+            "peak_power_W",
+            "time_to_solution_s",
+        )
         names += ("time_interval_s", "energy_to_solution_kJ", "energy_interval_kJ")
         figures = {name: getattr(point, name) for name in names}
         return {"short_name": point.configuration.short, **figures, **own}
