@@ -3,7 +3,8 @@
 Each problem is trained for 10,000 steps under noise, steadily and with injected drift, by
 `tuner.online`, at the fixed highest setting, at the best fixed setting that keeps the promise (the
 oracle, which knows the truth), and by peers. Figures are medians over problems of the means over
-seeds, for held-out problems unless their names say otherwise.
+seeds, for held-out problems unless their names say otherwise. Events of demand response are
+replayed on all problems that can draw so little (`benchmarks.online.events`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.online.events import event_figures
 from benchmarks.online.peers import EpsilonGreedy, Ucb, ZeusSweep
 from benchmarks.online.tables import Problem, problems
 from benchmarks.online.training import BEGINS, DRIFTS, STEPS, Drift, Fixed, Policy, Run, Training
@@ -155,6 +157,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--traces", type=Path, default=ROOT.parent / "shared" / "traces", metavar="FOLDER"
     )
+    parser.add_argument(
+        "--events", type=int, default=100, help="demand-response events (default: 100)"
+    )
     options = parser.parse_args(argv)
     found = problems(options.traces)
     pairs = []
@@ -176,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if chosen:
             suffix = "" if split == "held_out" else f"_{split}"
             figures += figures_of([a for a, _ in chosen], [b for _, b in chosen], suffix)
-    publish(figures, options.json)
+    publish([*figures, *event_figures(found, options.events)], options.json)
 
 
 if __name__ == "__main__":

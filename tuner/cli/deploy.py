@@ -77,24 +77,33 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.display.online_text import tuning_json, tuning_lines
     from tuner.online.agent import tune
 
+    what = "--tune" if args.tune else "--follow-power"
+    if args.tune and args.follow_power:
+        raise InputError("--follow-power sets the clocks by its target; leave out --tune")
     if args.run is not None or args.steps is not None or not args.clocks:
         raise InputError(
-            "--tune starts the command after -- as it is: it takes no run, --steps or --no-clocks"
+            f"{what} starts the command after -- as it is: it takes no run, --steps or --no-clocks"
         )
     if not args.program:
-        raise InputError("--tune needs the command that trains: tuner run --tune -- torchrun ...")
-    slowdown = parse_quantity(args.max_slowdown or "5%", "share")
+        raise InputError(f"{what} needs the command that trains after --: -- torchrun ...")
+    slowdown = parse_quantity(args.max_slowdown, "share") if args.max_slowdown else None
     output = 2 if args.json else None  # with --json standard output is the answer alone
-    done = tune(args.program, max_slowdown=slowdown, say=say_of(args, "tuner: "), output=output)
+    done = tune(
+        args.program,
+        max_slowdown=slowdown,
+        follow=args.follow_power,
+        say=say_of(args, "tuner: "),
+        output=output,
+    )
     answer(args, tuning_json(done), tuning_lines(done))
     return OK if done.exit_code == 0 else FAILED
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.tune:
+    if args.tune or args.follow_power:
         return _tune(args)
     if args.max_slowdown is not None:
-        raise InputError("--max-slowdown is a promise of --tune")
+        raise InputError("--max-slowdown is a promise of --tune and --follow-power")
     from tuner.api import load_result
     from tuner.deploy.train import train
     from tuner.problem.file_starts import of_opened
@@ -150,6 +159,12 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--max-slowdown",
         metavar="SHARE",
-        help="with --tune: slowdown of the whole run that is allowed (default: 5%%)",
+        help="with --tune: slowdown of the whole run that is allowed (default: 5%%); with "
+        "--follow-power the same (default: any)",
+    )
+    run.add_argument(
+        "--follow-power",
+        metavar="FILE|URL",
+        help="follow a target by the clocks while the command after -- trains: watts, or none",
     )
     add_shared(run, "--trust", "--quiet")

@@ -119,7 +119,7 @@ def usage_of(parser: argparse.ArgumentParser) -> str:
 #: Commands that `tuner --help` shows, by what they are for.
 GROUPS = {
     "tune": ("optimize", "plan", "fit", "demo"),
-    "look": ("show", "choose", "explain", "compare"),
+    "look": ("show", "choose", "explain", "compare", "curve"),
     "use": ("apply", "run", "export", "import"),
     "more": ("runs", "list", "doctor", "dev"),
 }

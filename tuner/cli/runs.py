@@ -1,5 +1,5 @@
-"""Commands about an existing run: `tuner show`, `choose`, `explain`, `compare` and `export`, with
-`dashboard`; and `tuner import`, which makes a run of CSV files.
+"""Commands about an existing run: `tuner show`, `choose`, `explain`, `compare`, `curve` and
+`export`, with `dashboard`; and `tuner import`, which makes a run of CSV files.
 """
 
 from __future__ import annotations
@@ -184,6 +184,29 @@ def _explain(args: argparse.Namespace) -> int:
     return OK
 
 
+def _curve(args: argparse.Namespace) -> int:
+    from tuner.api import load_result
+    from tuner.display.curve import curve_csv, curve_figure, curve_notes, curve_rows
+    from tuner.online.curve import power_curve
+    from tuner.problem.run_folder import find_run
+    from tuner.search_spaces.safe_files import write_text
+    from tuner.workload.trace import read_trace
+
+    folder = find_run(args.run, args.runs_dir)
+    records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    curve = power_curve(load_result(folder.path), args.point, records)
+    written = []
+    if args.csv:
+        write_text(args.csv, curve_csv(curve))
+        written.append(args.csv)
+    if args.html:
+        write_text(args.html, curve_figure(curve).to_html(include_plotlyjs=True))
+        written.append(args.html)
+    lines = [*columns(curve_rows(curve)), *curve_notes(curve), *written]
+    answer(args, {**curve.to_json(), "files": written}, lines, fit=True)
+    return OK
+
+
 def _export(args: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
@@ -260,6 +283,10 @@ def add(commands: Commands) -> None:
     )
     explain.add_argument("at", nargs="?", metavar="POINT", help=f"{POINT} (default: best)")
     explain.add_argument("--point", default="best", metavar="POINT", help="the same")
+    curve = commands.of_run("curve", _curve, "what the job would do at each power it may draw")
+    add_shared(curve, "--point")
+    curve.add_argument("--csv", metavar="FILE", help="write the curve as CSV")
+    curve.add_argument("--html", metavar="FILE", help="write its plot, one HTML file")
     export = commands.of_run(
         "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )

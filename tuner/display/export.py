@@ -85,7 +85,7 @@ def front_frame(result: Result) -> pandas.DataFrame:
     return table[[name for name in (*figures, *names) if name in table.columns]]
 
 
-def _csv_cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
     """Return a cell that no spreadsheet takes for a formula: such a text gets an apostrophe in
     front (OWASP, "CSV Injection"). Numbers stay as they are."""
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
@@ -101,8 +101,8 @@ def _to_csv(result: Result, out: Path) -> None:
     names = list(table[0]) if table else ["energy_to_solution_kJ"]
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(map(_csv_cell, names))
-    writer.writerows(map(_csv_cell, row.values()) for row in table)
+    writer.writerow(map(csv_cell, names))
+    writer.writerows(map(csv_cell, row.values()) for row in table)
     write_text(out, text.getvalue())
 
 

@@ -35,12 +35,15 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             f"{100 * high / (balance.energy_J + high):.1f}] % than at the highest setting."
         )
         less, slowdown, more = balance.slowdown
-        word = "kept" if outcome.kept else "broken"
-        lines.append(
-            f"Slowdown {100 * slowdown:.1f} % [{100 * less:.1f}, {100 * more:.1f}] %: the promise "
-            f"of at most {100 * outcome.max_slowdown:g} % was {word}. Exploring cost "
-            f"{100 * balance.exploring_J / balance.energy_J:.1f} % of the energy."
-        )
+        lost = f"Slowdown {100 * slowdown:.1f} % [{100 * less:.1f}, {100 * more:.1f}] %"
+        if outcome.max_slowdown is not None:
+            word = "kept" if outcome.kept else "broken"
+            promise = f"{100 * outcome.max_slowdown:g} %"
+            lost += f": the promise of at most {promise} was {word}"
+        explored = 100 * balance.exploring_J / balance.energy_J
+        said = "" if outcome.periods else f" Exploring cost {explored:.1f} % of the energy."
+        lines.append(f"{lost}.{said}")
+        lines += _period_lines(outcome)
         shares = sorted(enumerate(outcome.seconds_at), key=lambda each: -each[1])
         named = [
             f"{outcome.settings[at] or 'the highest'} {100 * seconds / balance.seconds:.0f} %"
@@ -62,6 +65,19 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
     return lines
 
 
+def _period_lines(outcome: TuningOutcome) -> list[str]:
+    """Return what was asked and delivered, for targets of power."""
+    lines = []
+    for period in outcome.periods:
+        if period.target_W is not None and period.seconds > 0:
+            lines.append(
+                f"Asked {period.target_W:g} W for {duration(period.seconds)}: "
+                f"{period.energy_J / period.seconds:.0f} W delivered, "
+                f"{duration(period.beyond_s)} of it above the target."
+            )
+    return lines
+
+
 def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
     """Return the outcome as JSON."""
     balance = outcome.balance
@@ -70,5 +86,6 @@ def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
         "meter": dict(vars(outcome.meter)) if outcome.meter else None,
         "balance": {**vars(balance), "slowdown": balance.slowdown},
         "changes": [dict(vars(change)) for change in outcome.changes],
+        "periods": [dict(vars(period)) for period in outcome.periods],
         "kept": outcome.kept,
     }

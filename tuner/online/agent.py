@@ -21,8 +21,10 @@ from typing import Literal
 from tuner.online.bandit import OnlineTuner
 from tuner.online.changes import Change
 from tuner.online.command import watched
+from tuner.online.follow import Period, PowerFollower
 from tuner.online.marks import Mark, Marks
 from tuner.online.promise import Balance
+from tuner.online.signal import Signal
 from tuner.online.windows import Chunk
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
@@ -43,6 +45,15 @@ CLOCKS, LOWEST = 8, 0.5
 #: Refused settings after which the tuning ends.
 REFUSALS = 3
 
+#: Promise of a tuned training that was given none.
+DEFAULT_SLOWDOWN = 0.05
+#: What is said of a target that is not met.
+UNMET = {
+    "low": "is less than the job can draw: it runs at the lowest clock",
+    "high": "is more than the job draws: it runs at the highest clock",
+    "budget": "is not followed until the budget of slowdown allows it again",
+}
+
 #: Why a training is not, or no longer, tuned.
 Ended = Literal["", "unmetered", "fixed", "refused", "meter", "fault"]
 
@@ -53,7 +64,7 @@ class TuningOutcome:
 
     Attributes:
         exit_code: of the command.
-        max_slowdown: as promised.
+        max_slowdown: as promised; None: any was allowed.
         settings: what could be chosen; the first, "", is the machine as it was.
         steps: steps that were tuned.
         seconds_at: time at each setting, seconds.
@@ -61,10 +72,11 @@ class TuningOutcome:
         ended: why the training was not tuned to its end; "" if it was.
         problem: the sentence of the error behind `ended`.
         not_restored: what could not be put back; "" if all was.
+        periods: what power was asked and delivered, if a target was followed.
     """
 
     exit_code: int
-    max_slowdown: float
+    max_slowdown: float | None
     settings: tuple[str, ...] = ()
     meter: MeterInfo | None = None
     steps: int = 0
@@ -76,21 +88,29 @@ class TuningOutcome:
     ended: Ended = ""
     problem: str = ""
     not_restored: str = ""
+    periods: tuple[Period, ...] = ()
 
     @property
     def kept(self) -> bool | None:
-        """True if the slowdown is within the promise by its estimate; None if nothing was tuned."""
-        return self.balance.slowdown[1] <= self.max_slowdown if self.steps else None
+        """True if the slowdown is within the promise by its estimate; None if there is none."""
+        if not self.steps or self.max_slowdown is None:
+            return None
+        return self.balance.slowdown[1] <= self.max_slowdown
 
 
-def clock_settings(governor: Governor) -> list[Settings]:
-    """Return the live settings to choose from, the machine's own first, then falling clocks."""
+def clock_settings(governor: Governor, *, every: bool = False) -> list[Settings]:
+    """Return the live settings to choose from, the machine's own first, then falling clocks.
+
+    Args:
+        every: all clocks below the highest, not only a few of the upper half.
+    """
     clocks = governor.supported_clocks_MHz
     if not clocks:
         return [Settings()]
     top = clocks[-1]
-    offered = sorted((each for each in clocks if LOWEST * top <= each < top), reverse=True)
-    if len(offered) > CLOCKS:
+    least = 0 if every else LOWEST * top
+    offered = sorted((each for each in clocks if least <= each < top), reverse=True)
+    if len(offered) > CLOCKS and not every:
         offered = [offered[round((i + 1) * len(offered) / CLOCKS) - 1] for i in range(CLOCKS)]
     return [Settings(), *(Settings(clock_MHz=clock) for clock in offered)]
 
@@ -111,12 +131,19 @@ class LiveTuning:
         settings: Sequence[Settings],
         top_MHz: int,
         *,
-        max_slowdown: float,
+        max_slowdown: float | None,
         say: Callable[[str], None],
+        signal: Signal | None = None,
     ) -> None:
         clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
         x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
-        self.tuner = OnlineTuner(x, max_slowdown=max_slowdown, window_s=WINDOW_S, settle_s=SETTLE_S)
+        self.tuner: OnlineTuner
+        if signal is not None:
+            self.tuner = PowerFollower(x, budget=max_slowdown, window_s=WINDOW_S, settle_s=SETTLE_S)
+        else:
+            most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
+            self.tuner = OnlineTuner(x, max_slowdown=most, window_s=WINDOW_S, settle_s=SETTLE_S)
+        self._signal, self._said = signal, ("", "")
         self.seconds_at = [0.0] * len(settings)
         self.refused: list[str] = []
         self._governor, self._meter, self._settings = governor, meter, settings
@@ -153,14 +180,28 @@ class LiveTuning:
         self.seconds_at[self._in_force] += seconds
         self._check()
         noticed = len(self.tuner.changes)
+        if self._signal is not None:
+            self._ask(self._signal)
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
-        for change in self.tuner.changes[noticed:]:
+        # One that follows power does not measure again.
+        for change in self.tuner.changes[noticed:] if self._signal is None else ():
             self._say(
                 f"{change.quantity} changed by {100 * change.relative:+.0f} % at step "
                 f"{mark.step}; measuring again from the highest setting"
             )
         if decision.setting != self._in_force:
             self._set(decision.setting)
+
+    def _ask(self, signal: Signal) -> None:
+        """Hand the target on, and say once what is wrong with it."""
+        assert isinstance(self.tuner, PowerFollower)
+        self.tuner.target_W, target_W = signal.target_W, self.tuner.target_W
+        problem, unmet = signal.problem, self.tuner.unmet
+        if problem and problem != self._said[0]:
+            self._say(problem)
+        if unmet and unmet != self._said[1] and target_W is not None:
+            self._say(f"{target_W:g} W {UNMET[unmet]}")
+        self._said = problem, unmet
 
     def _set(self, setting: int) -> None:
         try:
@@ -195,27 +236,34 @@ class LiveTuning:
 def tune(
     command: Sequence[str],
     *,
-    max_slowdown: float = 0.05,
+    max_slowdown: float | None = None,
+    follow: str | None = None,
     say: Callable[[str], None] = lambda sentence: None,
     output: int | None = None,
 ) -> TuningOutcome:
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
 
     Args:
-        max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
+        max_slowdown: promised for the time of the whole run; 0.05 is 5 %. By default 5 %, or any
+            if a target of power is followed.
+        follow: file or address of a target of power in watts, which is followed instead.
         output: file descriptor of the command's standard output; by default this process's own.
 
     Raises:
-        InputError: the command cannot be read, or the promise is no share.
+        InputError: the command or the target cannot be read, or the promise is no share.
     """
-    if not 0 <= max_slowdown < 1:
+    if max_slowdown is None and follow is None:
+        max_slowdown = DEFAULT_SLOWDOWN
+    if max_slowdown is not None and not 0 <= max_slowdown < 1:
         raise InvalidValue("max_slowdown", max_slowdown, "a share from 0 to below 1, e.g. 5%")
     words, assigned = watched(command, Path.cwd())
+    signal = Signal(follow) if follow is not None else None
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
     with closing(governor), closing(open_meter(cluster)) as meter:
-        settings = clock_settings(governor) if governor.can_set else [Settings()]
+        every = signal is not None
+        settings = clock_settings(governor, every=every) if governor.can_set else [Settings()]
         ended: Ended = "unmetered" if meter.info.estimated else ""
         problem = f"its energy is only estimated ({meter.info.source})" if ended else ""
         if not ended and len(settings) < 2:
@@ -232,8 +280,16 @@ def tune(
             if not ended:
                 top = governor.supported_clocks_MHz[-1]
                 live = LiveTuning(
-                    governor, meter, settings, top, max_slowdown=max_slowdown, say=say
+                    governor,
+                    meter,
+                    settings,
+                    top,
+                    max_slowdown=max_slowdown,
+                    say=say,
+                    signal=signal,
                 )
+                if signal is not None:
+                    signal.start()
                 ended, problem = _follow(process, marks, live)
                 if ended:
                     say(f"not tuned any more, and the training goes on: {problem}")
@@ -242,6 +298,8 @@ def tune(
             not_restored = _restore(governor)
             code = _wait(process)
         finally:
+            if signal is not None:
+                signal.close()
             marks.close()
             remove()
     outcome = TuningOutcome(
@@ -267,6 +325,7 @@ def _with_facts(
         balance=live.tuner.balance,
         stalled_s=live.tuner.stalled_s,
         changes=tuple(live.tuner.changes),
+        periods=tuple(live.tuner.periods) if isinstance(live.tuner, PowerFollower) else (),
     )
 
 

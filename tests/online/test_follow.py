@@ -1,0 +1,196 @@
+"""A training that follows a target of power: devices whose power follows their clock."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from benchmarks.online.events import event, fine
+from benchmarks.online.tables import problems
+from tests.online.test_agent import TRAIN, Devices
+from tuner.cli.main import main
+from tuner.display.online_text import tuning_lines
+from tuner.online.agent import LiveTuning, TuningOutcome, clock_settings
+from tuner.online.follow import Period, PowerFollower
+from tuner.online.marks import Mark
+from tuner.online.signal import Signal, watts_of
+from tuner.search_spaces.errors import InputError
+
+
+class Fine(Devices):
+    """Devices with a clock every 20 MHz."""
+
+    supported_clocks_MHz = tuple(range(400, 1401, 20))
+
+
+class Job:
+    """A training whose target the test writes."""
+
+    def __init__(self, path: Path, budget: float | None = None) -> None:
+        self.path, self.devices, self.said = path, Fine(), list[str]()
+        self.target("none")
+        self.signal = Signal(str(path))
+        settings = clock_settings(self.devices, every=True)
+        self.live = LiveTuning(
+            *(self.devices, self.devices, settings, 1400),  # type: ignore[arg-type]
+            max_slowdown=budget,
+            say=self.said.append,
+            signal=self.signal,
+        )
+        self.steps = 0
+
+    def target(self, text: str) -> None:
+        self.path.write_text(text)
+
+    def train(self, steps: int) -> float:
+        """Train; return the mean power, watts."""
+        time_s, energy_J = self.devices.time_s, self.devices.energy_J
+        for _ in range(steps):
+            self.signal.read()
+            self.live.take(Mark(0, self.steps, self.devices.step()))
+            self.steps += 1
+        return (self.devices.energy_J - energy_J) / (self.devices.time_s - time_s)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path / "watts")
+
+
+def test_a_target_is_met_and_left_again(job: Job) -> None:
+    assert job.train(200) == pytest.approx(380, rel=0.01)
+    job.target("285 W\n")
+    job.train(60)
+    assert 0.93 * 285 < job.train(1000) <= 285
+    job.target("none")
+    job.train(10)
+    assert job.train(200) == pytest.approx(380, rel=0.01)
+    assert job.said == []
+    assert isinstance(job.live.tuner, PowerFollower)
+    assert [period.target_W for period in job.live.tuner.periods] == [None, 285.0, None]
+    low, _, high = job.live.tuner.balance.lost_s
+    assert low - 1 <= job.devices.time_s - job.steps * 0.5 <= high + 1
+
+
+@pytest.mark.parametrize(
+    ("target", "said", "clock_MHz"),
+    [("195", "is less than the job can draw", 400), ("700", "is more than the job draws", 1400)],
+)
+def test_a_target_out_of_reach_is_one_sentence(
+    job: Job, target: str, said: str, clock_MHz: int
+) -> None:
+    job.devices.step = lambda: _flat(job.devices)  # type: ignore[method-assign]
+    job.train(100)
+    job.target(target)
+    job.train(600)
+    assert len([each for each in job.said if said in each]) == 1
+    assert job.devices.clock_MHz == clock_MHz
+
+
+def _flat(devices: Devices) -> float:
+    """A step of devices that draw 200 W at least."""
+    devices.time_s += 0.5
+    devices.energy_J += 0.5 * (200 + 180 * (devices.clock_MHz / 1400) ** 2)
+    return devices.time_s
+
+
+def test_a_signal_that_stops_leaves_its_last_target_with_one_sentence(job: Job) -> None:
+    job.train(100)
+    job.target("300")
+    job.train(100)
+    job.path.unlink()
+    assert job.train(300) <= 300
+    job.target("")  # it is being written
+    assert job.train(100) <= 300
+    assert "stopped" in job.said[0]
+    assert len(job.said) == 2
+
+
+def test_a_jump_counts_when_it_is_read_twice(job: Job) -> None:
+    job.target("300")
+    job.signal.read()
+    job.target("3")  # half of what is being written
+    job.signal.read()
+    assert job.signal.target_W == 300
+    assert "jumped from 300 W to 3 W" in job.signal.problem
+    job.target("310")
+    job.signal.read()
+    assert (job.signal.target_W, job.signal.problem) == (310, "")
+    for _ in range(2):
+        job.target("100")
+        job.signal.read()
+    assert job.signal.target_W == 100
+
+
+def test_a_budget_of_slowdown_is_kept_at_any_time(tmp_path: Path) -> None:
+    job = Job(tmp_path / "watts", budget=0.03)
+    job.train(400)
+    job.target("250")
+    for _ in range(40):
+        job.train(100)
+        assert job.devices.time_s / (job.steps * 0.5) - 1 <= 0.03
+    assert job.devices.time_s / (job.steps * 0.5) - 1 > 0.005
+    assert any("budget of slowdown" in each for each in job.said)
+
+
+@pytest.mark.parametrize("text", ["", "-3", "nan", "inf", "300 kW", "[300]"])
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="no target"):
+        watts_of(text)
+
+
+def test_an_address_is_read_like_a_file() -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"240\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    signal = Signal(f"http://127.0.0.1:{server.server_port}/")
+    assert signal.target_W == 240
+    server.shutdown()
+    server.server_close()
+    signal.read()
+    assert signal.target_W == 240
+    assert "stopped" in signal.problem
+
+
+def test_a_target_that_cannot_be_read_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--", "python", str(TRAIN), "1", "0"]
+    assert main(["run", "--follow-power", str(tmp_path / "none"), *command]) == 2
+    assert main(["run", "--tune", "--follow-power", "x", *command]) == 2
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 2
+    assert captured.out == ""
+
+
+def test_a_replayed_event_is_met_below_the_cap() -> None:
+    law = fine(problems(None)[1])
+    assert law is not None
+    found = event(law, 3)
+    assert found.met_s < 60
+    assert found.overshoots == 0
+    assert found.tracking_error < 0.1
+
+
+def test_what_was_asked_and_delivered_is_worded() -> None:
+    from tuner.online.promise import Balance
+
+    periods = (Period(None, 10.0, 3800.0), Period(285.0, 100.0, 28000.0, 2.0))
+    outcome = TuningOutcome(
+        0, None, settings=("",), steps=9, balance=Balance(110.0, 31800.0), periods=periods
+    )
+    lines = tuning_lines(outcome)
+    assert len([line for line in lines if line.startswith("Asked 285 W")]) == 1
+    assert "280 W delivered" in " ".join(lines)
+    assert "promise" not in " ".join(lines)

@@ -1,0 +1,159 @@
+"""What a job would do at each power that it may draw, from the measured points of a run.
+
+The points of the configuration's own launch are reached while the job trains, by live settings; all
+others need a restart from a checkpoint. Under each cap the fastest measured point counts; nothing
+is interpolated between points.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.results.parts import Interval, Point
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.workload.probe import ProbeRecord
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Fastest measured point within a power.
+
+    Attributes:
+        slowdown: of the start of the curve; 0.05 is 5 % longer.
+        slowdown_interval: 90 % interval by joint draws of the run's posterior; None without one.
+        live: True if it is reached without a restart.
+        for_average, for_peak: whether it is the fastest within its average and within its peak
+            power, of the points of its kind (live, or all).
+        restart_s: median time of the run's launches of this configuration until the first step
+            after warm-up; 0 for a live move, None if unknown.
+    """
+
+    point: Point
+    slowdown: float
+    slowdown_interval: Interval | None
+    live: bool
+    for_average: bool
+    for_peak: bool
+    restart_s: float | None
+
+    @property
+    def restart_kJ(self) -> float | None:
+        """Energy of the restart if it draws the power of the point; None if unknown."""
+        return None if self.restart_s is None else self.restart_s * self.point.power_W / 1000
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the point as JSON values."""
+        point, own = self.point, {**vars(self), "restart_kJ": self.restart_kJ}
+        own["configuration"] = own.pop("point").configuration.to_json()
+        names: tuple[str, ...] = (
+            "power_W",
+            "power_interval_W",
+            "peak_power_W",
+            "time_to_solution_s",
+        )
+        names += ("time_interval_s", "energy_to_solution_kJ", "energy_interval_kJ")
+        figures = {name: getattr(point, name) for name in names}
+        return {"short_name": point.configuration.short, **figures, **own}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a job by falling average power; `start` is what it would train with."""
+
+    run: str
+    start: Point
+    points: tuple[CurvePoint, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curve as JSON values."""
+        return {
+            "run": self.run,
+            "start": self.start.configuration.short,
+            "of_step": self.start.of_step,
+            "meter": dict(vars(self.start.meter)),
+            "points": [each.to_json() for each in self.points],
+        }
+
+
+def _fastest(points: Iterable[Point], power_W: Callable[[Point], float]) -> set[Configuration]:
+    """Return the points that are the fastest within their own power."""
+    kept, best_s = set[Configuration](), math.inf
+    for point in sorted(points, key=lambda each: (power_W(each), each.time_to_solution_s)):
+        if math.isfinite(power_W(point)) and point.time_to_solution_s < best_s:
+            kept.add(point.configuration)
+            best_s = point.time_to_solution_s
+    return kept
+
+
+def _average_W(point: Point) -> float:
+    return point.power_W
+
+
+def _peak_W(point: Point) -> float:
+    return math.inf if point.peak_power_W is None else point.peak_power_W
+
+
+def _slowdown_interval(result: Result, start: Point, point: Point) -> Interval | None:
+    posterior = result.judged.posterior
+    if point is start or posterior is None:
+        return None
+    draws = posterior.draws
+    if start.configuration not in draws or point.configuration not in draws:
+        return None
+    apart = sorted((draws[point.configuration][0] - draws[start.configuration][0]).tolist())
+    count = len(apart) - 1
+    low, high = (math.expm1(apart[round(share * count)]) for share in (0.05, 0.95))
+    return Interval(low, high)
+
+
+def _restarts(records: Sequence[ProbeRecord]) -> dict[Settings, float]:
+    found: dict[Settings, list[float]] = {}
+    for record in records:
+        if record.measurements and record.launch_s > 0:
+            found.setdefault(record.request.launch, []).append(record.launch_s)
+    return {launch: statistics.median(seconds) for launch, seconds in found.items()}
+
+
+def power_curve(result: Result, start: str, records: Sequence[ProbeRecord] = ()) -> Curve:
+    """Return what the job would do at each power, if it trains with the point named `start`.
+
+    Args:
+        records: the probes of the run, which tell what a launch takes.
+
+    Raises:
+        UnknownName: there is no such point.
+        InputError: nothing was measured.
+    """
+    if not result.points:
+        raise InputError(f"run {result.name!r} measured nothing, so it has no power curve")
+    first = result.point(start)
+    measured = [each for each in result.points if each.meter.scope == first.meter.scope]
+    own = [each for each in measured if each.configuration.launch == first.configuration.launch]
+    live, every = (
+        [_fastest(points, power_W) for power_W in (_average_W, _peak_W)]
+        for points in (own, measured)
+    )
+    restarts, points = _restarts(records), []
+    for point in sorted(measured, key=lambda each: (-each.power_W, each.time_to_solution_s)):
+        here = point in own
+        average, peak = (point.configuration in kept for kept in (live if here else every))
+        if not (average or peak or point is first):
+            continue
+        points.append(
+            CurvePoint(
+                point,
+                point.time_to_solution_s / first.time_to_solution_s - 1,
+                _slowdown_interval(result, first, point),
+                here,
+                average,
+                peak,
+                0.0 if here else restarts.get(point.configuration.launch),
+            )
+        )
+    return Curve(result.name, first, tuple(points))
