@@ -333,3 +333,15 @@ def test_the_script_gets_the_words_that_it_would_get_without_us(
         [sys.executable, str(hook), *words], cwd=tmp_path, capture_output=True, text=True
     )
     assert json.loads(done.stdout)[1:] == argv, done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--lr", "1"]])
+def test_a_script_trains_behind_the_hook_with_and_without_arguments(
+    tmp_path: Path, more: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('trained', *sys.argv[1:])")
+    words, assigned = watched(["python", "train.py", *more], tmp_path)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | assigned, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["trained", *more]), done.stderr

@@ -111,3 +111,13 @@ def test_the_command_prints_and_writes_the_same_curve(
     assert main([*words, "--point", "nowhere"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     shutil.rmtree(tmp_path)
+
+
+def test_slower_points_of_the_same_power_are_no_choice(runs: Path) -> None:
+    """An estimate that hardly knows what a job draws would offer 259 times its time for nothing."""
+    result = result_of(RunFolder(runs / "script"))
+    powers = [point.power_W for point in result.points]
+    assert len(powers) > 1
+    assert max(powers) < 1.01 * min(powers)
+    (only,) = power_curve(result, "recommended").points
+    assert only.point.time_to_solution_s == min(p.time_to_solution_s for p in result.points)

@@ -154,7 +154,8 @@ def _main(argv: Sequence[str] | None) -> int:
         refuse_sudo()
         _take_program(args)
         apply_defaults(args, _given(args))
-        if getattr(args, "of_run", False) and args.run is None and not getattr(args, "tune", False):
+        alone = any(getattr(args, name, None) for name in ("tune", "follow_power"))
+        if getattr(args, "of_run", False) and args.run is None and not alone:
             print_latest(args)
         code: int = args.run_command(args)
         sys.stdout.flush()

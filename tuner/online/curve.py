@@ -19,6 +19,9 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import ProbeRecord
 
+#: Powers that differ by less are the same: no limit tells them apart.
+SAME_POWER = 0.01
+
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -83,12 +86,16 @@ class Curve:
 
 def _fastest(points: Iterable[Point], power_W: Callable[[Point], float]) -> set[Configuration]:
     """Return the points that are the fastest within their own power."""
-    kept, best_s = set[Configuration](), math.inf
+    kept, best_s, lowest_W = list[Configuration](), math.inf, 0.0
     for point in sorted(points, key=lambda each: (power_W(each), each.time_to_solution_s)):
         if math.isfinite(power_W(point)) and point.time_to_solution_s < best_s:
-            kept.add(point.configuration)
+            if power_W(point) > lowest_W * (1 + SAME_POWER):
+                lowest_W = power_W(point)
+            else:
+                kept.pop()
+            kept.append(point.configuration)
             best_s = point.time_to_solution_s
-    return kept
+    return set(kept)
 
 
 def _average_W(point: Point) -> float:
