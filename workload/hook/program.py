@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> None:
         for name, value in mine.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]
         run_program(words)
-    elif "watch" in arguments[:2] and arguments[-1] != "watch":
+    elif "watch" in arguments[:2] and len(arguments) > arguments.index("watch") + 1:
         # deepspeed puts --local_rank=N behind the first script that it sees; it is the program's.
         at = arguments.index("watch")
         ranks, program = arguments[:at], arguments[at + 1 :]
