@@ -48,6 +48,8 @@ class Listed:
         global_batch: samples of a step where the command does not show them.
         path: folder for PYTHONPATH, from the script's.
         whole: True if the script imports other parts of its repository.
+        today: micro-batch, accumulation and global batch that the command trains with, by reading
+            the script; empty where nobody read it.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Listed:
     global_batch: int = 0
     path: str = ""
     whole: bool = False
+    today: Sequence[int] = ()
 
     @property
     def part(self) -> str:
@@ -110,6 +113,7 @@ class Outcome:
         energy, time: share saved over the script's own configuration; 0 if that is kept.
         answer: the recommended configuration.
         search_s: wall time of inspection and search.
+        today: what the look took for micro-batch, accumulation and global batch; 0 is unknown.
     """
 
     script: Listed
@@ -123,6 +127,7 @@ class Outcome:
     time: float = 0.0
     answer: str = ""
     search_s: float = 0.0
+    today: tuple[int, ...] = ()
 
     @property
     def tuned(self) -> bool:
@@ -253,6 +258,7 @@ def outcome_of(script: Listed, result: Result) -> Outcome:
         energy=-advice.energy.relative if saved and advice.energy else 0.0,
         time=-advice.time.relative if saved and advice.time else 0.0,
         answer=advice.point.configuration.short if saved else "its own configuration",
+        today=(job.frame.micro_batch, job.frame.accumulation, job.global_batch),
     )
 
 
@@ -263,7 +269,8 @@ def stored(script: Listed, file: Path, probes: int) -> Outcome | None:
     kept = json.loads(file.read_text())
     if kept.pop("of") != _identity(script, probes):
         return None
-    return Outcome(script, **{**kept, "knobs": tuple(kept["knobs"])})
+    lists = {name: tuple(kept[name]) for name in ("knobs", "today")}
+    return Outcome(script, **{**kept, **lists})
 
 
 def store(outcome: Outcome, file: Path, probes: int) -> None:
@@ -288,6 +295,17 @@ def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
     if tuned:
         median = statistics.median(len(outcome.knobs) for outcome in tuned)
         found.append(Figure("knobs_in_play_median", median, "count"))
+    known = [outcome for outcome in tuned if outcome.script.today]
+    right = sum(outcome.today == tuple(outcome.script.today) for outcome in known)
+    wrong = sum(
+        any(seen not in (0, true) for seen, true in zip(o.today, o.script.today, strict=True))
+        for o in known
+    )
+    if known:
+        found += [
+            Figure("pinned_today_right", 100 * right / len(known), "%"),
+            Figure("pinned_today_wrong", wrong, "count"),
+        ]
     for outcome in tuned:
         name = outcome.script.slug.replace("-", "_")
         found += [
