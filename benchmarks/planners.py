@@ -93,15 +93,14 @@ def _foreign_figures(
     """Return the rows and figures of others' planners."""
     rows, figures = [], []
     for planner, said in foreign.items():
+        stem = f"{planner.lower().replace('-', '_')}_vtrain"
         for where, name in zip(("single", "multi"), BOTH, strict=True):
             found = score(_as_it_is(said), by_name[name])
             rows.append(_row(planner, name, found))
-            slug = f"{planner.lower().replace('-', '_')}_vtrain_{where}"
-            figures.append(Figure(f"{slug}_mean", found.mean, "%"))
+            figures.append(Figure(f"{stem}_{where}_mean", found.mean, "%"))
         after = score(_by_one_factor(said), by_name[BOTH[0]], leave_out=first_launch)
         rows.append(_row(f"{planner} after one launch", "one node", after))
-        slug = planner.lower().replace("-", "_")
-        figures.append(Figure(f"{slug}_vtrain_single_mean_one_launch", after.mean, "%"))
+        figures.append(Figure(f"{stem}_single_mean_one_launch", after.mean, "%"))
     return rows, figures
 
 

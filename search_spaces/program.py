@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tuner.search_spaces.data_files import check_keys
 from tuner.search_spaces.errors import InvalidValue
+from tuner.search_spaces.typed import check_fields
 
 #: Legal values of `dropout`.
 DROPOUTS = ("none", "hidden", "all")
@@ -49,13 +50,12 @@ class Program:
     fused_loss: bool = False
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value, default = getattr(self, item.name), item.default
-            legal = type(value) is type(default) and (item.name != "dropout" or value in DROPOUTS)
-            if not legal or (item.name == "copies" and value < 0):
-                allowed = {"dropout": f"one of {', '.join(DROPOUTS)}", "copies": "an integer"}
-                what = f"{item.name} of a program"
-                raise InvalidValue(what, value, allowed.get(item.name, "true or false"))
+        check_fields(self, "program")
+        if self.dropout not in DROPOUTS:
+            legal = f"one of {', '.join(DROPOUTS)}"
+            raise InvalidValue("dropout of a program", self.dropout, legal)
+        if self.copies < 0:
+            raise InvalidValue("copies of a program", self.copies, "an integer of at least 0")
 
     @classmethod
     def from_table(cls, data: Any, where: str) -> Program:
