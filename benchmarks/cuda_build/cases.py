@@ -192,8 +192,8 @@ def run_tuner(packages: Path, folder: Path, *words: str, cuda_driver: int) -> tu
 
 def main() -> int:
     folder, case = Path(sys.argv[1]), sys.argv[2]
-    for place in ("runner", "rank_launch"):  # on a twin, but its ranks are to use CUDA
-        patch(f"tuner.workload.node.{place}.on_twin", lambda *_: False).start()
+    # On a twin, but its ranks are to use CUDA.
+    patch("tuner.workload.platforms.nvidia.on_twin", lambda *_: False).start()
     if case == "tuner":
         return tuner(sys.argv[3:])
     if case in SCRIPTS:
