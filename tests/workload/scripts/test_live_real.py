@@ -82,7 +82,7 @@ def test_the_best_value_is_found_in_one_launch(repo: Path, tmp_path: Path) -> No
         cluster=CLUSTER,
         executor="inline",
         clocks=False,
-        max_probes=2,
+        max_probes=3,
         verify=False,
         name="live",
         runs_dir=tmp_path,
