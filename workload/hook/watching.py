@@ -14,6 +14,7 @@ from typing import Any
 
 from . import following, state
 from .counting import GROUPS, StepCounts
+from .link import Link
 from .loops import Loops
 
 
@@ -33,6 +34,8 @@ def count(source: str) -> None:
     _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
     if state.link is not None:
         tuned = not state.options.get("watch")  # a training that is only watched is the user's
+        if isinstance(state.link, Link) and state.link.owner != os.getpid():
+            return _refuse_child(state.link)
         if state.link.steps == 0 and source != "program" and tuned:
             _check_ranks()
         state.link.step_done()
@@ -66,6 +69,18 @@ def look(counts: StepCounts) -> None:
     state.seen["loops"] = found or state.seen.get("loops", {})
     state.seen["batch_norm"] = counts.normalises
     state.seen["deciding"] = following.followed_accumulation(frame)
+
+
+def _refuse_child(link: Link) -> None:
+    """Refuse a training in a process that the program has forked; beside its own it counts not."""
+    if link.steps:
+        return
+    error = state.NotAsAsked(
+        "the script trains in processes that it starts itself (multiprocessing.Process), in which "
+        "no probe can measure; start its ranks with torchrun"
+    )
+    link.fail(error)
+    raise error
 
 
 def _check_ranks() -> None:
