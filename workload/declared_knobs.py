@@ -227,8 +227,7 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
         raise InputError(
             f"knob {knob.name!r} is said to be {knob.baseline} today, but its value is {found}"
         )
-    first = knob.live or knob.how in ("placeholder", "hook")
-    if found is None and knob.baseline is None and first:
+    if found is None and knob.baseline is None and knob.how in ("placeholder", "hook"):
         found = knob.values[0]
     return knob if found is None else replace(knob, baseline=found)
 

@@ -291,7 +291,15 @@ class ScriptJob(TrainingJob):
                 f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
             )
         if knob.by_script:
-            return at_baseline(declared, self.frame.live[knob.name])
+            knob = at_baseline(declared, self.frame.live[knob.name])
+            if knob.baseline is None:
+                raise InputError(
+                    f"what live knob {knob.name!r} is today is not known; give "
+                    f"joulefront_hook.live({knob.name!r}, FUNCTION, READ) a third argument, which "
+                    f"returns the present value, or write baseline = VALUE below "
+                    f"[knobs.{knob.name}] of a --knobs file"
+                )
+            return knob
         if knob.how == "hook" and knob.name not in self.frame.reads:
             raise InputError(
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
