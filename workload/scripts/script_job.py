@@ -39,6 +39,7 @@ from tuner.workload.scripts.command import (
     LAUNCH,
     PLACEHOLDER,
     Start,
+    asks_for_a_rank,
     filled,
 )
 from tuner.workload.scripts.deepspeed_overlay import is_deepspeed, overlay, read_json
@@ -393,6 +394,8 @@ class ScriptJob(TrainingJob):
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
         options["counts"] = probe and self.frame.counted
+        if self.bare and configuration.world_size == 1:
+            options["bare"] = True
         if not probe:  # a probe's agent sets them between steps
             options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {
@@ -427,6 +430,12 @@ class ScriptJob(TrainingJob):
             turns = tuple(name for name in turns if name != "gradient_accumulation")
         return turns
 
+    @cached_property
+    def bare(self) -> bool:
+        """True if one process of the script is started without a rank, as its command does."""
+        launched = self.launcher is not None and bool(self.launcher.words)
+        return not launched and asks_for_a_rank(self.words, self.cwd)
+
     @property
     def compiled(self) -> bool:
         """True if the inspected launch showed a compiled model."""
@@ -448,5 +457,6 @@ class ScriptJob(TrainingJob):
         switched = self.offers["activation_checkpointing"].why == SWITCH or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
         asks = asks or any(knob.by_script for knob in self.knobs)
+        asks = asks or self.bare
         asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
         return bool(asks or switched) or (self.frame.on_deepspeed and not given)

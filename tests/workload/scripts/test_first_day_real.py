@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 
 from tuner.cli.main import main
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
@@ -140,6 +141,21 @@ def test_a_child_that_trains_beside_the_script_is_not_counted(
         "        child = mp.Process(target=follow)\n        child.start()\n        child.join()\n"
     )
     assert look(runner, tmp_path, beside).frame.micro_batch == 8
+
+
+def test_without_a_launcher_a_script_has_no_rank(runner: LocalRunner, tmp_path: Path) -> None:
+    body = (
+        "import os\n"
+        "told = [name for name in os.environ if name.endswith(('RANK', 'WORLD_SIZE'))]\n"
+        "assert 'RANK' not in os.environ and not told, told\n" + PLAIN
+    )
+    job = look(runner, tmp_path, body)
+    assert job.frame.micro_batch == 8
+    assert job.needs_hook  # launch.sh starts it by torchrun
+    alone = job.start(job.baseline, tmp_path / "alone").options
+    more = {**job.baseline.launch, "data_parallel": 2, "micro_batch": 4}
+    assert alone["bare"]
+    assert "bare" not in job.start(Configuration.of(more), tmp_path / "two").options
 
 
 def test_the_length_is_that_of_the_loop_or_close_to_it(runner: LocalRunner, tmp_path: Path) -> None:
