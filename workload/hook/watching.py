@@ -6,6 +6,7 @@ micro-batches, the model, and the model's own switch for activation checkpointin
 does not train as requested raises `NotAsAsked`.
 """
 
+import contextlib
 import inspect
 import os
 import sys
@@ -155,18 +156,15 @@ def stated_length() -> dict[str, Any]:
     frame = inspect.currentframe()
     while frame is not None:
         holder = frame.f_locals.get("self")
-        module = str(getattr(type(holder), "__module__", ""))
-        try:
-            if module.startswith("transformers.trainer"):
-                steps = getattr(getattr(holder, "state", None), "max_steps", 0)
-            elif ".trainer.trainer" in module and "lightning" in module:
-                steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
-            else:
-                steps = 0
-        except Exception:  # no evidence
-            steps = 0
-        if isinstance(steps, int) and steps > 0:
-            return {"steps": steps, "by": module.partition(".")[0]}
+        for kind in type(holder).__mro__:  # TRL's trainers, and those of users, are derived
+            module, steps = str(getattr(kind, "__module__", "")), 0
+            with contextlib.suppress(Exception):  # no evidence
+                if module.startswith("transformers.trainer"):
+                    steps = getattr(getattr(holder, "state", None), "max_steps", 0)
+                elif ".trainer.trainer" in module and "lightning" in module:
+                    steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
+            if isinstance(steps, int) and steps > 0:
+                return {"steps": steps, "by": module.partition(".")[0]}
         frame = frame.f_back
     return {}
 
