@@ -73,16 +73,15 @@ class _Today:
 
 def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int) -> ScriptJob:
     """Return the job with the arguments as placeholders that are proven to carry its batch."""
-    today = _Today(job, facts)
-    if not _applies(today):
-        return job
     if facts.get("batch_norm"):
         why = (
             "BatchNorm takes its statistics from each micro-batch, so another one is another "
             "training ({micro_batch=N} in the command sets it all the same)"
         )
         job = replace(job, frame=replace(job.frame, micro_batch_stays=why))
-        today = replace(today, job=job)
+    today = _Today(job, facts)
+    if not _applies(today):
+        return job
     given = _PARTS & {*job.placeholders}
     found = {n: each for n, each in _arguments(today).items() if n not in given}
     if ("micro_batch" in found or "micro_batch" in given) and not job.frame.micro_batch_stays:

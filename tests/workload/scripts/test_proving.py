@@ -211,6 +211,25 @@ def test_batch_norm_leaves_the_micro_batch_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "frame",
+    [
+        {"owner": "transformers", "turns": ("micro_batch", "gradient_accumulation")},
+        {"kind": "deepspeed", "follows": True},
+    ],
+)
+def test_batch_norm_leaves_it_alone_where_a_framework_would_turn_it(
+    tmp_path: Path, frame: dict[str, Any]
+) -> None:
+    program, today = Program(), job_of(tmp_path)
+    today = replace(today, frame=replace(today.frame, **frame))
+    assert "micro_batch" in turned(proven(today, facts(8, 4), program.look, devices=2))
+    job = proven(today, facts(8, 4, batch_norm=True), program.look, devices=2)
+    assert "micro_batch" not in turned(job)
+    assert "data_parallel" in turned(job)
+    assert program.started == []
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"global_batch": 0},
