@@ -25,12 +25,12 @@ from tuner.search_spaces.program import Program
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
-    at_baseline,
     environment,
     framework_settings,
     native_values,
     read_by_script,
     resolved,
+    set_by_script,
     text_values,
     with_files,
 )
@@ -286,21 +286,8 @@ class ScriptJob(TrainingJob):
         )
         if not self.frame.kind:  # not inspected yet
             return knob
-        if knob.by_script and knob.name not in self.frame.live:
-            raise InputError(
-                f"the script registers no live knob {knob.name!r} before its first step ends; it "
-                f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
-            )
         if knob.by_script:
-            knob = at_baseline(declared, self.frame.live[knob.name])
-            if knob.baseline is None:
-                raise InputError(
-                    f"what live knob {knob.name!r} is today is not known; give "
-                    f"joulefront_hook.live({knob.name!r}, FUNCTION, READ) a third argument, which "
-                    f"returns the present value, or write baseline = VALUE below "
-                    f"[knobs.{knob.name}] of a --knobs file"
-                )
-            return knob
+            return set_by_script(declared, self.frame.live)
         if knob.how == "hook" and knob.name not in self.frame.reads:
             raise InputError(
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
@@ -366,8 +353,7 @@ class ScriptJob(TrainingJob):
         if config:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(config, indent=2) + "\n")
-        values["deepspeed_config"] = str(path)
-        values |= text_values(configuration, self.knobs)
+        values |= {"deepspeed_config": str(path), **text_values(configuration, self.knobs)}
         words = [filled(word, values) for word in self.words]
         words, framework_env = self._with_framework(words, configuration, folder, probe=probe)
         words[:] = with_files(words, Path(self.cwd), configuration, self.knobs, folder)
@@ -394,8 +380,7 @@ class ScriptJob(TrainingJob):
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
         options["counts"] = probe and self.frame.counted
-        if self.bare and configuration.world_size == 1:
-            options["bare"] = True
+        options |= {"bare": True} if self.bare and configuration.world_size == 1 else {}
         if not probe:  # a probe's agent sets them between steps
             options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {
