@@ -6,19 +6,26 @@ its arguments do. A value is right, wrong, or unknown; wrong is also a number wh
 and a knob that would change the training. `knobs_found_without_a_word` is the median over the
 scripts that accumulate and whose arguments carry such a knob, `knobs_missed` what was not found of
 all. `look_s` is what the counted steps cost after the first, `proof_s` what further launches cost.
+
+The scripts of the research (`folders`) and the pinned ones of `benchmarks.scripts` (`--cache DIR`,
+its folder) are included where they are at hand; what is left out is printed.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.today_scripts import GIVEN, OWN, Case, Truth
+from benchmarks.scripts.__main__ import Listed, environment_of, listed, prepare
+from benchmarks.scripts.environment import Unavailable
+from benchmarks.today_scripts import GIVEN, OWN, UNKNOWN, Case, Truth
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
@@ -55,6 +62,7 @@ class Seen:
 
     Attributes:
         turns: the knobs that its arguments carry; None where nobody said.
+        judges_steps: False where nobody read how many steps it takes.
     """
 
     name: str
@@ -62,6 +70,7 @@ class Seen:
     look: Look
     steps: int | None = None
     turns: tuple[str, ...] | None = None
+    judges_steps: bool = True
 
     @property
     def verdict(self) -> str:
@@ -84,7 +93,7 @@ class Seen:
     @property
     def length(self) -> str:
         """The verdict on the number of steps."""
-        if self.look.steps is None:
+        if self.look.steps is None or not self.judges_steps:
             return "unknown"
         return "right" if self.look.steps == self.steps else "wrong"
 
@@ -155,19 +164,70 @@ def measured(folders: list[Path], cluster: Cluster) -> list[Seen]:
                 found = look(runner, script, cluster)
                 each = Seen(case.name, case.truth, found, case.steps, case.turns)
                 seen.append(each)
-                turned = ",".join(found.turned) or "none"
-                print(
-                    f"{each.verdict:8} {each.name:48} {found.found} steps {found.steps} "
-                    f"({each.length}) turned {turned}: {found.why}",
-                    flush=True,
-                )
+                _show(each)
     return seen
+
+
+def _show(each: Seen) -> None:
+    look = each.look
+    print(
+        f"{each.verdict:8} {each.name:48} {look.found} steps {look.steps} ({each.length}) turned "
+        f"{','.join(look.turned) or 'none'}: {look.why}",
+        flush=True,
+    )
+
+
+def pinned(cache: Path, sources: Path | None) -> list[Seen]:
+    """Look at the pinned scripts of `benchmarks.scripts` whose batches somebody read."""
+    seen = []
+    for script in listed()[2]:
+        if not script.today:
+            print(f"left out {script.name}: nobody read what it trains", flush=True)
+            continue
+        try:
+            found = _looked_there(script, cache, prepare(script, cache, sources))
+        except (Unavailable, OSError) as error:
+            print(f"left out {script.name}: {error}", flush=True)
+            continue
+        micro, times, whole = script.today
+        seen.append(Seen(script.name, (micro, times, whole), found, judges_steps=False))
+        _show(seen[-1])
+    return seen
+
+
+def _looked_there(script: Listed, cache: Path, folder: Path) -> Look:
+    """Return the look of the environment's own interpreter, or why there is none."""
+    python = cache / "environment" / "bin" / "python"
+    command = [str(python), "-m", "benchmarks.today", "--look", script.command_on(cache)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment_of(script, folder), capture_output=True, text=True
+    )
+    lines = (done.stdout if not done.returncode else done.stderr).strip().splitlines() or [""]
+    if done.returncode:
+        return Look(UNKNOWN, why=lines[-1])
+    told = json.loads(lines[-1])
+    lists = {name: tuple(told[name]) for name in ("found", "turned")}
+    return Look(**{**told, **lists})
+
+
+def look_here(command: str, cluster: Cluster) -> Look:
+    """Look at the script of a command in the current folder."""
+    script = Script(command)
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            blank = blank_job(script, cluster)
+        except InputError as error:
+            return Look(UNKNOWN, why=str(error))
+        with closing(LocalRunner(blank, cluster, run_dir=Path(work))) as runner:
+            runner.prepare()
+            return look(runner, script, cluster)
 
 
 def figures_of(seen: list[Seen]) -> list[Figure]:
     """Return the figures of looks."""
     counts = {v: sum(s.verdict == v for s in seen) for v in ("right", "wrong", "unknown")}
-    lengths = {v: sum(s.length == v for s in seen) for v in ("right", "wrong")}
+    judged = [s for s in seen if s.judges_steps]
+    lengths = {v: sum(s.length == v for s in judged) for v in ("right", "wrong")}
     costs = [s.look.look_s for s in seen if s.look.look_s == s.look.look_s]
     proofs = [s.look.proof_s for s in seen if s.look.proof_s]
     split = [s for s in seen if s.turns and s.accumulates]
@@ -176,7 +236,7 @@ def figures_of(seen: list[Seen]) -> list[Figure]:
         Figure("today_right", 100 * counts["right"] / len(seen), "%"),
         Figure("today_unknown", 100 * counts["unknown"] / len(seen), "%"),
         Figure("length_wrong", lengths["wrong"], "count"),
-        Figure("length_right", 100 * lengths["right"] / len(seen), "%"),
+        Figure("length_right", 100 * lengths["right"] / len(judged), "%"),
         Figure(
             "knobs_found_without_a_word",
             statistics.median(len(s.look.turned) for s in split),
@@ -195,8 +255,22 @@ def main() -> int:
     """Print the figures; 1 if a value is wrong."""
     parser = arguments(__doc__ or "")
     parser.add_argument("folders", nargs="*", type=Path, help="folders with more known scripts")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="of benchmarks.scripts")
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="git repositories OWNER/NAME")
+    parser.add_argument("--look", metavar="COMMAND", help="print one look as JSON, and no figures")
     options = parser.parse_args()
-    seen = measured(options.folders, replace(detect_cluster(), devices_per_node=2))
+    cluster = replace(detect_cluster(), devices_per_node=2)
+    if options.look:
+        print(json.dumps(asdict(look_here(options.look, cluster))))
+        return 0
+    seen = measured(options.folders, cluster)
+    if options.cache:
+        seen += pinned(options.cache.resolve(), options.sources)
+    missing = {*GIVEN} - {each.name for each in seen}
+    if missing:
+        print(f"left out: {len(missing)} of the {len(GIVEN)} scripts of the research (folders)")
+    if not options.cache:
+        print("left out: the pinned scripts of benchmarks.scripts (--cache DIR)")
     publish(figures_of(seen), options.json)
     return 1 if any("wrong" in (s.verdict, s.length) for s in seen) else 0
 

@@ -224,6 +224,8 @@ def _check_live(knob: Knob) -> None:
         raise InputError(f"{name} has a command that reads it and none that sets it; give both")
     if knob.set and not any("{value}" in word for word in knob.set):
         raise InputError(f"the command that sets {name} has no word with {{value}}")
+    if knob.set and knob.baseline is None:
+        raise InputError(f"{name} is set by a command; say today's value, too: baseline = VALUE")
 
 
 def parse_knob(text: str) -> Knob:

@@ -227,8 +227,7 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
         raise InputError(
             f"knob {knob.name!r} is said to be {knob.baseline} today, but its value is {found}"
         )
-    first = knob.live or knob.how in ("placeholder", "hook")
-    if found is None and knob.baseline is None and first:
+    if found is None and knob.baseline is None and knob.how in ("placeholder", "hook"):
         found = knob.values[0]
     return knob if found is None else replace(knob, baseline=found)
 
@@ -246,6 +245,31 @@ def read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
             f"use today, or write baseline = VALUE below [knobs.{knob.name}] of a --knobs file"
         )
     return at_baseline(knob, own[knob.name])
+
+
+def set_by_script(knob: Knob, live: Mapping[str, Any]) -> Knob:
+    """Return a live knob that a script sets, at its present value.
+
+    Args:
+        live: the registered knobs, each with its present value, None if nothing reads it.
+
+    Raises:
+        InputError: it is not registered, or what it is today is not known.
+    """
+    if knob.name not in live:
+        raise InputError(
+            f"the script registers no live knob {knob.name!r} before its first step ends; it "
+            f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
+        )
+    knob = at_baseline(knob, live[knob.name])
+    if knob.baseline is None:
+        raise InputError(
+            f"what live knob {knob.name!r} is today is not known; give "
+            f"joulefront_hook.live({knob.name!r}, FUNCTION, READ) a third argument, which returns "
+            f"the present value, or write baseline = VALUE below [knobs.{knob.name}] of a --knobs "
+            "file"
+        )
+    return knob
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:

@@ -65,6 +65,10 @@ class Listed:
     whole: bool = False
     today: Sequence[int] = ()
 
+    def command_on(self, cache: Path) -> str:
+        """Return the command with the inputs of a cache folder."""
+        return self.command.replace("$INPUTS", str(cache / "inputs"))
+
     @property
     def part(self) -> str:
         """The folder of the repository that is needed."""
@@ -188,7 +192,7 @@ def search(script: Listed, folder: Path, python: Path, options: Options) -> Outc
         child = subprocess.Popen(
             [str(python), *_arguments(script, runs, options)],
             cwd=folder,
-            env=_environment(script, folder),
+            env=environment_of(script, folder),
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -212,15 +216,19 @@ def search(script: Listed, folder: Path, python: Path, options: Options) -> Outc
 
 def _arguments(script: Listed, runs: Path, options: Options) -> list[str]:
     """Return the command of the search of a script, after the interpreter."""
-    command = script.command.replace("$INPUTS", str(options.cache / "inputs"))
     asked = Asked(
-        command, script.slug, str(runs), options.probes, script.global_batch, tuple(script.knobs)
+        script.command_on(options.cache),
+        script.slug,
+        str(runs),
+        options.probes,
+        script.global_batch,
+        tuple(script.knobs),
     )
     return ["-m", "benchmarks.scripts.search", json.dumps(asdict(asked))]
 
 
-def _environment(script: Listed, folder: Path) -> dict[str, str]:
-    """Return the environment of a search: nothing is downloaded by the script."""
+def environment_of(script: Listed, folder: Path) -> dict[str, str]:
+    """Return the environment in which a script starts: nothing is downloaded by the script."""
     paths = [str(ROOT)]
     if script.path:
         paths.append(str((folder / script.path).resolve()))

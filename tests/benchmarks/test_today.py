@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.today import Look, Seen, figures_of, measured
+from benchmarks.scripts.__main__ import Listed
+from benchmarks.today import Look, Seen, figures_of, measured, pinned
 from benchmarks.today_scripts import OWN, UNKNOWN, Truth
 from tuner.workload.node.machine import detect_cluster
 
@@ -45,6 +46,32 @@ def test_a_length_is_right_wrong_or_unknown(
     truth: int | None, found: int | None, verdict: str
 ) -> None:
     assert Seen("x", UNKNOWN, Look(UNKNOWN, steps=found), steps=truth).length == verdict
+
+
+def test_a_pinned_script_is_looked_at_by_its_own_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/sh\n[ "$4" = "train.py --data '
+        f'{tmp_path}/inputs/x" ] || {{ echo cannot >&2; exit 2; }}\n'
+        'echo noise; echo \'{"found": [8, 4, 32], "turned": ["micro_batch"], "steps": 9}\'\n'
+    )
+    python.chmod(0o755)
+    every = [
+        Listed("one", "train.py --data $INPUTS/x", today=(8, 4, 32)),
+        Listed("two", "other.py", today=(8, 4, 32)),
+        Listed("three", "third.py"),
+    ]
+    monkeypatch.setattr("benchmarks.today.listed", lambda: ([], [], every))
+    seen = pinned(tmp_path, None)
+    assert [(each.verdict, each.length) for each in seen] == [
+        ("right", "unknown"),
+        ("unknown",) * 2,
+    ]
+    assert seen[1].look.why == "cannot"
+    assert "left out three" in capsys.readouterr().out
 
 
 def test_every_script_of_its_own_is_python_with_a_truth() -> None:

@@ -18,7 +18,7 @@ from tuner.testing.scripts import CPU, script_job
 from tuner.workload.scripts.script_job import Framework, ScriptJob
 
 WORKERS = Knob("workers", (0, 2), live=True)
-LEVEL = Knob("level", ("low", "high"), live=True, set=("./put", "{value}"))
+LEVEL = Knob("level", ("low", "high"), live=True, set=("./put", "{value}"), baseline="low")
 
 
 def job_in(folder: Path, *, launcher: bool = False) -> ScriptJob:

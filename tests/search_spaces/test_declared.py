@@ -226,7 +226,7 @@ def test_a_condition_reads_no_live_knob() -> None:
 
 
 def test_a_live_knob_is_read_as_it_is_written() -> None:
-    knob = Knob("gov", ("a", "b"), live=True, set=("put", "{value}"), read=("get",))
+    knob = Knob("gov", ("a", "b"), live=True, set=("put", "{value}"), read=("get",), baseline="a")
     assert knob.to_table()["set"] == ["put", "{value}"]
     assert read_knobs({"gov": knob.to_table()}, "a.toml") == (knob,)
     assert "set" not in WORKERS.to_table()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuner.workload.hook import NotAsAsked, compiling, frames, state, watching
-from tuner.workload.scripts.command import imported_frameworks
+from tuner.workload.scripts.command import asks_for_a_rank, imported_frameworks
 
 torch = pytest.importorskip("torch")
 
@@ -191,3 +191,24 @@ def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert link.names == ["forward", "compilation", "forward"]
     # A release of torch without the callbacks compiles unmarked.
     compiling.mark_compilations("torch._dynamo.callback", object())
+
+
+@pytest.mark.parametrize(
+    ("source", "asks"),
+    [
+        ("ddp = int(os.environ.get('RANK', -1)) != -1", True),
+        ('if "RANK" in os.environ:', True),
+        ("if 'RANK' not in os.environ: pass", True),
+        ('rank = os.getenv("RANK")', True),
+        # These take a rank for granted, or one for another's.
+        ('rank = int(os.environ.get("RANK", 0))', False),
+        ('rank = int(os.environ["RANK"])', False),
+        ('if "LOCAL_RANK" in os.environ:', False),
+        ('import deepspeed\nif "RANK" in os.environ:', False),
+        ("", False),
+    ],
+)
+def test_a_script_that_asks_whether_it_has_a_rank(tmp_path: Path, source: str, asks: bool) -> None:
+    (tmp_path / "train.py").write_text(source)
+    assert asks_for_a_rank(("train.py",), tmp_path) is asks
+    assert not asks_for_a_rank(("-m", "train"), tmp_path)

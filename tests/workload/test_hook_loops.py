@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.hook import named_values
+from tuner.workload.hook import named_values, watching
 from tuner.workload.hook.following import followed_accumulation, followed_loader
 from tuner.workload.hook.loops import Loops
 
@@ -226,3 +226,17 @@ def test_nothing_of_the_program_is_called(tmp_path: Path) -> None:
         if n == getattr(config, "x", 9): break
     """
     assert steps_of(tmp_path, body) is None
+
+
+def test_a_trainer_of_the_users_own_tells_the_length_as_the_one_it_is_made_of() -> None:
+    plain = type("Trainer", (), {"__module__": "transformers.trainer"})
+
+    class Mine(plain):  # type: ignore[valid-type, misc]
+        state = SimpleNamespace(max_steps=90)
+
+        def train(self) -> dict[str, Any]:
+            return watching.stated_length()
+
+    assert Mine().train() == {"steps": 90, "by": "transformers"}
+    Mine.state.max_steps = -1  # not known yet
+    assert Mine().train() == {}

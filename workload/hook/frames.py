@@ -134,7 +134,7 @@ def refuse_spawn() -> None:
             "measure; start them with torchrun"
         )
 
-    processes.spawn = spawn
+    processes.spawn = processes.start_processes = spawn
 
 
 def _ranks_started() -> dict[str, Any]:

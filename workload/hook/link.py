@@ -115,14 +115,14 @@ class Link:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(address)
         self._buffer = b""
-        self.steps = 0
+        self.steps, self.owner = 0, os.getpid()
         # The first step is free: only after it is there anything to wait for.
         self._until = 1
         self.starting = True
         self._times = DeviceTimes()
         self._tells_phases = rank == 0  # the agent keeps one rank's
         self._phases = False  # a program that marks nothing is told of no waits either
-        self.send(f"hello {rank} {os.getpid()}")
+        self.send(f"hello {rank} {self.owner}")
 
     def send(self, line: str) -> None:
         """Send a line to the agent."""

@@ -19,6 +19,12 @@ from .link import Link, end_process
 from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
 from .watch import watch_program
 
+#: Variables by which a program recognises that a launcher has started it.
+_OF_RANKS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+)
+
 
 def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
     """Apply the options; `folder` is of this probe on this node alone."""
@@ -60,6 +66,8 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         engine.patch_deepspeed(deepspeed)
     if options.get("quiet"):
         frames.silence(torch)
+    for name in _OF_RANKS if options.get("bare") else ():
+        os.environ.pop(name, None)
 
 
 def _seed() -> None:

@@ -6,6 +6,7 @@ micro-batches, the model, and the model's own switch for activation checkpointin
 does not train as requested raises `NotAsAsked`.
 """
 
+import contextlib
 import inspect
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from . import following, state
 from .counting import GROUPS, StepCounts
+from .link import Link
 from .loops import Loops
 
 
@@ -33,6 +35,8 @@ def count(source: str) -> None:
     _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
     if state.link is not None:
         tuned = not state.options.get("watch")  # a training that is only watched is the user's
+        if isinstance(state.link, Link) and state.link.owner != os.getpid():
+            return _refuse_child(state.link)
         if state.link.steps == 0 and source != "program" and tuned:
             _check_ranks()
         state.link.step_done()
@@ -66,6 +70,18 @@ def look(counts: StepCounts) -> None:
     state.seen["loops"] = found or state.seen.get("loops", {})
     state.seen["batch_norm"] = counts.normalises
     state.seen["deciding"] = following.followed_accumulation(frame)
+
+
+def _refuse_child(link: Link) -> None:
+    """Refuse a training in a process that the program has forked; beside its own it counts not."""
+    if link.steps:
+        return
+    error = state.NotAsAsked(
+        "the script trains in processes that it starts itself (multiprocessing.Process), in which "
+        "no probe can measure; start its ranks with torchrun"
+    )
+    link.fail(error)
+    raise error
 
 
 def _check_ranks() -> None:
@@ -140,18 +156,15 @@ def stated_length() -> dict[str, Any]:
     frame = inspect.currentframe()
     while frame is not None:
         holder = frame.f_locals.get("self")
-        module = str(getattr(type(holder), "__module__", ""))
-        try:
-            if module.startswith("transformers.trainer"):
-                steps = getattr(getattr(holder, "state", None), "max_steps", 0)
-            elif ".trainer.trainer" in module and "lightning" in module:
-                steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
-            else:
-                steps = 0
-        except Exception:  # no evidence
-            steps = 0
-        if isinstance(steps, int) and steps > 0:
-            return {"steps": steps, "by": module.partition(".")[0]}
+        for kind in type(holder).__mro__:  # TRL's trainers, and those of users, are derived
+            module, steps = str(getattr(kind, "__module__", "")), 0
+            with contextlib.suppress(Exception):  # no evidence
+                if module.startswith("transformers.trainer"):
+                    steps = getattr(getattr(holder, "state", None), "max_steps", 0)
+                elif ".trainer.trainer" in module and "lightning" in module:
+                    steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
+            if isinstance(steps, int) and steps > 0:
+                return {"steps": steps, "by": module.partition(".")[0]}
         frame = frame.f_back
     return {}
 

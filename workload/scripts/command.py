@@ -39,20 +39,39 @@ _FRAMEWORKS = {
 }
 
 
+_IMPORTS = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.M)
+#: `"RANK" in os.environ`, `os.environ.get("RANK")`, `os.getenv("RANK", -1)`.
+_HAS_RANK = re.compile(
+    r"""(["'])RANK\1 (?:not )?in os\.environ"""
+    r"""|(?:environ\.get|getenv)\((["'])RANK\2(?:, *(?:-1|None))?\)"""
+)
+
+
 def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...]:
     """Return the frameworks among a script's own import lines, worth importing once for all.
 
     Nothing is run and nothing of the user's is imported. A script that cannot be read needs none.
     """
-    if words[0] == "-m":
-        return ()
-    try:
-        text = (Path(cwd) / words[0]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ()
-    named = re.findall(r"^\s*(?:import|from)\s+(\w+)", text, re.M)
+    named = _IMPORTS.findall(_source(words, cwd))
     modules = [module for name in named for module in _FRAMEWORKS.get(name, ())]
     return tuple(dict.fromkeys(modules))
+
+
+def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
+    """Return True if a script asks whether it has a rank, and trains in one process without.
+
+    One that does not ask may need a rank, and DeepSpeed does: without one it looks for MPI's.
+    """
+    text = _source(words, cwd)
+    return bool(_HAS_RANK.search(text)) and "deepspeed" not in _IMPORTS.findall(text)
+
+
+def _source(words: Sequence[str], cwd: str | Path) -> str:
+    """Return the text of a script's file; "" for a module, or if it cannot be read."""
+    try:
+        return "" if words[0] == "-m" else (Path(cwd) / words[0]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
@@ -213,7 +232,8 @@ class Start:
             script passes; null takes a key away), `owned` (what its framework is told of batches),
             `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
             must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
-            `inspect` and `alter` (see `tuner.workload.scripts.inspection`).
+            `bare` (it is started as if without a launcher), `inspect` and `alter` (see
+            `tuner.workload.scripts.inspection`).
         env: what is added to the environment; `{rank}` and the like as in the words.
         secrets: values that words and env name as `{env:NAME}`; others are the environment's.
     """

@@ -107,7 +107,8 @@ def _request(name: str, configuration: Configuration, purpose: str) -> ProbeRequ
 def _last_words(failure: Failure) -> str:
     """Return the last line of a log if it says more: argparse's sentence, for instance."""
     last = (failure.log_tail.strip().splitlines() or [""])[-1].strip()[:200]
-    return f': "{last}"' if last and last not in failure.message else ""
+    told = not last or last in failure.message or failure.message in last
+    return "" if told else f': "{last}"'
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:

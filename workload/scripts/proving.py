@@ -33,6 +33,10 @@ _SAME_LOSS, _OTHER_LOSS = 0.05, 0.15
 _SAME_LOSS_OF_OTHERS = 0.3
 
 
+#: What a command may say of a batch by placeholders.
+_PARTS = {"micro_batch", "gradient_accumulation"}
+
+
 @dataclass(frozen=True)
 class Argument:
     """Argument of a script that may carry a part of its batch.
@@ -69,21 +73,21 @@ class _Today:
 
 def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int) -> ScriptJob:
     """Return the job with the arguments as placeholders that are proven to carry its batch."""
-    today = _Today(job, facts)
-    if not _applies(today):
-        return job
     if facts.get("batch_norm"):
         why = (
             "BatchNorm takes its statistics from each micro-batch, so another one is another "
             "training ({micro_batch=N} in the command sets it all the same)"
         )
         job = replace(job, frame=replace(job.frame, micro_batch_stays=why))
-        today = replace(today, job=job)
-    found = _arguments(today)
-    if "micro_batch" in found and not job.frame.micro_batch_stays:
+    today = _Today(job, facts)
+    if not _applies(today):
+        return job
+    given = _PARTS & {*job.placeholders}
+    found = {n: each for n, each in _arguments(today).items() if n not in given}
+    if ("micro_batch" in found or "micro_batch" in given) and not job.frame.micro_batch_stays:
         job, why = _by_split(today, found, look)
         if why:
-            options = " and ".join(each.shown for each in found.values())
+            options = _options(found) or "{micro_batch}"
             note = f"{options} {'are' if len(found) > 1 else 'is'} left as today: {why}"
             return replace(job, assumed=(*job.assumed, note))
     elif "gradient_accumulation" in found:
@@ -95,9 +99,8 @@ def _applies(today: _Today) -> bool:
     job, facts = today.job, today.facts
     known = job.frame.counted and bool(job.global_batch) and job.frame.kind == "torch"
     single = all(group.get("passes") == today.split[1] for group in facts.get("groups", ())[1:])
-    free = job.driver is None and not {"micro_batch", "gradient_accumulation"} & {
-        *job.asked_of_script
-    }
+    free = job.driver is None and not _PARTS & {*job.frame.reads}
+    free = free and not {*job.placeholders} >= _PARTS  # one of two leaves the other to be found
     return known and single and free and job.frame.owner in ("", "accelerate")
 
 
@@ -138,7 +141,7 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
     if other is None:
         return job, f"{micro} x {times} cannot be split otherwise"
     changed = _at(job, micro_batch=other[0])
-    accumulates = "gradient_accumulation" in found or bool(job.frame.turns)
+    accumulates = "gradient_accumulation" in {*found, *job.placeholders, *job.frame.turns}
     seen = look(both if accumulates else _framed(both, keeps="accumulation"), changed)
     if isinstance(seen, str):
         return job, f"split otherwise, the script does not start ({seen})"
@@ -146,14 +149,19 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
     shown = f"at {other[0]} x {other[1]}"
     if (counted.micro_batch, counted.accumulation) == other:
         why = _differs(today, seen, counted, same_samples=True)
-        how = f"{_options(found)}: {shown} the same {micro * times} samples a step and rank"
+        same = f"{shown} the same {micro * times} samples a step and rank"
+        how = f"{_options(found) or 'the command'}: {same}"
         kept = both if accumulates else _framed(both, keeps="accumulation")
     elif (counted.micro_batch, counted.accumulation) == (other[0], times):
         why = _differs(today, seen, counted, same_samples=False)
-        alone = {"micro_batch": found["micro_batch"]}
-        how = f"{_options(alone)}: at {other[0]} each pass took {other[0]} samples"
+        alone = {name: each for name, each in found.items() if name == "micro_batch"}
+        how = f"{_options(alone) or 'the command'}: at {other[0]} each pass took {other[0]} samples"
         kept = _framed(_placed(job, alone.values()), keeps="micro_batch")
-    elif counted.micro_batch * other[1] == other[0] and not found["micro_batch"].carries:
+    elif (
+        counted.micro_batch * other[1] == other[0]
+        and "micro_batch" in found
+        and not found["micro_batch"].carries
+    ):
         divided = replace(found["micro_batch"], carries="gradient_accumulation")
         return _by_split(today, {**found, "micro_batch": divided}, look)
     else:
@@ -170,7 +178,8 @@ def _on_other_ranks(today: _Today, job: ScriptJob, look: Look, devices: int) -> 
     """Return the job with what a launch on another number of ranks shows of the global batch."""
     ranks, (micro, times) = job.baseline.data_parallel, today.split
     other = ranks // 2 if ranks % 2 == 0 else 2 if ranks == 1 and devices > 1 else 0
-    unchanged = job.words == today.job.words and not job.frame.turns
+    placed = _PARTS & {*job.placeholders}
+    unchanged = job.words == today.job.words and not job.frame.turns and not placed
     inside = job.baseline.world_size != ranks
     if not other or inside or (unchanged and not today.facts.get("grouped")):
         return job

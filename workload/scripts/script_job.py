@@ -25,12 +25,12 @@ from tuner.search_spaces.program import Program
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
-    at_baseline,
     environment,
     framework_settings,
     native_values,
     read_by_script,
     resolved,
+    set_by_script,
     text_values,
     with_files,
 )
@@ -39,6 +39,7 @@ from tuner.workload.scripts.command import (
     LAUNCH,
     PLACEHOLDER,
     Start,
+    asks_for_a_rank,
     filled,
 )
 from tuner.workload.scripts.deepspeed_overlay import is_deepspeed, overlay, read_json
@@ -285,13 +286,8 @@ class ScriptJob(TrainingJob):
         )
         if not self.frame.kind:  # not inspected yet
             return knob
-        if knob.by_script and knob.name not in self.frame.live:
-            raise InputError(
-                f"the script registers no live knob {knob.name!r} before its first step ends; it "
-                f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
-            )
         if knob.by_script:
-            return at_baseline(declared, self.frame.live[knob.name])
+            return set_by_script(declared, self.frame.live)
         if knob.how == "hook" and knob.name not in self.frame.reads:
             raise InputError(
                 f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
@@ -357,8 +353,7 @@ class ScriptJob(TrainingJob):
         if config:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(config, indent=2) + "\n")
-        values["deepspeed_config"] = str(path)
-        values |= text_values(configuration, self.knobs)
+        values |= {"deepspeed_config": str(path), **text_values(configuration, self.knobs)}
         words = [filled(word, values) for word in self.words]
         words, framework_env = self._with_framework(words, configuration, folder, probe=probe)
         words[:] = with_files(words, Path(self.cwd), configuration, self.knobs, folder)
@@ -385,6 +380,7 @@ class ScriptJob(TrainingJob):
         if probe and self.frame.measured and self.sets_micro_batch:
             options["micro_batch"] = configuration.micro_batch
         options["counts"] = probe and self.frame.counted
+        options |= {"bare": True} if self.bare and configuration.world_size == 1 else {}
         if not probe:  # a probe's agent sets them between steps
             options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
         env = {
@@ -419,6 +415,12 @@ class ScriptJob(TrainingJob):
             turns = tuple(name for name in turns if name != "gradient_accumulation")
         return turns
 
+    @cached_property
+    def bare(self) -> bool:
+        """True if one process of the script is started without a rank, as its command does."""
+        launched = self.launcher is not None and bool(self.launcher.words)
+        return not launched and asks_for_a_rank(self.words, self.cwd)
+
     @property
     def compiled(self) -> bool:
         """True if the inspected launch showed a compiled model."""
@@ -440,5 +442,6 @@ class ScriptJob(TrainingJob):
         switched = self.offers["activation_checkpointing"].why == SWITCH or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
         asks = asks or any(knob.by_script for knob in self.knobs)
+        asks = asks or self.bare
         asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
         return bool(asks or switched) or (self.frame.on_deepspeed and not given)

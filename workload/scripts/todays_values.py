@@ -16,11 +16,13 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.named_values import ACCUMULATION, BATCH
 from tuner.workload.scripts.command import LAUNCH, PLACEHOLDER
-from tuner.workload.scripts.knob_support import OFFLOADS
+from tuner.workload.scripts.knob_support import NO_BATCH, OFFLOADS
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Options of scripts that carry a part of the batch.
 _NAMED = {"micro_batch": BATCH, "gradient_accumulation": ACCUMULATION}
+#: Options of scripts that say how many processes load samples.
+_WORKERS = re.compile(r"(\w+_)?(num_?)?workers|workers_per_\w+", re.I)
 
 
 def require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
@@ -99,32 +101,46 @@ def _options(job: ScriptJob) -> Mapping[str, str]:
     return {option: values.pop() for option, values in found.items() if len(values) == 1}
 
 
+def why_nothing(job: ScriptJob) -> tuple[str, ...]:
+    """Return why none of the knobs that split the batch can be turned, a sentence each."""
+    reasons: dict[str, list[str]] = {}
+    for name in ("micro_batch", "data_parallel"):
+        reasons.setdefault(job.offers[name].why, []).append(name)
+    stay = [f"{' and '.join(names)}: {why}" for why, names in reasons.items() if why != NO_BATCH]
+    return (*stay, *(note for note in job.assumed if "predicted before" not in note))
+
+
 def proposed_command(command: str, job: ScriptJob) -> str:
     """Return a command that gives a search something to turn, filled in as far as it is known.
 
     Options of the script that are named as the batch and the accumulation, and hold today's values,
-    are proposed; whether they are what they are named, the counts of the probes show.
+    are proposed; whether they are what they are named, the counts of the probes show. What a launch
+    has shown not to help is not.
     """
+    if job.frame.micro_batch_stays or job.frame.given:
+        return _any_knob(command, job)
     today = {"micro_batch": job.frame.micro_batch, "gradient_accumulation": job.frame.accumulation}
     made = command
     for name, value in today.items():
+        if name in job.placeholders:
+            continue
         if not value:
-            return _any_knob(command)
+            return _any_knob(command, job)
         given = _given(made, name, value)
         if given == made:
             options = (o for o, default in _options(job).items() if default == str(value))
             option = next((o for o in options if _NAMED[name].fullmatch(_plain(o))), "")
             if not option:
-                return _any_knob(command)
+                return _any_knob(command, job)
             given = f"{made} {option} {{{name}={value}}}"
         made = given
-    return f"-- {made}"
+    return f"-- {made}" if made != command else _any_knob(command, job)
 
 
-def _given(command: str, name: str, value: int) -> str:
+def _given(command: str, name: str, value: int, named: re.Pattern[str] | None = None) -> str:
 
     def placed(found: re.Match[str]) -> str:
-        if not _NAMED[name].fullmatch(_plain(found[1])):
+        if not (named or _NAMED[name]).fullmatch(_plain(found[1])):
             return found[0]
         return f"{found[1]}{found[2]}{{{name}={value}}}"
 
@@ -135,5 +151,21 @@ def _plain(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def _any_knob(command: str) -> str:
+def _any_knob(command: str, job: ScriptJob) -> str:
+    """Return a command with the loader's workers as a knob if the script takes them, or with any.
+
+    How many processes load the samples changes no result, and many a script takes their number.
+    """
+    for option, default in _options(job).items():
+        name = _plain(option)
+        if not _WORKERS.fullmatch(name) or name in job.placeholders:
+            continue
+        words = re.search(rf"(?<!\S){re.escape(option)}[ =](\d+)(?!\S)", command)
+        today = words[1] if words else default
+        if not today.isdigit():
+            continue
+        made = _given(command, name, int(today), _WORKERS)
+        made += f" {option} {{{name}={today}}}" * (made == command)
+        values = ",".join(map(str, sorted({0, 2, 4, int(today)})))
+        return f"--knob {name}={values} -- {made}"
     return f"--knob NAME=VALUE,VALUE -- {command} --option {{NAME=VALUE}}"

@@ -134,6 +134,18 @@ def test_a_knob_that_the_script_reads_is_today_what_the_script_names(tmp_path: P
     assert told.baseline.get("p") == 2
 
 
+def test_a_live_knob_that_nothing_reads_is_not_taken_to_be_the_first_value(tmp_path: Path) -> None:
+    unread = replace(TORCH, live={"p": None})
+    with pytest.raises(InputError, match=r"'p' is today is not known; .*live\('p', FUNCTION, READ"):
+        job(tmp_path, "train.py", "live:p=1,2", frame=unread)
+    told = job(tmp_path, "train.py", Knob("p", (1, 2), live=True, baseline=2), frame=unread)
+    assert told.baseline.live["p"] == 2
+    read = replace(TORCH, live={"p": 4})
+    assert job(tmp_path, "train.py", "live:p=1,2", frame=read).baseline.live["p"] == 4
+    with pytest.raises(InputError, match="set by a command; say today's value"):
+        Knob("p", (1, 2), live=True, set=("put", "{value}"))
+
+
 def test_a_knob_whose_condition_does_not_hold_stays_at_its_baseline(tmp_path: Path) -> None:
     prefetch = Knob("prefetch", (2, 4), when="workers > 0")
     made = job(tmp_path, "train.py {workers=0} {prefetch=2}", "workers=0,1", prefetch)

@@ -29,9 +29,13 @@ CLUSTER = replace(CLUSTER, devices_per_node=2)
 QUICK = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.3, settle_s=0.1, check_drift=False)
 SCRIPT = Path(__file__).parents[2] / "scripts" / "live_knobs.py"
 PAUSE = Knob("pause_ms", (30, 0, 99), live=True)
-UNREAD = Knob("unread", (1, 2), live=True)
+UNREAD = Knob("unread", (1, 2), live=True, baseline=1)
 LEVEL = Knob(
-    "level", (20, 0), live=True, set=("cp", "level-{value}", "level"), read=("cat", "level")
+    *("level", (20, 0)),
+    live=True,
+    baseline=20,
+    set=("cp", "level-{value}", "level"),
+    read=("cat", "level"),
 )
 
 

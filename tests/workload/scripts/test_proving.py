@@ -94,6 +94,34 @@ def test_two_arguments_become_placeholders(tmp_path: Path) -> None:
     assert start.words == ("train.py", "-b", "8", "--accum", "4")
 
 
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        ("--batch-size {micro_batch=8}", "train.py --batch-size 4 --accum 8"),
+        ("--accum {gradient_accumulation=4}", "train.py --accum 8 --batch-size 4"),
+    ],
+)
+def test_a_placeholder_of_the_user_leaves_the_other_to_be_found(
+    tmp_path: Path, words: str, started: str
+) -> None:
+    program = Program()
+    job = proven(job_of(tmp_path, words), facts(8, 4), program.look, devices=1)
+    assert program.started == [started]
+    assert turned(job) == {"micro_batch", "data_parallel"}
+    assert set(job.placeholders) == {"micro_batch", "gradient_accumulation"}
+
+
+def test_a_placeholder_that_another_launch_does_not_confirm_is_left_as_today(
+    tmp_path: Path,
+) -> None:
+    sizes = iter((8, 8))  # whatever the command says
+    program = Program(groups=lambda micro, times: facts(next(sizes), times)["groups"])
+    today = job_of(tmp_path, "--batch-size {micro_batch=8}")
+    job = proven(today, facts(8, 4), program.look, devices=1)
+    assert "micro_batch" not in turned(job)
+    assert any("is left as today" in note for note in job.assumed)
+
+
 def test_declared_knobs_stay_at_todays_values_in_a_proof(tmp_path: Path) -> None:
     today = job_of(tmp_path, "-b 8").declares([parse_knob("env:OMP_NUM_THREADS=1,2")])
     job = proven(today, facts(8, 4), Program().look, devices=2)
@@ -183,6 +211,25 @@ def test_batch_norm_leaves_the_micro_batch_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "frame",
+    [
+        {"owner": "transformers", "turns": ("micro_batch", "gradient_accumulation")},
+        {"kind": "deepspeed", "follows": True},
+    ],
+)
+def test_batch_norm_leaves_it_alone_where_a_framework_would_turn_it(
+    tmp_path: Path, frame: dict[str, Any]
+) -> None:
+    program, today = Program(), job_of(tmp_path)
+    today = replace(today, frame=replace(today.frame, **frame))
+    assert "micro_batch" in turned(proven(today, facts(8, 4), program.look, devices=2))
+    job = proven(today, facts(8, 4, batch_norm=True), program.look, devices=2)
+    assert "micro_batch" not in turned(job)
+    assert "data_parallel" in turned(job)
+    assert program.started == []
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"global_batch": 0},
@@ -195,8 +242,8 @@ def test_what_is_not_known_is_not_split(tmp_path: Path, changes: dict[str, Any])
     assert proven(today, facts(8, 4), Program().look, devices=2) is today
 
 
-def test_a_placeholder_of_the_user_is_not_looked_behind(tmp_path: Path) -> None:
-    today = job_of(tmp_path, "-b {micro_batch=8}")
+def test_placeholders_of_the_user_are_not_looked_behind(tmp_path: Path) -> None:
+    today = job_of(tmp_path, "-b {micro_batch=8} --accum {gradient_accumulation=4}")
     assert proven(today, facts(8, 4), Program().look, devices=2) is today
 
 

@@ -184,6 +184,44 @@ def test_the_command_that_would_turn_something_is_filled_in(
     assert sorted(proposed_command(command, job).split()) == sorted(proposed.split())
     other = replace(job, frame=replace(frame, micro_batch=7))
     assert "--knob NAME=VALUE,VALUE" in proposed_command(command, other)
+    # What a launch has shown not to help, or BatchNorm forbids, is not proposed.
+    for shown in ({"given": ("train.py",)}, {"micro_batch_stays": "BatchNorm"}):
+        kept = replace(job, frame=replace(frame, **shown))  # type: ignore[arg-type]
+        assert "--knob NAME=VALUE,VALUE" in proposed_command(command, kept)
+
+
+def test_only_what_is_not_placed_yet_is_proposed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    frame = Framework("torch", micro_batch=16, accumulation=4)
+    command = "train.py --batch-size {micro_batch=16}"
+    job = replace(blank_job(Script(command, cwd=tmp_path), ONE), frame=frame, global_batch=64)
+    assert proposed_command(command, job) == f"-- {command} --accum {{gradient_accumulation=4}}"
+
+
+@pytest.mark.parametrize(
+    ("command", "proposed"),
+    [
+        ("train.py", "--knob num_workers=0,1,2,4 -- train.py --num-workers {num_workers=1}"),
+        (
+            "train.py --num-workers=8 --lr 8",
+            "--knob num_workers=0,2,4,8 -- train.py --num-workers={num_workers=8} --lr 8",
+        ),
+        (
+            "train.py --num-workers {num_workers=3}",
+            "--knob NAME=VALUE,VALUE -- train.py --num-workers {num_workers=3} --option "
+            "{NAME=VALUE}",
+        ),
+    ],
+)
+def test_the_loaders_workers_are_proposed_where_the_batch_cannot_be_split(
+    tmp_path: Path, command: str, proposed: str
+) -> None:
+    (tmp_path / "train.py").write_text('p.add_argument("--num-workers", default=1)')
+    frame = Framework("torch", micro_batch=32, accumulation=1)
+    placed = [Knob("num_workers", (0, 2))] if "{" in command else []
+    script = Script(command, cwd=tmp_path, knobs=tuple(placed))
+    job = replace(blank_job(script, ONE), frame=frame, global_batch=32)
+    assert proposed_command(command, job) == proposed
 
 
 def test_nothing_to_turn_ends_after_the_look(
@@ -199,6 +237,7 @@ def test_nothing_to_turn_ends_after_the_look(
     said = capsys.readouterr().err
     assert "nothing to try: of the script 'train' nothing can be turned here" in said
     assert "--batch-size {micro_batch=32} --accum {gradient_accumulation=4}" in said
+    assert "micro_batch: the script makes its batches itself" in said
 
 
 def test_a_script_is_no_job_file(capsys: pytest.CaptureFixture[str]) -> None:
