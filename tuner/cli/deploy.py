@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import FAILED, INTERRUPTED, OK, UNMET, answer, say_of
@@ -14,6 +15,9 @@ from tuner.cli.trust import require_trust
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.units import parse_quantity
 from tuner.terminal import raw_stream
+
+if TYPE_CHECKING:
+    from tuner.online.earlier import Earlier
 
 
 def _apply(args: argparse.Namespace) -> int:
@@ -80,10 +84,12 @@ def _tune(args: argparse.Namespace) -> int:
     what = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:
         raise InputError("--follow-power sets the clocks by its target; leave out --tune")
-    if args.run is not None or args.steps is not None or not args.clocks:
+    if args.steps is not None or not args.clocks:
         raise InputError(
-            f"{what} starts the command after -- as it is: it takes no run, --steps or --no-clocks"
+            f"{what} starts the command after -- as it is: it takes no --steps or --no-clocks"
         )
+    if not args.tune and (args.run is not None or args.transfer is not None):
+        raise InputError("--follow-power measures as it goes: it takes no run and no --transfer")
     if not args.program:
         raise InputError(f"{what} needs the command that trains after --: -- torchrun ...")
     slowdown = parse_quantity(args.max_slowdown, "share") if args.max_slowdown else None
@@ -92,6 +98,8 @@ def _tune(args: argparse.Namespace) -> int:
         args.program,
         max_slowdown=slowdown,
         follow=args.follow_power,
+        earlier=_earlier(args),
+        keep=Path(args.runs_dir) / "tuned" if args.tune else None,
         say=say_of(args, "tuner: "),
         output=output,
     )
@@ -99,11 +107,29 @@ def _tune(args: argparse.Namespace) -> int:
     return OK if done.exit_code == 0 else FAILED
 
 
+def _earlier(args: argparse.Namespace) -> Earlier | None:
+    """Return the measurements that a tuned training begins with, if a run of them is named."""
+    from tuner.online.earlier import of_study, read_earlier
+
+    if args.run is not None and args.transfer is not None:
+        raise InputError("name a run, or --transfer with an earlier tuned training, and not both")
+    if args.transfer is not None:
+        return read_earlier(Path(args.transfer))
+    if args.run is None:
+        return None
+    from tuner.api import load_result
+    from tuner.problem.run_folder import find_run
+
+    return of_study(load_result(find_run(args.run, args.runs_dir).path), args.point)
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.tune or args.follow_power:
         return _tune(args)
     if args.max_slowdown is not None:
         raise InputError("--max-slowdown is a promise of --tune and --follow-power")
+    if args.transfer is not None:
+        raise InputError("--transfer is for --tune")
     from tuner.api import load_result
     from tuner.deploy.train import train
     from tuner.problem.file_starts import of_opened
@@ -154,7 +180,13 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--tune",
         action="store_true",
-        help="tune the clocks while the command after -- trains (no RUN is needed)",
+        help="tune the clocks while the command after -- trains; begins with what RUN, if named, "
+        "measured of --point",
+    )
+    run.add_argument(
+        "--transfer",
+        metavar="FOLDER",
+        help="with --tune: begin with what an earlier tuned training measured",
     )
     run.add_argument(
         "--max-slowdown",

@@ -51,6 +51,8 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             if seconds > 0.01 * balance.seconds
         ]
         lines.append(f"Time at each setting: {', '.join(named)}.")
+        if outcome.record is not None:
+            lines.append(f"To begin the next run with this: --transfer {outcome.record}")
     elif not outcome.ended:
         lines.append("The training ended before its steps could be measured.")
     for change in outcome.changes:
@@ -88,4 +90,5 @@ def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
         "changes": [dict(vars(change)) for change in outcome.changes],
         "periods": [dict(vars(period)) for period in outcome.periods],
         "kept": outcome.kept,
+        "record": str(outcome.record) if outcome.record else None,
     }

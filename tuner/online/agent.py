@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Literal
 from tuner.online.bandit import OnlineTuner
 from tuner.online.changes import Change
 from tuner.online.command import watched
+from tuner.online.earlier import Earlier, Record, Setup
 from tuner.online.follow import Period, PowerFollower
 from tuner.online.marks import Mark, Marks
 from tuner.online.promise import Balance
@@ -73,6 +74,7 @@ class TuningOutcome:
         problem: the sentence of the error behind `ended`.
         not_restored: what could not be put back; "" if all was.
         periods: what power was asked and delivered, if a target was followed.
+        record: folder with what was measured; None if nothing was.
     """
 
     exit_code: int
@@ -89,6 +91,7 @@ class TuningOutcome:
     problem: str = ""
     not_restored: str = ""
     periods: tuple[Period, ...] = ()
+    record: Path | None = None
 
     @property
     def kept(self) -> bool | None:
@@ -98,11 +101,14 @@ class TuningOutcome:
         return self.balance.slowdown[1] <= self.max_slowdown
 
 
-def clock_settings(governor: Governor, *, every: bool = False) -> list[Settings]:
+def clock_settings(
+    governor: Governor, *, every: bool = False, measured_MHz: Collection[float] = ()
+) -> list[Settings]:
     """Return the live settings to choose from, the machine's own first, then falling clocks.
 
     Args:
         every: all clocks below the highest, not only a few of the upper half.
+        measured_MHz: clocks that were measured earlier, which are added.
     """
     clocks = governor.supported_clocks_MHz
     if not clocks:
@@ -112,6 +118,8 @@ def clock_settings(governor: Governor, *, every: bool = False) -> list[Settings]
     offered = sorted((each for each in clocks if least <= each < top), reverse=True)
     if len(offered) > CLOCKS and not every:
         offered = [offered[round((i + 1) * len(offered) / CLOCKS) - 1] for i in range(CLOCKS)]
+        near = {each for each in clocks for clock in measured_MHz if abs(each - clock) <= 1}
+        offered = sorted({*offered, *(each for each in near if least <= each < top)}, reverse=True)
     return [Settings(), *(Settings(clock_MHz=clock) for clock in offered)]
 
 
@@ -134,6 +142,8 @@ class LiveTuning:
         max_slowdown: float | None,
         say: Callable[[str], None],
         signal: Signal | None = None,
+        earlier: Earlier | None = None,
+        record: Record | None = None,
     ) -> None:
         clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
         x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
@@ -142,7 +152,11 @@ class LiveTuning:
             self.tuner = PowerFollower(x, budget=max_slowdown, window_s=WINDOW_S, settle_s=SETTLE_S)
         else:
             most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
-            self.tuner = OnlineTuner(x, max_slowdown=most, window_s=WINDOW_S, settle_s=SETTLE_S)
+            known = earlier.studied(settings, top_MHz) if earlier is not None else ()
+            self.tuner = OnlineTuner(
+                x, max_slowdown=most, window_s=WINDOW_S, settle_s=SETTLE_S, studied=known
+            )
+        self._earlier, self._record = earlier, record
         self._signal, self._said = signal, ("", "")
         self.seconds_at = [0.0] * len(settings)
         self.refused: list[str] = []
@@ -182,7 +196,9 @@ class LiveTuning:
         noticed = len(self.tuner.changes)
         if self._signal is not None:
             self._ask(self._signal)
+        ran_at = self._in_force
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
+        self._keep(ran_at)
         # One that follows power does not measure again.
         for change in self.tuner.changes[noticed:] if self._signal is None else ():
             self._say(
@@ -191,6 +207,32 @@ class LiveTuning:
             )
         if decision.setting != self._in_force:
             self._set(decision.setting)
+
+    def _keep(self, setting: int) -> None:
+        """Record the window that ended, and say once why earlier measurements are not used."""
+        earlier, window, ranks = self._earlier, self.tuner.window, len(self._ranks)
+        if window is None:
+            return
+        if earlier is not None:
+            self._earlier = None if self.tuner.changes else earlier
+            why = ""
+            if earlier.setup.ranks not in (0, ranks):
+                why = f"it is of {earlier.setup.ranks} ranks, and this training has {ranks}"
+                self.tuner.drop_studied()
+            elif (unlike := self.tuner.unlike) is not None:
+                live = self._settings[setting].short if setting else "the highest setting"
+                why = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
+            if why:
+                self._earlier = None
+                self._say(f"{earlier.name} is not used: {why}")
+        if self._record is not None:
+            try:
+                self._record.add(
+                    self._settings[setting], window, epoch=len(self.tuner.changes), ranks=ranks
+                )
+            except OSError as error:
+                self._record = None
+                self._say(f"what is learned is not kept for the next run: {error}")
 
     def _ask(self, signal: Signal) -> None:
         """Hand the target on, and say once what is wrong with it."""
@@ -238,6 +280,8 @@ def tune(
     *,
     max_slowdown: float | None = None,
     follow: str | None = None,
+    earlier: Earlier | None = None,
+    keep: Path | None = None,
     say: Callable[[str], None] = lambda sentence: None,
     output: int | None = None,
 ) -> TuningOutcome:
@@ -247,6 +291,8 @@ def tune(
         max_slowdown: promised for the time of the whole run; 0.05 is 5 %. By default 5 %, or any
             if a target of power is followed.
         follow: file or address of a target of power in watts, which is followed instead.
+        earlier: measurements to begin with; they are dropped if they are of another device or job.
+        keep: folder for what is learned, to whose name a number is added.
         output: file descriptor of the command's standard output; by default this process's own.
 
     Raises:
@@ -262,8 +308,15 @@ def tune(
     # An administrator's cluster file has no say here: what may be set is found out.
     governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
     with closing(governor), closing(open_meter(cluster)) as meter:
-        every = signal is not None
-        settings = clock_settings(governor, every=every) if governor.can_set else [Settings()]
+        setup = Setup.of(cluster.device.name, meter.info)
+        if earlier is not None and (why := earlier.why_not(setup)):
+            say(why)
+            earlier = None
+        record = Record(keep, setup) if keep is not None else None
+        settings = [Settings()]
+        if governor.can_set:
+            measured_MHz = earlier.clocks_MHz if earlier is not None else ()
+            settings = clock_settings(governor, every=signal is not None, measured_MHz=measured_MHz)
         ended: Ended = "unmetered" if meter.info.estimated else ""
         problem = f"its energy is only estimated ({meter.info.source})" if ended else ""
         if not ended and len(settings) < 2:
@@ -287,6 +340,8 @@ def tune(
                     max_slowdown=max_slowdown,
                     say=say,
                     signal=signal,
+                    earlier=earlier,
+                    record=record,
                 )
                 if signal is not None:
                     signal.start()
@@ -309,6 +364,7 @@ def tune(
         ended=ended,
         problem=problem,
         not_restored=not_restored,
+        record=record.folder if record is not None else None,
     )
     return outcome if live is None else _with_facts(outcome, live, settings)
 
