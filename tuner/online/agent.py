@@ -23,12 +23,14 @@ from tuner.online.changes import Change
 from tuner.online.command import watched
 from tuner.online.earlier import Earlier, Record, Setup
 from tuner.online.follow import Period, PowerFollower
+from tuner.online.limits import LengthUnknown, LimitTuner
 from tuner.online.marks import Mark, Marks
 from tuner.online.promise import Balance
-from tuner.online.signal import Signal
+from tuner.online.signal import Cap, Signal
 from tuner.online.windows import Chunk
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
@@ -55,8 +57,16 @@ UNMET = {
     "budget": "is not followed until the budget of slowdown allows it again",
 }
 
+#: What is said of a limit that is not kept.
+MISSED = {
+    "deadline": "the deadline cannot be met, even at the highest setting, where it goes on",
+    "budget": "the energy budget cannot be kept; the training goes on at the setting of the least "
+    "energy that was found in time",
+    "length": "the training takes more steps than was stated, so its limits may not be kept",
+}
+
 #: Why a training is not, or no longer, tuned.
-Ended = Literal["", "unmetered", "fixed", "refused", "meter", "fault"]
+Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class TuningOutcome:
         not_restored: what could not be put back; "" if all was.
         periods: what power was asked and delivered, if a target was followed.
         record: folder with what was measured; None if nothing was.
+        limits: name, value and what the whole command took, for each limit on it.
     """
 
     exit_code: int
@@ -92,6 +103,7 @@ class TuningOutcome:
     not_restored: str = ""
     periods: tuple[Period, ...] = ()
     record: Path | None = None
+    limits: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def kept(self) -> bool | None:
@@ -141,10 +153,14 @@ class LiveTuning:
         *,
         max_slowdown: float | None,
         say: Callable[[str], None],
-        signal: Signal | None = None,
+        signal: Signal | Cap | None = None,
         earlier: Earlier | None = None,
         record: Record | None = None,
+        limits: Constraints | None = None,
+        started: Reading | None = None,
+        length: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._started, self._length = started, length
         clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
         x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
         self.tuner: OnlineTuner
@@ -153,11 +169,16 @@ class LiveTuning:
         else:
             most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
             known = earlier.studied(settings, top_MHz) if earlier is not None else ()
-            self.tuner = OnlineTuner(
-                x, max_slowdown=most, window_s=WINDOW_S, settle_s=SETTLE_S, studied=known
-            )
+            given = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
+            if limits is not None and limits.limits:
+                deadline_s, budget_kJ = limits.deadline_s, limits.budget_kJ
+                self.tuner = LimitTuner(
+                    x, deadline_s=deadline_s, budget_kJ=budget_kJ, studied=known, **given
+                )
+            else:
+                self.tuner = OnlineTuner(x, max_slowdown=most, studied=known, **given)
         self._earlier, self._record = earlier, record
-        self._signal, self._said = signal, ("", "")
+        self._signal, self._said = signal, tuple[str, ...](("", ""))
         self.seconds_at = [0.0] * len(settings)
         self.refused: list[str] = []
         self._governor, self._meter, self._settings = governor, meter, settings
@@ -179,6 +200,8 @@ class LiveTuning:
             return
         if self._opened is None:
             self._opened = mark, self._meter.read()
+            if isinstance(self.tuner, LimitTuner):
+                self._begin(self.tuner, *self._opened)
             return
         first, before = self._opened
         least_s = max(CHUNK_S, 5 * self._meter.resolution_s)
@@ -199,6 +222,10 @@ class LiveTuning:
         ran_at = self._in_force
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
         self._keep(ran_at)
+        missed = self.tuner.missed if isinstance(self.tuner, LimitTuner) else ""
+        if missed and missed not in self._said:
+            self._said = (*self._said, missed)
+            self._say(MISSED[missed])
         # One that follows power does not measure again.
         for change in self.tuner.changes[noticed:] if self._signal is None else ():
             self._say(
@@ -207,6 +234,16 @@ class LiveTuning:
             )
         if decision.setting != self._in_force:
             self._set(decision.setting)
+
+    def _begin(self, tuner: LimitTuner, first: Mark, now: Reading) -> None:
+        steps = self._length()
+        if steps is None:
+            raise LengthUnknown(
+                "a deadline and an energy budget need the number of the training's steps, which "
+                "its framework does not say; state it by --steps"
+            )
+        then = self._started or now
+        tuner.begin(steps - first.step, now.time_s - then.time_s, now.energy_J - then.energy_J)
 
     def _keep(self, setting: int) -> None:
         """Record the window that ended, and say once why earlier measurements are not used."""
@@ -234,7 +271,7 @@ class LiveTuning:
                 self._record = None
                 self._say(f"what is learned is not kept for the next run: {error}")
 
-    def _ask(self, signal: Signal) -> None:
+    def _ask(self, signal: Signal | Cap) -> None:
         """Hand the target on, and say once what is wrong with it."""
         assert isinstance(self.tuner, PowerFollower)
         self.tuner.target_W, target_W = signal.target_W, self.tuner.target_W
@@ -278,7 +315,8 @@ class LiveTuning:
 def tune(
     command: Sequence[str],
     *,
-    max_slowdown: float | None = None,
+    limits: Constraints | None = None,
+    steps: int | None = None,
     follow: str | None = None,
     earlier: Earlier | None = None,
     keep: Path | None = None,
@@ -288,8 +326,9 @@ def tune(
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
 
     Args:
-        max_slowdown: promised for the time of the whole run; 0.05 is 5 %. By default 5 %, or any
-            if a target of power is followed.
+        limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
+            deadline and energy budget, or its power cap.
+        steps: that the command takes, if its framework does not say so.
         follow: file or address of a target of power in watts, which is followed instead.
         earlier: measurements to begin with; they are dropped if they are of another device or job.
         keep: folder for what is learned, to whose name a number is added.
@@ -298,12 +337,14 @@ def tune(
     Raises:
         InputError: the command or the target cannot be read, or the promise is no share.
     """
-    if max_slowdown is None and follow is None:
-        max_slowdown = DEFAULT_SLOWDOWN
-    if max_slowdown is not None and not 0 <= max_slowdown < 1:
-        raise InvalidValue("max_slowdown", max_slowdown, "a share from 0 to below 1, e.g. 5%")
+    limits = _checked(limits or Constraints(), steps)
+    max_slowdown = limits.max_slowdown
     words, assigned = watched(command, Path.cwd())
-    signal = Signal(follow) if follow is not None else None
+    signal: Signal | Cap | None = Signal(follow) if follow is not None else None
+    if limits.power_cap_W is not None:
+        signal = Cap(limits.power_cap_W)
+    if max_slowdown is None and signal is None and not limits.limits:
+        max_slowdown = DEFAULT_SLOWDOWN
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
@@ -325,6 +366,7 @@ def tune(
         marks = Marks(listener)
         try:
             environ = {**os.environ, **assigned, ADDRESS: address}
+            started = _read(meter)
             try:
                 process = subprocess.Popen(words, env=environ, stdout=output)
             except OSError as error:
@@ -342,6 +384,9 @@ def tune(
                     signal=signal,
                     earlier=earlier,
                     record=record,
+                    limits=limits,
+                    started=started,
+                    length=lambda: steps or marks.length,
                 )
                 if signal is not None:
                     signal.start()
@@ -352,6 +397,7 @@ def tune(
                 say(f"not tuned, and the training goes on: {problem}")
             not_restored = _restore(governor)
             code = _wait(process)
+            kept = _kept(limits, started, meter)
         finally:
             if signal is not None:
                 signal.close()
@@ -365,8 +411,52 @@ def tune(
         problem=problem,
         not_restored=not_restored,
         record=record.folder if record is not None else None,
+        limits=kept,
     )
     return outcome if live is None else _with_facts(outcome, live, settings)
+
+
+def _checked(limits: Constraints, steps: int | None) -> Constraints:
+    """Return the limits.
+
+    Raises:
+        InputError: they contradict each other, or a value is not allowed.
+    """
+    of_run = limits.deadline_s is not None or limits.budget_kJ is not None
+    if of_run and (limits.max_slowdown is not None or limits.power_cap_W is not None):
+        raise InputError(
+            "--deadline and --budget are kept without --max-slowdown and --power-cap; leave one out"
+        )
+    if limits.max_slowdown is not None and not limits.max_slowdown < 1:
+        legal = "a share from 0 to below 1, e.g. 5%"
+        raise InvalidValue("max_slowdown", limits.max_slowdown, legal)
+    if steps is not None:
+        check_integer("steps", steps)
+        if not of_run:
+            raise InputError("--steps is for --deadline and --budget of a tuned training")
+    return limits
+
+
+def _read(meter: Meter) -> Reading | None:
+    try:
+        return meter.read()
+    except MeterError:
+        return None
+
+
+def _kept(
+    limits: Constraints, started: Reading | None, meter: Meter
+) -> tuple[tuple[str, float, float], ...]:
+    """Return each limit on the whole run with what the run took."""
+    now = _read(meter)
+    if now is None or started is None:
+        return ()
+    took = {
+        "deadline_s": now.time_s - started.time_s,
+        "budget_kJ": (now.energy_J - started.energy_J) / 1000,
+    }
+    given = limits.limits
+    return tuple((name, given[name], value) for name, value in took.items() if name in given)
 
 
 def _with_facts(
@@ -393,6 +483,8 @@ def _follow(process: subprocess.Popen[bytes], marks: Marks, live: LiveTuning) ->
                 live.take(mark)
     except MeterError as error:
         return "meter", str(error)
+    except LengthUnknown as error:
+        return "length", str(error)
     except (GovernorError, InputError) as error:
         return "refused", str(error)
     except KeyboardInterrupt:  # the command got it, too, and decides what to do

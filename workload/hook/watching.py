@@ -135,23 +135,28 @@ def owner() -> str:
 def stated_length() -> dict[str, Any]:
     """Return the optimizer steps that the calling framework's own object says; {} if it says none.
 
-    `{"steps": n, "by": framework}`. Lightning counts by its loaders, which it has by then.
+    `{"steps": n, "by": framework}`, and "done" if it continues from a checkpoint. Lightning counts
+    by its loaders, which it has by then.
     """
-    frame = inspect.currentframe()
+    frame, counted = inspect.currentframe(), None
     while frame is not None:
         holder = frame.f_locals.get("self")
         module = str(getattr(type(holder), "__module__", ""))
         try:
             if module.startswith("transformers.trainer"):
-                steps = getattr(getattr(holder, "state", None), "max_steps", 0)
+                counted = getattr(holder, "state", None)
+                steps = getattr(counted, "max_steps", 0)
             elif ".trainer.trainer" in module and "lightning" in module:
+                counted = holder
                 steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
             else:
                 steps = 0
+            done = getattr(counted, "global_step", 0) if steps else 0
         except Exception:  # no evidence
-            steps = 0
+            steps = done = 0
         if isinstance(steps, int) and steps > 0:
-            return {"steps": steps, "by": module.partition(".")[0]}
+            resumed = {"done": done} if isinstance(done, int) and 0 < done < steps else {}
+            return {"steps": steps, "by": module.partition(".")[0], **resumed}
         frame = frame.f_back
     return {}
 
