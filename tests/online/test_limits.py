@@ -12,9 +12,10 @@ from tests.online.test_bandit import CLOCKS, Outcome, World, X, gpu, train
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
 from tuner.online.agent import WARM_STEPS, LiveTuning, TuningOutcome, clock_settings
-from tuner.online.limits import LengthUnknown, LimitTuner
+from tuner.online.limits import LengthUnknown, LimitTuner, RunLimits
 from tuner.online.marks import Mark
 from tuner.problem.constraints import Constraints
+from tuner.workload.meters import Reading
 
 STEPS = 4000
 TOP_S = STEPS * gpu(0)[0]
@@ -30,8 +31,11 @@ def run(
     stated: int = STEPS,
 ) -> tuple[Outcome, float, float]:
     """Train; return the outcome, seconds and kilojoules."""
-    tuner = LimitTuner(X, deadline_s=deadline_s, budget_kJ=budget_kJ, window_s=8, settle_s=2)
-    tuner.begin(stated, 0.0, 0.0)
+    given = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
+    limits = RunLimits.of(given, None, lambda: stated)
+    assert limits is not None
+    tuner = LimitTuner(X, limits=limits, window_s=8, settle_s=2)
+    tuner.begin(Mark(0, 0, 0.0), Reading(0.0, 0.0))
     done = train(tuner, world, steps=STEPS, seed=seed)
     balance = tuner.balance
     return done, balance.seconds, balance.energy_J / 1000
@@ -119,9 +123,7 @@ def live(limits: Constraints, said: list[str], steps: int | None) -> tuple[LiveT
         *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
         max_slowdown=None,
         say=said.append,
-        limits=limits,
-        started=devices.read(),
-        length=lambda: steps,
+        limits=RunLimits.of(limits, devices.read(), lambda: steps),
     )
     return tuning, devices
 

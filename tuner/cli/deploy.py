@@ -22,7 +22,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import LIMITS, Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.terminal import raw_stream
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 #: Limits that a tuned training can keep.
-_OF_TUNING = ("max_slowdown", "deadline_s", "budget_kJ", "power_cap_W")
+_OF_TUNING = ("max_slowdown", *(limit.name for limit in LIMITS if limit.exponents))
 
 
 def _apply(args: argparse.Namespace) -> int:

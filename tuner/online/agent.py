@@ -22,15 +22,23 @@ from tuner.online.bandit import OnlineTuner
 from tuner.online.changes import Change
 from tuner.online.command import watched
 from tuner.online.earlier import Earlier, Record, Setup
-from tuner.online.follow import Period, PowerFollower
-from tuner.online.limits import LengthUnknown, LimitTuner
+from tuner.online.follow import UNMET, Period, PowerFollower
+from tuner.online.limits import (
+    MISSED,
+    LengthUnknown,
+    LimitTuner,
+    RunLimits,
+    checked,
+    kept_limits,
+    reading,
+)
 from tuner.online.marks import Mark, Marks
 from tuner.online.promise import Balance
 from tuner.online.signal import Cap, Signal
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
@@ -50,21 +58,6 @@ REFUSALS = 3
 
 #: Promise of a tuned training that was given none.
 DEFAULT_SLOWDOWN = 0.05
-#: What is said of a target that is not met.
-UNMET = {
-    "low": "is less than the job can draw: it runs at the lowest clock",
-    "high": "is more than the job draws: it runs at the highest clock",
-    "budget": "is not followed until the budget of slowdown allows it again",
-}
-
-#: What is said of a limit that is not kept.
-MISSED = {
-    "deadline": "the deadline cannot be met, even at the highest setting, where it goes on",
-    "budget": "the energy budget cannot be kept; the training goes on at the setting of the least "
-    "energy that was found in time",
-    "length": "the training takes more steps than was stated, so its limits may not be kept",
-}
-
 #: Why a training is not, or no longer, tuned.
 Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
 
@@ -156,11 +149,8 @@ class LiveTuning:
         signal: Signal | Cap | None = None,
         earlier: Earlier | None = None,
         record: Record | None = None,
-        limits: Constraints | None = None,
-        started: Reading | None = None,
-        length: Callable[[], int | None] = lambda: None,
+        limits: RunLimits | None = None,
     ) -> None:
-        self._started, self._length = started, length
         clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
         x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
         self.tuner: OnlineTuner
@@ -170,11 +160,8 @@ class LiveTuning:
             most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
             known = earlier.studied(settings, top_MHz) if earlier is not None else ()
             given = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
-            if limits is not None and limits.limits:
-                deadline_s, budget_kJ = limits.deadline_s, limits.budget_kJ
-                self.tuner = LimitTuner(
-                    x, deadline_s=deadline_s, budget_kJ=budget_kJ, studied=known, **given
-                )
+            if limits is not None:
+                self.tuner = LimitTuner(x, limits=limits, studied=known, **given)
             else:
                 self.tuner = OnlineTuner(x, max_slowdown=most, studied=known, **given)
         self._earlier, self._record = earlier, record
@@ -201,7 +188,7 @@ class LiveTuning:
         if self._opened is None:
             self._opened = mark, self._meter.read()
             if isinstance(self.tuner, LimitTuner):
-                self._begin(self.tuner, *self._opened)
+                self.tuner.begin(*self._opened)
             return
         first, before = self._opened
         least_s = max(CHUNK_S, 5 * self._meter.resolution_s)
@@ -234,16 +221,6 @@ class LiveTuning:
             )
         if decision.setting != self._in_force:
             self._set(decision.setting)
-
-    def _begin(self, tuner: LimitTuner, first: Mark, now: Reading) -> None:
-        steps = self._length()
-        if steps is None:
-            raise LengthUnknown(
-                "a deadline and an energy budget need the number of the training's steps, which "
-                "its framework does not say; state it by --steps"
-            )
-        then = self._started or now
-        tuner.begin(steps - first.step, now.time_s - then.time_s, now.energy_J - then.energy_J)
 
     def _keep(self, setting: int) -> None:
         """Record the window that ended, and say once why earlier measurements are not used."""
@@ -337,7 +314,7 @@ def tune(
     Raises:
         InputError: the command or the target cannot be read, or the promise is no share.
     """
-    limits = _checked(limits or Constraints(), steps)
+    limits = checked(limits or Constraints(), steps)
     max_slowdown = limits.max_slowdown
     words, assigned = watched(command, Path.cwd())
     signal: Signal | Cap | None = Signal(follow) if follow is not None else None
@@ -366,7 +343,7 @@ def tune(
         marks = Marks(listener)
         try:
             environ = {**os.environ, **assigned, ADDRESS: address}
-            started = _read(meter)
+            started = reading(meter)
             try:
                 process = subprocess.Popen(words, env=environ, stdout=output)
             except OSError as error:
@@ -384,9 +361,7 @@ def tune(
                     signal=signal,
                     earlier=earlier,
                     record=record,
-                    limits=limits,
-                    started=started,
-                    length=lambda: steps or marks.length,
+                    limits=RunLimits.of(limits, started, lambda: steps or marks.length),
                 )
                 if signal is not None:
                     signal.start()
@@ -397,7 +372,7 @@ def tune(
                 say(f"not tuned, and the training goes on: {problem}")
             not_restored = _restore(governor)
             code = _wait(process)
-            kept = _kept(limits, started, meter)
+            kept = kept_limits(limits, started, meter)
         finally:
             if signal is not None:
                 signal.close()
@@ -414,49 +389,6 @@ def tune(
         limits=kept,
     )
     return outcome if live is None else _with_facts(outcome, live, settings)
-
-
-def _checked(limits: Constraints, steps: int | None) -> Constraints:
-    """Return the limits.
-
-    Raises:
-        InputError: they contradict each other, or a value is not allowed.
-    """
-    of_run = limits.deadline_s is not None or limits.budget_kJ is not None
-    if of_run and (limits.max_slowdown is not None or limits.power_cap_W is not None):
-        raise InputError(
-            "--deadline and --budget are kept without --max-slowdown and --power-cap; leave one out"
-        )
-    if limits.max_slowdown is not None and not limits.max_slowdown < 1:
-        legal = "a share from 0 to below 1, e.g. 5%"
-        raise InvalidValue("max_slowdown", limits.max_slowdown, legal)
-    if steps is not None:
-        check_integer("steps", steps)
-        if not of_run:
-            raise InputError("--steps is for --deadline and --budget of a tuned training")
-    return limits
-
-
-def _read(meter: Meter) -> Reading | None:
-    try:
-        return meter.read()
-    except MeterError:
-        return None
-
-
-def _kept(
-    limits: Constraints, started: Reading | None, meter: Meter
-) -> tuple[tuple[str, float, float], ...]:
-    """Return each limit on the whole run with what the run took."""
-    now = _read(meter)
-    if now is None or started is None:
-        return ()
-    took = {
-        "deadline_s": now.time_s - started.time_s,
-        "budget_kJ": (now.energy_J - started.energy_J) / 1000,
-    }
-    given = limits.limits
-    return tuple((name, given[name], value) for name, value in took.items() if name in given)
 
 
 def _with_facts(

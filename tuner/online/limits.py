@@ -8,17 +8,24 @@ estimates. What is not used of a limit is left for the steps to come.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from tuner.online.bandit import WORTH, Decision, OnlineTuner, _Views
+from tuner.online.marks import Mark
 from tuner.online.promise import SURE
 from tuner.online.response import Studied
+from tuner.problem.constraints import Constraints, given_limits, limit_on
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.workload.meters import Meter, MeterError, Reading
 
 #: Share of what is left that is kept in reserve: for checkpoints, and an evaluation at the end.
 RESERVE = 0.02
 #: Share of the spare time that a trial may cost.
 TRIAL = 0.25
+#: Figures of the whole run that are limited.
+FIGURES = ("time_s", "energy_kJ")
 #: Slowdown that stands for no limit.
 UNLIMITED = 1e6
 
@@ -30,11 +37,43 @@ class LengthUnknown(Exception):
     """A limit on a training whose number of steps is unknown."""
 
 
+#: What is said of a limit that is not kept.
+MISSED = {
+    "deadline": "the deadline cannot be met, even at the highest setting, where it goes on",
+    "budget": "the energy budget cannot be kept; the training goes on at the setting of the least "
+    "energy that was found in time",
+    "length": "the training takes more steps than was stated, so its limits may not be kept",
+}
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits on the time and energy of a whole command.
+
+    Attributes:
+        deadline_s, energy_J: infinite: no limit.
+        started: the meter as it started; None if it could not be read.
+        length: returns the number of the training's steps, or None if it is unknown.
+    """
+
+    deadline_s: float
+    energy_J: float
+    started: Reading | None
+    length: Callable[[], int | None]
+
+    @classmethod
+    def of(
+        cls, given: Constraints, started: Reading | None, length: Callable[[], int | None]
+    ) -> RunLimits | None:
+        """Return the limits among these, or None if there are none."""
+        time_s, energy_kJ = (limit_on(name, given.limits) for name in FIGURES)
+        if time_s is None and energy_kJ is None:
+            return None
+        return cls(time_s or math.inf, 1000 * (energy_kJ or math.inf), started, length)
+
+
 class LimitTuner(OnlineTuner):
     """Choice of the live setting by limits on the whole run.
-
-    Args:
-        deadline_s, budget_kJ: None: no limit.
 
     Attributes:
         missed: which limit is not kept, as far as is known.
@@ -44,21 +83,32 @@ class LimitTuner(OnlineTuner):
         self,
         x: Sequence[float],
         *,
-        deadline_s: float | None,
-        budget_kJ: float | None,
+        limits: RunLimits,
         window_s: float,
         settle_s: float,
         studied: Sequence[Studied] = (),
     ) -> None:
         super().__init__(x, max_slowdown=0.0, window_s=window_s, settle_s=settle_s, studied=studied)
-        self._timed, self._budgeted = deadline_s is not None, budget_kJ is not None
-        self._limits = (deadline_s or math.inf, 1000 * (budget_kJ or math.inf))
+        self._given = limits
+        self._limits = limits.deadline_s, limits.energy_J
+        self._timed, self._budgeted = map(math.isfinite, self._limits)
         self._length, self._before = 0, (0.0, 0.0)
         self.missed: Missed = ""
 
-    def begin(self, steps: int, seconds: float, energy_J: float) -> None:
-        """Tell the number of steps from here on, and what was spent before."""
-        self._length, self._before = steps, (seconds, energy_J)
+    def begin(self, first: Mark, now: Reading) -> None:
+        """Begin after this step, with what the command took until then.
+
+        Raises:
+            LengthUnknown: the number of steps is unknown.
+        """
+        steps, then = self._given.length(), self._given.started or now
+        if steps is None:
+            raise LengthUnknown(
+                "a deadline and an energy budget need the number of the training's steps, which "
+                "its framework does not say; state it by --steps"
+            )
+        self._length = steps - first.step
+        self._before = now.time_s - then.time_s, now.energy_J - then.energy_J
 
     def _rest(self, views: _Views, setting: int, sure: float) -> tuple[float, float]:
         """Return seconds and joules of the steps that are left at a setting."""
@@ -129,3 +179,45 @@ class LimitTuner(OnlineTuner):
             if not tried and faster and all(a <= b for a, b in zip(rest, left, strict=True)):
                 return each
         return None
+
+
+def checked(limits: Constraints, steps: int | None) -> Constraints:
+    """Return the limits of a tuned training.
+
+    Raises:
+        InputError: they contradict each other, or a value is not allowed.
+    """
+    of_run = RunLimits.of(limits, None, lambda: None) is not None
+    if of_run and (limits.max_slowdown is not None or limits.power_cap_W is not None):
+        raise InputError(
+            "--deadline and --budget are kept without --max-slowdown and --power-cap; leave one out"
+        )
+    if limits.max_slowdown is not None and not limits.max_slowdown < 1:
+        legal = "a share from 0 to below 1, e.g. 5%"
+        raise InvalidValue("max_slowdown", limits.max_slowdown, legal)
+    if steps is not None:
+        check_integer("steps", steps)
+        if not of_run:
+            raise InputError("--steps is for --deadline and --budget of a tuned training")
+    return limits
+
+
+def reading(meter: Meter) -> Reading | None:
+    """Return what a meter reads, or None if it fails."""
+    try:
+        return meter.read()
+    except MeterError:
+        return None
+
+
+def kept_limits(
+    limits: Constraints, started: Reading | None, meter: Meter
+) -> tuple[tuple[str, float, float], ...]:
+    """Return each limit on the whole run, by name, with its value and what the run took."""
+    now = reading(meter)
+    if now is None or started is None:
+        return ()
+    spent = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
+    took = dict(zip(FIGURES, spent, strict=True))
+    given = given_limits(limits.limits)
+    return tuple((row.name, value, took[row.figure]) for row, value in given if row.figure in took)
