@@ -202,6 +202,10 @@ def test_commands_that_cannot_be_watched_are_refused(words: list[str], said: str
         ["--tune", "--steps", "3", "--", "train.py"],
         ["--tune", "--max-slowdown", "500%", "--", str(TRAIN), "1", "0"],
         ["--max-slowdown", "5%", "study"],
+        ["--transfer", "tuned-1", "study"],
+        ["--tune", "--transfer", "nowhere", "--", str(TRAIN), "1", "0"],
+        ["study", "--tune", "--transfer", "nowhere", "--", str(TRAIN), "1", "0"],
+        ["nowhere", "--tune", "--", str(TRAIN), "1", "0"],
     ],
 )
 def test_wrong_options_are_one_sentence(

@@ -206,10 +206,37 @@ def test_earlier_measurements_replace_trials() -> None:
     assert with_study >= without - 0.002
 
 
-def test_a_study_of_another_machine_does_not_break_the_promise() -> None:
-    studied = [Studied(i, 3 * gpu(0)[0] * 0.9**i, 100.0) for i in range(7)]
+def _lying(exponent: float, power: float) -> list[Studied]:
+    """A study that agrees at the highest setting, with another response to the clock."""
+    clocks = [clock / CLOCKS[0] for clock in CLOCKS]
+    top_s, top_W = gpu(0)
+    return [Studied(i, top_s * c**exponent, top_W * c**power) for i, c in enumerate(clocks)]
+
+
+def test_a_study_of_another_machine_is_dropped_with_what_differs() -> None:
+    studied = [Studied(i, 3 * gpu(0)[0] * 0.9**i, gpu(0)[1]) for i in range(7)]
     for seed in range(4):
-        assert train(tuner_of(studied=studied), gpu, seed=seed).worst <= 0.05
+        done = train(tuner_of(studied=studied), gpu, seed=seed)
+        assert done.worst <= 0.05
+        assert done.tuner.unlike is not None
+        assert done.tuner.unlike.quantity == "step time"
+        assert done.tuner.unlike.relative == pytest.approx(-2 / 3, abs=0.03)
+
+
+@pytest.mark.parametrize(("exponent", "power"), [(0.0, 2.0), (0.5, 2.0), (-2.0, 0.0), (0.0, -1.0)])
+@pytest.mark.parametrize("bound", [0.6, 0.0])
+def test_a_study_of_the_same_level_and_another_response_breaks_no_promise(
+    exponent: float, power: float, bound: float
+) -> None:
+    """Of another configuration: its lower clocks cost no time, are faster, or save nothing."""
+
+    def world(setting: int, step: int) -> tuple[float, float]:
+        return gpu(setting, bound=bound)
+
+    for seed in range(3):
+        assert train(tuner_of(studied=_lying(exponent, power)), world, seed=seed).worst <= 0.05
+    clean = train(tuner_of(), world).saved
+    assert train(tuner_of(studied=_lying(exponent, power)), world).saved >= clean - 0.03
 
 
 @pytest.mark.parametrize(("x", "slowdown"), [([0.0], 0.05), (X, -0.1), (X, math.nan)])

@@ -6,14 +6,32 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import FAILED, INTERRUPTED, OK, UNMET, answer, say_of
+from tuner.cli.options import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    UNMET,
+    add_options,
+    answer,
+    given_options,
+    made_of_options,
+    say_of,
+)
 from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
+from tuner.problem.constraints import LIMITS, Constraints
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.units import parse_quantity
 from tuner.terminal import raw_stream
+
+if TYPE_CHECKING:
+    from tuner.online.earlier import Earlier
+
+
+#: Limits that a tuned training can keep.
+_OF_TUNING = ("max_slowdown", *(limit.name for limit in LIMITS if limit.exponents))
 
 
 def _apply(args: argparse.Namespace) -> int:
@@ -80,18 +98,23 @@ def _tune(args: argparse.Namespace) -> int:
     what = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:
         raise InputError("--follow-power sets the clocks by its target; leave out --tune")
-    if args.run is not None or args.steps is not None or not args.clocks:
-        raise InputError(
-            f"{what} starts the command after -- as it is: it takes no run, --steps or --no-clocks"
-        )
+    if not args.clocks:
+        raise InputError(f"{what} sets the clocks; leave out --no-clocks")
+    if not args.tune and (args.run is not None or args.transfer is not None):
+        raise InputError("--follow-power measures as it goes: it takes no run and no --transfer")
     if not args.program:
         raise InputError(f"{what} needs the command that trains after --: -- torchrun ...")
-    slowdown = parse_quantity(args.max_slowdown, "share") if args.max_slowdown else None
+    limits = made_of_options(args, Constraints, only=_OF_TUNING)
+    if not args.tune and limits.limits:
+        raise InputError("--follow-power keeps its target alone; leave out limits of --tune")
     output = 2 if args.json else None  # with --json standard output is the answer alone
     done = tune(
         args.program,
-        max_slowdown=slowdown,
+        limits=limits,
+        steps=args.steps,
         follow=args.follow_power,
+        earlier=_earlier(args),
+        keep=Path(args.runs_dir) / "tuned" if args.tune else None,
         say=say_of(args, "tuner: "),
         output=output,
     )
@@ -99,11 +122,29 @@ def _tune(args: argparse.Namespace) -> int:
     return OK if done.exit_code == 0 else FAILED
 
 
+def _earlier(args: argparse.Namespace) -> Earlier | None:
+    """Return the measurements that a tuned training begins with, if a run of them is named."""
+    from tuner.online.earlier import of_study, read_earlier
+
+    if args.run is not None and args.transfer is not None:
+        raise InputError("name a run, or --transfer with an earlier tuned training, and not both")
+    if args.transfer is not None:
+        return read_earlier(Path(args.transfer))
+    if args.run is None:
+        return None
+    from tuner.api import load_result
+    from tuner.problem.run_folder import find_run
+
+    return of_study(load_result(find_run(args.run, args.runs_dir).path), args.point)
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.tune or args.follow_power:
         return _tune(args)
-    if args.max_slowdown is not None:
-        raise InputError("--max-slowdown is a promise of --tune and --follow-power")
+    if given := given_options(args, Constraints, only=_OF_TUNING):
+        raise InputError(f"{' and '.join(given)}: limits of a run are for --tune")
+    if args.transfer is not None:
+        raise InputError("--transfer is for --tune")
     from tuner.api import load_result
     from tuner.deploy.train import train
     from tuner.problem.file_starts import of_opened
@@ -146,7 +187,11 @@ def add(commands: Commands) -> None:
     run.usage = "tuner run [RUN] [options] [-- PROGRAM ...]"
     add_shared(run, "--point")
     run.add_argument(
-        "--steps", type=int, metavar="N", help="steps of the built-in program (default: the job's)"
+        "--steps",
+        type=int,
+        metavar="N",
+        help="steps of the built-in program (default: the job's), or of the tuned training, if "
+        "its framework does not say (for --deadline and --budget)",
     )
     run.add_argument(
         "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
@@ -154,13 +199,18 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--tune",
         action="store_true",
-        help="tune the clocks while the command after -- trains (no RUN is needed)",
+        help="tune the clocks while the command after -- trains; begins with what RUN, if named, "
+        "measured of --point",
     )
     run.add_argument(
-        "--max-slowdown",
-        metavar="SHARE",
-        help="with --tune: slowdown of the whole run that is allowed (default: 5%%); with "
-        "--follow-power the same (default: any)",
+        "--transfer",
+        metavar="FOLDER",
+        help="with --tune: begin with what an earlier tuned training measured",
+    )
+    add_options(
+        run.add_argument_group("limits of a tuned training (default: a slowdown of 5%%)"),
+        Constraints,
+        only=_OF_TUNING,
     )
     run.add_argument(
         "--follow-power",

@@ -7,11 +7,13 @@ from typing import Any
 
 from tuner.formatting import duration, energy_text, label
 from tuner.online.agent import TuningOutcome
+from tuner.problem.constraints import LIMITS
 
 #: What is said before the reason why a training was not tuned to its end.
 ENDED: Mapping[str, str] = {
     "unmetered": "Not tuned on this machine",
     "fixed": "Not tuned, because no clock can be set here",
+    "length": "Not tuned",
     "refused": "Tuned until the devices refused their settings",
     "meter": "Tuned until the meter failed",
     "fault": "Tuned until a fault of tuner",
@@ -51,6 +53,8 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             if seconds > 0.01 * balance.seconds
         ]
         lines.append(f"Time at each setting: {', '.join(named)}.")
+        if outcome.record is not None:
+            lines.append(f"To begin the next run with this: --transfer {outcome.record}")
     elif not outcome.ended:
         lines.append("The training ended before its steps could be measured.")
     for change in outcome.changes:
@@ -58,11 +62,20 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             f"Change noticed after {change.step} steps: {change.quantity} "
             f"{100 * change.relative:+.0f} %."
         )
+    lines += [_limit_line(*limit) for limit in outcome.limits]
     if outcome.not_restored:
         lines.append(f"Not put back: {outcome.not_restored}.")
     if outcome.exit_code:
         lines.append(f"The command ended with exit code {outcome.exit_code}.")
     return lines
+
+
+def _limit_line(name: str, limit: float, took: float) -> str:
+    """Return whether a limit on the whole command was kept."""
+    row = next(row for row in LIMITS if row.name == name)
+    text = duration if name == "deadline_s" else energy_text
+    word = "kept" if took <= limit else "missed"
+    return f"The command took {text(took)}: its {row.noun} of {text(limit)} was {word}."
 
 
 def _period_lines(outcome: TuningOutcome) -> list[str]:
@@ -88,4 +101,5 @@ def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
         "changes": [dict(vars(change)) for change in outcome.changes],
         "periods": [dict(vars(period)) for period in outcome.periods],
         "kept": outcome.kept,
+        "record": str(outcome.record) if outcome.record else None,
     }

@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +21,24 @@ from typing import Literal
 from tuner.online.bandit import OnlineTuner
 from tuner.online.changes import Change
 from tuner.online.command import watched
-from tuner.online.follow import Period, PowerFollower
+from tuner.online.earlier import Earlier, Record, Setup
+from tuner.online.follow import UNMET, Period, PowerFollower
+from tuner.online.limits import (
+    MISSED,
+    LengthUnknown,
+    LimitTuner,
+    RunLimits,
+    checked,
+    kept_limits,
+    reading,
+)
 from tuner.online.marks import Mark, Marks
 from tuner.online.promise import Balance
-from tuner.online.signal import Signal
+from tuner.online.signal import Cap, Signal
 from tuner.online.windows import Chunk
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
@@ -47,15 +58,8 @@ REFUSALS = 3
 
 #: Promise of a tuned training that was given none.
 DEFAULT_SLOWDOWN = 0.05
-#: What is said of a target that is not met.
-UNMET = {
-    "low": "is less than the job can draw: it runs at the lowest clock",
-    "high": "is more than the job draws: it runs at the highest clock",
-    "budget": "is not followed until the budget of slowdown allows it again",
-}
-
 #: Why a training is not, or no longer, tuned.
-Ended = Literal["", "unmetered", "fixed", "refused", "meter", "fault"]
+Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class TuningOutcome:
         problem: the sentence of the error behind `ended`.
         not_restored: what could not be put back; "" if all was.
         periods: what power was asked and delivered, if a target was followed.
+        record: folder with what was measured; None if nothing was.
+        limits: name, value and what the whole command took, for each limit on it.
     """
 
     exit_code: int
@@ -89,6 +95,8 @@ class TuningOutcome:
     problem: str = ""
     not_restored: str = ""
     periods: tuple[Period, ...] = ()
+    record: Path | None = None
+    limits: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def kept(self) -> bool | None:
@@ -98,11 +106,14 @@ class TuningOutcome:
         return self.balance.slowdown[1] <= self.max_slowdown
 
 
-def clock_settings(governor: Governor, *, every: bool = False) -> list[Settings]:
+def clock_settings(
+    governor: Governor, *, every: bool = False, measured_MHz: Collection[float] = ()
+) -> list[Settings]:
     """Return the live settings to choose from, the machine's own first, then falling clocks.
 
     Args:
         every: all clocks below the highest, not only a few of the upper half.
+        measured_MHz: clocks that were measured earlier, which are added.
     """
     clocks = governor.supported_clocks_MHz
     if not clocks:
@@ -112,6 +123,8 @@ def clock_settings(governor: Governor, *, every: bool = False) -> list[Settings]
     offered = sorted((each for each in clocks if least <= each < top), reverse=True)
     if len(offered) > CLOCKS and not every:
         offered = [offered[round((i + 1) * len(offered) / CLOCKS) - 1] for i in range(CLOCKS)]
+        near = {each for each in clocks for clock in measured_MHz if abs(each - clock) <= 1}
+        offered = sorted({*offered, *(each for each in near if least <= each < top)}, reverse=True)
     return [Settings(), *(Settings(clock_MHz=clock) for clock in offered)]
 
 
@@ -133,7 +146,10 @@ class LiveTuning:
         *,
         max_slowdown: float | None,
         say: Callable[[str], None],
-        signal: Signal | None = None,
+        signal: Signal | Cap | None = None,
+        earlier: Earlier | None = None,
+        record: Record | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
         clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
         x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
@@ -142,8 +158,14 @@ class LiveTuning:
             self.tuner = PowerFollower(x, budget=max_slowdown, window_s=WINDOW_S, settle_s=SETTLE_S)
         else:
             most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
-            self.tuner = OnlineTuner(x, max_slowdown=most, window_s=WINDOW_S, settle_s=SETTLE_S)
-        self._signal, self._said = signal, ("", "")
+            known = earlier.studied(settings, top_MHz) if earlier is not None else ()
+            given = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
+            if limits is not None:
+                self.tuner = LimitTuner(x, limits=limits, studied=known, **given)
+            else:
+                self.tuner = OnlineTuner(x, max_slowdown=most, studied=known, **given)
+        self._earlier, self._record = earlier, record
+        self._signal, self._said = signal, tuple[str, ...](("", ""))
         self.seconds_at = [0.0] * len(settings)
         self.refused: list[str] = []
         self._governor, self._meter, self._settings = governor, meter, settings
@@ -165,6 +187,8 @@ class LiveTuning:
             return
         if self._opened is None:
             self._opened = mark, self._meter.read()
+            if isinstance(self.tuner, LimitTuner):
+                self.tuner.begin(*self._opened)
             return
         first, before = self._opened
         least_s = max(CHUNK_S, 5 * self._meter.resolution_s)
@@ -182,7 +206,13 @@ class LiveTuning:
         noticed = len(self.tuner.changes)
         if self._signal is not None:
             self._ask(self._signal)
+        ran_at = self._in_force
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
+        self._keep(ran_at)
+        missed = self.tuner.missed if isinstance(self.tuner, LimitTuner) else ""
+        if missed and missed not in self._said:
+            self._said = (*self._said, missed)
+            self._say(MISSED[missed])
         # One that follows power does not measure again.
         for change in self.tuner.changes[noticed:] if self._signal is None else ():
             self._say(
@@ -192,7 +222,33 @@ class LiveTuning:
         if decision.setting != self._in_force:
             self._set(decision.setting)
 
-    def _ask(self, signal: Signal) -> None:
+    def _keep(self, setting: int) -> None:
+        """Record the window that ended, and say once why earlier measurements are not used."""
+        earlier, window, ranks = self._earlier, self.tuner.window, len(self._ranks)
+        if window is None:
+            return
+        if earlier is not None:
+            self._earlier = None if self.tuner.changes else earlier
+            why = ""
+            if earlier.setup.ranks not in (0, ranks):
+                why = f"it is of {earlier.setup.ranks} ranks, and this training has {ranks}"
+                self.tuner.drop_studied()
+            elif (unlike := self.tuner.unlike) is not None:
+                live = self._settings[setting].short if setting else "the highest setting"
+                why = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
+            if why:
+                self._earlier = None
+                self._say(f"{earlier.name} is not used: {why}")
+        if self._record is not None:
+            try:
+                self._record.add(
+                    self._settings[setting], window, epoch=len(self.tuner.changes), ranks=ranks
+                )
+            except OSError as error:
+                self._record = None
+                self._say(f"what is learned is not kept for the next run: {error}")
+
+    def _ask(self, signal: Signal | Cap) -> None:
         """Hand the target on, and say once what is wrong with it."""
         assert isinstance(self.tuner, PowerFollower)
         self.tuner.target_W, target_W = signal.target_W, self.tuner.target_W
@@ -236,34 +292,49 @@ class LiveTuning:
 def tune(
     command: Sequence[str],
     *,
-    max_slowdown: float | None = None,
+    limits: Constraints | None = None,
+    steps: int | None = None,
     follow: str | None = None,
+    earlier: Earlier | None = None,
+    keep: Path | None = None,
     say: Callable[[str], None] = lambda sentence: None,
     output: int | None = None,
 ) -> TuningOutcome:
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
 
     Args:
-        max_slowdown: promised for the time of the whole run; 0.05 is 5 %. By default 5 %, or any
-            if a target of power is followed.
+        limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
+            deadline and energy budget, or its power cap.
+        steps: that the command takes, if its framework does not say so.
         follow: file or address of a target of power in watts, which is followed instead.
+        earlier: measurements to begin with; they are dropped if they are of another device or job.
+        keep: folder for what is learned, to whose name a number is added.
         output: file descriptor of the command's standard output; by default this process's own.
 
     Raises:
         InputError: the command or the target cannot be read, or the promise is no share.
     """
-    if max_slowdown is None and follow is None:
-        max_slowdown = DEFAULT_SLOWDOWN
-    if max_slowdown is not None and not 0 <= max_slowdown < 1:
-        raise InvalidValue("max_slowdown", max_slowdown, "a share from 0 to below 1, e.g. 5%")
+    limits = checked(limits or Constraints(), steps)
+    max_slowdown = limits.max_slowdown
     words, assigned = watched(command, Path.cwd())
-    signal = Signal(follow) if follow is not None else None
+    signal: Signal | Cap | None = Signal(follow) if follow is not None else None
+    if limits.power_cap_W is not None:
+        signal = Cap(limits.power_cap_W)
+    if max_slowdown is None and signal is None and not limits.limits:
+        max_slowdown = DEFAULT_SLOWDOWN
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
     with closing(governor), closing(open_meter(cluster)) as meter:
-        every = signal is not None
-        settings = clock_settings(governor, every=every) if governor.can_set else [Settings()]
+        setup = Setup.of(cluster.device.name, meter.info)
+        if earlier is not None and (why := earlier.why_not(setup)):
+            say(why)
+            earlier = None
+        record = Record(keep, setup) if keep is not None else None
+        settings = [Settings()]
+        if governor.can_set:
+            measured_MHz = earlier.clocks_MHz if earlier is not None else ()
+            settings = clock_settings(governor, every=signal is not None, measured_MHz=measured_MHz)
         ended: Ended = "unmetered" if meter.info.estimated else ""
         problem = f"its energy is only estimated ({meter.info.source})" if ended else ""
         if not ended and len(settings) < 2:
@@ -272,6 +343,7 @@ def tune(
         marks = Marks(listener)
         try:
             environ = {**os.environ, **assigned, ADDRESS: address}
+            started = reading(meter)
             try:
                 process = subprocess.Popen(words, env=environ, stdout=output)
             except OSError as error:
@@ -287,6 +359,9 @@ def tune(
                     max_slowdown=max_slowdown,
                     say=say,
                     signal=signal,
+                    earlier=earlier,
+                    record=record,
+                    limits=RunLimits.of(limits, started, lambda: steps or marks.length),
                 )
                 if signal is not None:
                     signal.start()
@@ -297,6 +372,7 @@ def tune(
                 say(f"not tuned, and the training goes on: {problem}")
             not_restored = _restore(governor)
             code = _wait(process)
+            kept = kept_limits(limits, started, meter)
         finally:
             if signal is not None:
                 signal.close()
@@ -309,6 +385,8 @@ def tune(
         ended=ended,
         problem=problem,
         not_restored=not_restored,
+        record=record.folder if record is not None else None,
+        limits=kept,
     )
     return outcome if live is None else _with_facts(outcome, live, settings)
 
@@ -337,6 +415,8 @@ def _follow(process: subprocess.Popen[bytes], marks: Marks, live: LiveTuning) ->
                 live.take(mark)
     except MeterError as error:
         return "meter", str(error)
+    except LengthUnknown as error:
+        return "length", str(error)
     except (GovernorError, InputError) as error:
         return "refused", str(error)
     except KeyboardInterrupt:  # the command got it, too, and decides what to do

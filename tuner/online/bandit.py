@@ -34,6 +34,9 @@ STALE = 0.12
 WORTH, HOPE = 0.004, 0.01
 #: Windows that a setting beyond the promise must be affordable for to be entered.
 AFFORD = 20
+#: Distance of step time or power, in logarithms, from which earlier measurements are of another job
+#: or device.
+UNLIKE = 0.1
 
 Reason = Literal["reference", "trial", "choice"]
 
@@ -67,11 +70,13 @@ class OnlineTuner:
         max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
         window_s: least time of a window, seconds.
         settle_s: time after a switch in which nothing is measured, seconds.
-        studied: earlier measurements of settings.
+        studied: earlier measurements of settings; dropped if the job differs from them.
 
     Attributes:
         steps, windows: done so far.
+        window: what the last chunk completed, if anything.
         changes: what was noticed, in order.
+        unlike: in what the job differs from the earlier measurements, if they were dropped.
         decision: the setting that should be in force, and why.
 
     Raises:
@@ -98,6 +103,9 @@ class OnlineTuner:
             times, powers = prior_values(studied)
             self._time.studied(times)
             self._power.studied(powers)
+        self._studied = {point.setting: point for point in studied}
+        self.unlike: Change | None = None
+        self.window: Window | None = None
         self._x, self._settings = tuple(x), range(len(x))
         self._measured: set[int] = set()  # in this run
         self._barred: set[int] = set()
@@ -131,9 +139,10 @@ class OnlineTuner:
         self._chunk_s = chunk.seconds
         setting, trial = self.decision.setting, self.decision.reason != "choice"
         self._unconfirmed.add(setting, chunk.seconds, chunk.energy_J, trial=trial)
-        window = self._collector.add(chunk)
-        if window is not None:
-            self._learn(window)
+        self.window = self._collector.add(chunk)
+        if self.window is not None:
+            self._compare(self.window)
+            self._learn(self.window)
             self._go(self._decide())
         return self.decision
 
@@ -149,6 +158,26 @@ class OnlineTuner:
 
     def _views(self) -> _Views:
         return _Views(self._time.posterior(self.windows), self._power.posterior(self.windows))
+
+    def _compare(self, window: Window) -> None:
+        """Drop the earlier measurements if the same setting is now another."""
+        earlier = self._studied.get(window.setting)
+        if earlier is None or self.changes:
+            return
+        for quantity, now, then in (
+            ("step time", window.step_time_s, earlier.step_time_s),
+            ("power", window.power_W, earlier.power_W),
+        ):
+            if abs(math.log(now / then)) > UNLIKE:
+                self.unlike = Change(quantity, self.windows, now / then - 1, self.steps)
+        if self.unlike is not None:
+            self.drop_studied()
+
+    def drop_studied(self) -> None:
+        """Forget the earlier measurements."""
+        self._studied = {}
+        self._time.drop_studied()
+        self._power.drop_studied()
 
     def _learn(self, window: Window) -> None:
         change = None
@@ -286,4 +315,12 @@ class OnlineTuner:
             worth = here - (mean - sd)
             if sd > WORTH and worth > most and self._loss_s(views, each, 1) <= left_s:
                 best, most = each, worth
+        if best is None and self._studied and self._measured == {0}:
+            # Earlier measurements that let hope for nothing are checked once.
+            able = (
+                each
+                for each in self._studied
+                if each not in self._barred and self._loss_s(views, each, 1) <= left_s
+            )
+            best = max(able, default=0) or None
         return best

@@ -37,6 +37,13 @@ PERIODS = 10_000
 #: slowdown is spent.
 Unmet = Literal["", "low", "high", "budget"]
 
+#: What is said of a target that is not met.
+UNMET = {
+    "low": "is less than the job can draw: it runs at the lowest clock",
+    "high": "is more than the job draws: it runs at the highest clock",
+    "budget": "is not followed until the budget of slowdown allows it again",
+}
+
 
 @dataclass
 class Period:

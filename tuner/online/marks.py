@@ -19,10 +19,15 @@ class Mark:
 
 
 class Marks:
-    """Receiver of marks on a listening Unix socket."""
+    """Receiver of marks on a listening Unix socket.
+
+    Attributes:
+        length: number of steps that the training takes, if its framework says it.
+    """
 
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
+        self.length: int | None = None
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -70,6 +75,8 @@ class Marks:
             with contextlib.suppress(ValueError, IndexError):  # a program may write here itself
                 if words[0] == b"hello":
                     self._ranks[link] = int(words[1])
+                elif words[0] == b"length" and link in self._ranks:
+                    self.length = int(words[1])
                 elif words[0] == b"step" and link in self._ranks:
                     marks.append(Mark(self._ranks[link], int(words[1]), float(words[2])))
         return marks

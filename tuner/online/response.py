@@ -156,6 +156,11 @@ class Response:
             visits.numbers.append(0)
             self._fixed[-1, setting] = error
 
+    def drop_studied(self) -> None:
+        """Forget the earlier measurements."""
+        self._epochs.pop(-1, None)
+        self._fixed.clear()
+
     def add(self, setting: int, number: int, value: float) -> None:
         """Add the mean of a window; `number` counts the windows of the run."""
         visits = self._epochs[self.epoch].setdefault(setting, _Visits())

@@ -35,6 +35,21 @@ def watts_of(text: str) -> float | None:
     raise InputError(f"{text.strip()[:40]!r} is no target: write a number of watts, or none")
 
 
+class Cap:
+    """Target that stays as it is."""
+
+    problem = ""
+
+    def __init__(self, target_W: float) -> None:
+        self.target_W: float | None = target_W
+
+    def start(self) -> None:
+        """Do nothing: there is nothing to follow."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class Signal:
     """Latest target of a source; the last good one stays in force if the source fails.
 

@@ -38,6 +38,8 @@ class Watch:
         self.steps += 1
         if self._socket is None or os.getpid() != self._owner:
             return
+        if self.steps == 1 and (length := watching.stated_length()):
+            self._send(f"length {length['steps'] - length.get('done', 0)}\n")
         self._times.add(f"step {self.steps}")
         # The first time reads the device's clock, for which it must be idle once.
         self._send(self._times.all_lines() if self.steps == 1 else self._times.lines())

@@ -151,20 +151,25 @@ def owner() -> str:
 def stated_length() -> dict[str, Any]:
     """Return the optimizer steps that the calling framework's own object says; {} if it says none.
 
-    `{"steps": n, "by": framework}`. Lightning counts by its loaders, which it has by then.
+    `{"steps": n, "by": framework}`, and "done" if it continues from a checkpoint. Lightning counts
+    by its loaders, which it has by then.
     """
     frame = inspect.currentframe()
     while frame is not None:
         holder = frame.f_locals.get("self")
         for kind in type(holder).__mro__:  # TRL's trainers, and those of users, are derived
-            module, steps = str(getattr(kind, "__module__", "")), 0
+            module, steps, counted = str(getattr(kind, "__module__", "")), 0, None
             with contextlib.suppress(Exception):  # no evidence
                 if module.startswith("transformers.trainer"):
-                    steps = getattr(getattr(holder, "state", None), "max_steps", 0)
+                    counted = getattr(holder, "state", None)
+                    steps = getattr(counted, "max_steps", 0)
                 elif ".trainer.trainer" in module and "lightning" in module:
+                    counted = holder
                     steps = holder.estimated_stepping_batches  # type: ignore[union-attr]
             if isinstance(steps, int) and steps > 0:
-                return {"steps": steps, "by": module.partition(".")[0]}
+                done = getattr(counted, "global_step", 0)
+                resumed = {"done": done} if isinstance(done, int) and 0 < done < steps else {}
+                return {"steps": steps, "by": module.partition(".")[0], **resumed}
         frame = frame.f_back
     return {}
 

@@ -1,0 +1,175 @@
+"""A training under a deadline or an energy budget: worlds whose truth is known, and the agent."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.online.test_agent import TRAIN, Devices
+from tests.online.test_bandit import CLOCKS, Outcome, World, X, gpu, train
+from tuner.cli.main import main
+from tuner.display.online_text import tuning_lines
+from tuner.online.agent import WARM_STEPS, LiveTuning, TuningOutcome, clock_settings
+from tuner.online.limits import LengthUnknown, LimitTuner, RunLimits
+from tuner.online.marks import Mark
+from tuner.problem.constraints import Constraints
+from tuner.workload.meters import Reading
+
+STEPS = 4000
+TOP_S = STEPS * gpu(0)[0]
+TOP_KJ = TOP_S * gpu(0)[1] / 1000
+
+
+def run(
+    *,
+    deadline_s: float | None = None,
+    budget_kJ: float | None = None,
+    world: World = gpu,
+    seed: int = 0,
+    stated: int = STEPS,
+) -> tuple[Outcome, float, float]:
+    """Train; return the outcome, seconds and kilojoules."""
+    given = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
+    limits = RunLimits.of(given, None, lambda: stated)
+    assert limits is not None
+    tuner = LimitTuner(X, limits=limits, window_s=8, settle_s=2)
+    tuner.begin(Mark(0, 0, 0.0), Reading(0.0, 0.0))
+    done = train(tuner, world, steps=STEPS, seed=seed)
+    balance = tuner.balance
+    return done, balance.seconds, balance.energy_J / 1000
+
+
+def fixed(setting: int) -> tuple[float, float]:
+    seconds = STEPS * gpu(setting)[0]
+    return seconds, seconds * gpu(setting)[1] / 1000
+
+
+@pytest.mark.parametrize("slower", [1.03, 1.08, 1.3])
+def test_a_deadline_is_met_and_its_time_is_used(slower: float) -> None:
+    for seed in range(5):
+        done, seconds, energy_kJ = run(deadline_s=slower * TOP_S, seed=seed)
+        assert seconds <= slower * TOP_S
+        assert isinstance(done.tuner, LimitTuner)
+        assert done.tuner.missed == ""
+        fit = [fixed(i)[1] for i in range(len(X)) if fixed(i)[0] <= (slower - 0.02) * TOP_S]
+        assert energy_kJ <= 1.04 * min(fit)
+
+
+@pytest.mark.parametrize("share", [0.95, 0.85, 0.75])
+def test_a_budget_is_kept_and_no_slower_than_needed(share: float) -> None:
+    for seed in range(5):
+        _, seconds, energy_kJ = run(budget_kJ=share * TOP_KJ, seed=seed)
+        assert energy_kJ <= share * TOP_KJ
+        fit = [fixed(i)[0] for i in range(len(X)) if fixed(i)[1] <= (share - 0.03) * TOP_KJ]
+        assert seconds <= 1.04 * min(fit)
+
+
+def test_what_is_no_limit_costs_no_time() -> None:
+    done, _, _ = run(budget_kJ=1.2 * TOP_KJ)
+    assert set(done.visits) == {0}
+
+
+def test_a_deadline_out_of_reach_is_told_and_all_haste_made() -> None:
+    done, _, _ = run(deadline_s=0.9 * TOP_S)
+    assert isinstance(done.tuner, LimitTuner)
+    assert done.tuner.missed == "deadline"
+    assert set(done.visits) == {0}
+
+
+def test_a_budget_out_of_reach_is_told_and_comes_as_near_as_can_be() -> None:
+    done, _, energy_kJ = run(budget_kJ=0.3 * TOP_KJ)
+    assert isinstance(done.tuner, LimitTuner)
+    assert done.tuner.missed == "budget"
+    assert energy_kJ <= 1.06 * min(fixed(i)[1] for i in range(len(X)))
+
+
+def test_of_a_deadline_and_a_budget_that_exclude_each_other_the_deadline_counts() -> None:
+    done, seconds, _ = run(deadline_s=1.05 * TOP_S, budget_kJ=0.4 * TOP_KJ)
+    assert seconds <= 1.05 * TOP_S
+    assert isinstance(done.tuner, LimitTuner)
+    assert done.tuner.missed == "budget"
+
+
+def test_a_job_that_grows_longer_in_the_middle_still_meets_what_can_be_met() -> None:
+    """The spare time is not spent in advance: the reserve of a slower half would be gone."""
+
+    def world(setting: int, step: int) -> tuple[float, float]:
+        time_s, power_W = gpu(setting)
+        return time_s * (1.1 if step >= STEPS // 2 else 1.0), power_W
+
+    for seed in range(3):
+        _, seconds, _ = run(deadline_s=1.12 * TOP_S, world=world, seed=seed)
+        assert seconds <= 1.12 * TOP_S
+
+
+def test_a_training_longer_than_stated_is_told() -> None:
+    done, _, _ = run(deadline_s=1.2 * TOP_S, stated=STEPS // 2)
+    assert isinstance(done.tuner, LimitTuner)
+    assert done.tuner.missed in ("length", "deadline")
+
+
+def test_settings_are_ordered_as_the_worlds_are() -> None:
+    assert [round(math.log(CLOCKS[0] / clock), 6) for clock in CLOCKS] == [round(x, 6) for x in X]
+
+
+# ---- the agent
+
+
+def live(limits: Constraints, said: list[str], steps: int | None) -> tuple[LiveTuning, Devices]:
+    devices = Devices()
+    tuning = LiveTuning(
+        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
+        max_slowdown=None,
+        say=said.append,
+        limits=RunLimits.of(limits, devices.read(), lambda: steps),
+    )
+    return tuning, devices
+
+
+def test_limits_count_from_the_start_of_the_command_and_are_told_once() -> None:
+    said: list[str] = []
+    tuning, devices = live(Constraints(deadline_s=1000.0), said, 2000)
+    devices.time_s += 60.0  # the launch, of 1,000 s that 2,000 steps of 0.5 s take
+    for number in range(1000):
+        tuning.take(Mark(0, number, devices.step()))
+    assert said == ["the deadline cannot be met, even at the highest setting, where it goes on"]
+    assert set(devices.log) <= {1400}
+
+
+def test_a_limit_without_a_length_is_one_sentence() -> None:
+    tuning, devices = live(Constraints(budget_kJ=10.0), [], None)
+    for number in range(WARM_STEPS + 1):
+        tuning.take(Mark(0, number, devices.step()))
+    with pytest.raises(LengthUnknown, match="state it by --steps"):
+        tuning.take(Mark(0, WARM_STEPS + 1, devices.step()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tune", "--deadline", "2h", "--max-slowdown", "5%"],
+        ["--tune", "--budget", "2kWh", "--power-cap", "300W"],
+        ["--tune", "--deadline-s", "-3"],
+        ["--tune", "--deadline", "2h", "--steps", "0"],
+        ["--tune", "--steps", "3"],
+        ["--follow-power", __file__, "--deadline", "2h"],
+        ["--deadline", "2h"],
+    ],
+)
+def test_limits_that_cannot_be_are_one_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["--runs-dir", str(tmp_path), "--", "python", str(TRAIN), "1", "0"]
+    assert main(["run", *words, *command]) == 2
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_whether_a_limit_was_kept_is_worded() -> None:
+    kept, missed = ("deadline_s", 7200.0, 7100.0), ("budget_kJ", 100.0, 101.0)
+    lines = tuning_lines(TuningOutcome(0, None, limits=(kept, missed)))
+    assert "its deadline of 2.0 h was kept" in lines[-2]
+    assert "its energy budget of 100 kJ was missed" in lines[-1]

@@ -1,0 +1,210 @@
+"""Earlier measurements of live settings: of a study's point, or of a training that was tuned.
+
+A training that is tuned keeps its windows in `online.jsonl`: a line that says of what, then a line
+a window. Whether the job is the same is judged by what it takes and draws (`tuner.online.bandit`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.online.response import Studied
+from tuner.online.windows import Window
+from tuner.problem.batch_scaling import steps_a_job_step
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import open_plain
+from tuner.workload.probe import SAME_CLOCK_MHZ, MeterInfo
+
+#: Name of the file in its folder, and version of its lines.
+FILE, SCHEMA = "online.jsonl", 1
+#: Least relative standard error of an earlier figure, and that of a single window.
+LEAST_ERROR, WINDOW_ERROR = 0.003, 0.02
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Devices and meter of a measurement.
+
+    Attributes:
+        meter: its name, scope and mark.
+        ranks: number of ranks on this node; 0 if unknown.
+    """
+
+    device: str
+    meter: str
+    ranks: int = 0
+
+    @classmethod
+    def of(cls, device: str, meter: MeterInfo, ranks: int = 0) -> Setup:
+        """Return the setup of a device and the meter that charges it."""
+        return cls(device, " ".join(filter(None, (meter.mark, meter.name, meter.scope))), ranks)
+
+
+@dataclass(frozen=True)
+class EarlierPoint:
+    """Step time and power at a live setting, with their relative standard error."""
+
+    live: Settings
+    step_time_s: float
+    power_W: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Earlier measurements of one launch.
+
+    Attributes:
+        name: of the run.
+    """
+
+    name: str
+    setup: Setup
+    points: tuple[EarlierPoint, ...]
+
+    def why_not(self, now: Setup) -> str:
+        """Return why these are of no use for a training of this setup, or ""."""
+        then, why = self.setup, ""
+        if then.device != now.device:
+            why = f"it is of {then.device}, and this machine has {now.device}"
+        elif then.meter != now.meter:
+            why = f"it was metered by {then.meter}, and this training by {now.meter}"
+        return f"{self.name} is not used: {why}" if why else ""
+
+    @property
+    def clocks_MHz(self) -> set[float]:
+        """Clocks that were measured."""
+        return {float(str(p.live["clock_MHz"])) for p in self.points if "clock_MHz" in p.live}
+
+    def studied(self, settings: Sequence[Settings], top_MHz: float) -> list[Studied]:
+        """Return those measurements that are of one of these settings; of two, the surer.
+
+        Args:
+            top_MHz: clock of a setting that names none.
+        """
+        found: dict[int, Studied] = {}
+        for point in sorted(self.points, key=lambda each: -each.error):
+            at = next((i for i, s in enumerate(settings) if _same(s, point.live, top_MHz)), None)
+            if at is not None:
+                found[at] = Studied(at, point.step_time_s, point.power_W, point.error)
+        return list(found.values())
+
+
+def _same(one: Settings, other: Settings, top_MHz: float) -> bool:
+    a, b = ({"clock_MHz": top_MHz, **settings} for settings in (one, other))
+    apart = abs(float(str(a.pop("clock_MHz"))) - float(str(b.pop("clock_MHz"))))
+    return a == b and apart <= SAME_CLOCK_MHZ
+
+
+def of_study(result: Result, point: str) -> Earlier:
+    """Return what a study measured of a point's launch at each of its live settings.
+
+    Raises:
+        InputError: it measured none of them, or there is no such point.
+    """
+    chosen = result.point(point)
+    launch, cluster = chosen.configuration.launch, result.cluster
+    points = []
+    for each in result.points:
+        live, job = each.configuration.live, result.job
+        stages = any(isinstance(value, tuple) for value in live.values())
+        if each.configuration.launch != launch or each.source != "measured" or stages:
+            continue
+        steps = result.steps * steps_a_job_step(each.configuration, job)
+        ends = (each.time_interval_s, each.power_interval_W or (each.power_W, each.power_W))
+        error = max(math.log(high / low) / (2 * 1.645) for low, high in ends)
+        step_time_s = each.time_to_solution_s / steps
+        points.append(EarlierPoint(live, step_time_s, each.power_W, max(error, LEAST_ERROR)))
+    if not points or cluster is None or not math.isfinite(max(p.error for p in points)):
+        raise InputError(
+            f"run {result.name!r} measured nothing of {chosen.configuration.short} on a device, so "
+            "there is nothing to begin with; leave it out"
+        )
+    ranks = chosen.configuration.world_size
+    setup = Setup.of(cluster.device.name, chosen.meter, ranks)
+    return Earlier(f"run {result.name}", setup, tuple(points))
+
+
+def read_earlier(folder: Path) -> Earlier:
+    """Read what a tuned training measured between two changes, where it measured most settings.
+
+    Raises:
+        InputError: there is no such record, or it cannot be read.
+    """
+    path = folder / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+        # The last line of a training that was killed may be torn.
+        head, *lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        if head["schema"] != SCHEMA:
+            raise ValueError(f"schema {head['schema']}; this version reads {SCHEMA}")
+        setup = Setup(str(head["device"]), str(head["meter"]), int(head["ranks"]))
+        stretches: dict[int, dict[Settings, list[tuple[float, float]]]] = {}
+        for line in lines:
+            figures = (math.log(line["step_time_s"]), math.log(line["power_W"]))
+            if not all(map(math.isfinite, figures)):
+                raise ValueError(f"a window of {figures}")
+            stretch = stretches.setdefault(line["epoch"], {})
+            stretch.setdefault(Settings.from_json(line["live"], str(path)), []).append(figures)
+        visits = max(stretches.values(), key=lambda each: (len(each), sum(map(len, each.values()))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise InputError(
+            f"--transfer: {folder} holds no {FILE} of a tuned training that can be read: {problem}"
+        ) from problem
+    points = []
+    for live, pairs in visits.items():
+        time_s, power_W = (math.exp(statistics.fmean(pair[i] for pair in pairs)) for i in (0, 1))
+        error = max(LEAST_ERROR, WINDOW_ERROR / math.sqrt(len(pairs)))
+        points.append(EarlierPoint(live, time_s, power_W, error))
+    return Earlier(str(folder), setup, tuple(points))
+
+
+class Record:
+    """Writer of the windows of a tuned training; a folder is made with the first.
+
+    Args:
+        folder: where it goes; if it exists already, a number is appended to its name.
+    """
+
+    def __init__(self, folder: Path, setup: Setup) -> None:
+        self.folder: Path | None = None
+        self._wanted, self._setup = folder, setup
+
+    def add(self, live: Settings, window: Window, *, epoch: int, ranks: int) -> None:
+        """Append a window.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self.folder is None:
+            self.folder = self._make()
+            self._write({"schema": SCHEMA, **vars(self._setup), "ranks": ranks})
+        figures = {"step_time_s": window.step_time_s, "power_W": window.power_W}
+        self._write({"epoch": epoch, "live": live.to_json(), "steps": window.steps, **figures})
+
+    def _make(self) -> Path:
+        number = 1
+        while True:
+            folder = self._wanted.with_name(f"{self._wanted.name}-{number}")
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return folder
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self.folder is not None
+        fd = open_plain(self.folder / FILE, os.O_CREAT | os.O_APPEND)
+        with open(fd, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,223 @@
+"""A training under limits on the whole of it: a deadline, an energy budget, or both.
+
+Its number of steps is known. Under a deadline alone the setting of the least energy is chosen, else
+the fastest, of those with which the rest of the run stays within the limits at the upper end of the
+estimates. What is not used of a limit is left for the steps to come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.online.bandit import WORTH, Decision, OnlineTuner, _Views
+from tuner.online.marks import Mark
+from tuner.online.promise import SURE
+from tuner.online.response import Studied
+from tuner.problem.constraints import Constraints, given_limits, limit_on
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.workload.meters import Meter, MeterError, Reading
+
+#: Share of what is left that is kept in reserve: for checkpoints, and an evaluation at the end.
+RESERVE = 0.02
+#: Share of the spare time that a trial may cost.
+TRIAL = 0.25
+#: Figures of the whole run that are limited.
+FIGURES = ("time_s", "energy_kJ")
+#: Slowdown that stands for no limit.
+UNLIMITED = 1e6
+
+#: Why a limit is not kept: it cannot be, or the training is longer than was stated.
+Missed = Literal["", "deadline", "budget", "length"]
+
+
+class LengthUnknown(Exception):
+    """A limit on a training whose number of steps is unknown."""
+
+
+#: What is said of a limit that is not kept.
+MISSED = {
+    "deadline": "the deadline cannot be met, even at the highest setting, where it goes on",
+    "budget": "the energy budget cannot be kept; the training goes on at the setting of the least "
+    "energy that was found in time",
+    "length": "the training takes more steps than was stated, so its limits may not be kept",
+}
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits on the time and energy of a whole command.
+
+    Attributes:
+        deadline_s, energy_J: infinite: no limit.
+        started: the meter as it started; None if it could not be read.
+        length: returns the number of the training's steps, or None if it is unknown.
+    """
+
+    deadline_s: float
+    energy_J: float
+    started: Reading | None
+    length: Callable[[], int | None]
+
+    @classmethod
+    def of(
+        cls, given: Constraints, started: Reading | None, length: Callable[[], int | None]
+    ) -> RunLimits | None:
+        """Return the limits among these, or None if there are none."""
+        time_s, energy_kJ = (limit_on(name, given.limits) for name in FIGURES)
+        if time_s is None and energy_kJ is None:
+            return None
+        return cls(time_s or math.inf, 1000 * (energy_kJ or math.inf), started, length)
+
+
+class LimitTuner(OnlineTuner):
+    """Choice of the live setting by limits on the whole run.
+
+    Attributes:
+        missed: which limit is not kept, as far as is known.
+    """
+
+    def __init__(
+        self,
+        x: Sequence[float],
+        *,
+        limits: RunLimits,
+        window_s: float,
+        settle_s: float,
+        studied: Sequence[Studied] = (),
+    ) -> None:
+        super().__init__(x, max_slowdown=0.0, window_s=window_s, settle_s=settle_s, studied=studied)
+        self._given = limits
+        self._limits = limits.deadline_s, limits.energy_J
+        self._timed, self._budgeted = map(math.isfinite, self._limits)
+        self._length, self._before = 0, (0.0, 0.0)
+        self.missed: Missed = ""
+
+    def begin(self, first: Mark, now: Reading) -> None:
+        """Begin after this step, with what the command took until then.
+
+        Raises:
+            LengthUnknown: the number of steps is unknown.
+        """
+        steps, then = self._given.length(), self._given.started or now
+        if steps is None:
+            raise LengthUnknown(
+                "a deadline and an energy budget need the number of the training's steps, which "
+                "its framework does not say; state it by --steps"
+            )
+        self._length = steps - first.step
+        self._before = now.time_s - then.time_s, now.energy_J - then.energy_J
+
+    def _rest(self, views: _Views, setting: int, sure: float) -> tuple[float, float]:
+        """Return seconds and joules of the steps that are left at a setting."""
+        total = self._total(self._earlier, SURE, views)
+        stalls = total.seconds / max(total.seconds - self.stalled_s, 0.1 * total.seconds)
+        time, time_sd = views.time.value(setting)
+        power, power_sd = views.power.value(setting)
+        times = max(self._length - self.steps, 1) * stalls
+        both_sd = math.hypot(time_sd, power_sd)
+        return times * math.exp(time + sure * time_sd), times * math.exp(
+            time + power + sure * both_sd
+        )
+
+    def _decide(self) -> Decision:
+        if self._reference_due:
+            return Decision(0, "reference")
+        views = self._views()
+        total = self._total(self._earlier, SURE, views)
+        spent = (self._before[0] + total.seconds, self._before[1] + total.energy_J)
+        left = tuple((1 - RESERVE) * (a - b) for a, b in zip(self._limits, spent, strict=True))
+        usable = [
+            each for each in self._settings if each in self._measured and each not in self._barred
+        ]
+        usable = usable if 0 in usable else [0, *usable]
+        in_time, within = (
+            [each for each in usable if self._rest(views, each, SURE)[i] <= left[i]] for i in (0, 1)
+        )
+        fits = [each for each in in_time if each in within]
+        top_s = self._rest(views, 0, 0.0)[0]
+        spare_s = max(0.0, left[0] - self._rest(views, 0, SURE)[0])
+        self.max_slowdown = spare_s / top_s if self._timed else UNLIMITED
+        choice = self._pick(views, fits, in_time)
+        if self._stale(views, choice):
+            self._reference_due = 1
+            return Decision(0, "reference")
+        trial_s = TRIAL * spare_s if self._timed else math.inf
+        saving = not self._budgeted or not fits
+        trial = (
+            self._hopeful(views, choice, trial_s) if saving else self._faster(views, choice, left)
+        )
+        late = top_s > (left[0] + RESERVE * top_s)
+        poor = trial is None and not within and self._rest(views, choice, 0.0)[1] > left[1]
+        self.missed = "deadline" if late else "budget" if poor else ""
+        if self.steps > self._length:
+            self.missed = "length"
+        if trial is not None and not late:
+            return Decision(trial, "trial")
+        return Decision(choice, "choice")
+
+    def _pick(self, views: _Views, fits: Sequence[int], in_time: Sequence[int]) -> int:
+        """Return the best of the settings that fit, or of those that come nearest."""
+        if fits and self._budgeted:
+            return min(fits, key=lambda each: views.time.value(each)[0])
+        if not (within := fits or in_time):
+            return 0  # the deadline comes first
+        best = min(within, key=lambda each: views.energy(each)[0])
+        keep = self._choice in within
+        if keep and views.energy(self._choice)[0] - views.energy(best)[0] < WORTH:
+            return self._choice
+        return best
+
+    def _faster(self, views: _Views, choice: int, left: tuple[float, ...]) -> int | None:
+        """Return an untried setting that is expected to be faster and to fit as well."""
+        for each in self._settings:
+            tried = each in self._measured or each in self._barred
+            faster = views.time.value(each)[0] < views.time.value(choice)[0] - WORTH
+            rest = self._rest(views, each, 0.0)
+            if not tried and faster and all(a <= b for a, b in zip(rest, left, strict=True)):
+                return each
+        return None
+
+
+def checked(limits: Constraints, steps: int | None) -> Constraints:
+    """Return the limits of a tuned training.
+
+    Raises:
+        InputError: they contradict each other, or a value is not allowed.
+    """
+    of_run = RunLimits.of(limits, None, lambda: None) is not None
+    if of_run and (limits.max_slowdown is not None or limits.power_cap_W is not None):
+        raise InputError(
+            "--deadline and --budget are kept without --max-slowdown and --power-cap; leave one out"
+        )
+    if limits.max_slowdown is not None and not limits.max_slowdown < 1:
+        legal = "a share from 0 to below 1, e.g. 5%"
+        raise InvalidValue("max_slowdown", limits.max_slowdown, legal)
+    if steps is not None:
+        check_integer("steps", steps)
+        if not of_run:
+            raise InputError("--steps is for --deadline and --budget of a tuned training")
+    return limits
+
+
+def reading(meter: Meter) -> Reading | None:
+    """Return what a meter reads, or None if it fails."""
+    try:
+        return meter.read()
+    except MeterError:
+        return None
+
+
+def kept_limits(
+    limits: Constraints, started: Reading | None, meter: Meter
+) -> tuple[tuple[str, float, float], ...]:
+    """Return each limit on the whole run, by name, with its value and what the run took."""
+    now = reading(meter)
+    if now is None or started is None:
+        return ()
+    spent = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
+    took = dict(zip(FIGURES, spent, strict=True))
+    given = given_limits(limits.limits)
+    return tuple((row.name, value, took[row.figure]) for row, value in given if row.figure in took)
