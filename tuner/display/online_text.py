@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tuner.display.ranks_text import ranks_lines
 from tuner.formatting import duration, energy_text, label
 from tuner.online.agent import TuningOutcome
+from tuner.workload.measure.stragglers import to_json
 
 #: What is said before the reason why a training was not tuned to its end.
 ENDED: Mapping[str, str] = {
@@ -58,6 +60,7 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             f"Change noticed after {change.step} steps: {change.quantity} "
             f"{100 * change.relative:+.0f} %."
         )
+    lines += ranks_lines(outcome.ranks, outcome.stragglers)
     if outcome.not_restored:
         lines.append(f"Not put back: {outcome.not_restored}.")
     if outcome.exit_code:
@@ -88,4 +91,6 @@ def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
         "changes": [dict(vars(change)) for change in outcome.changes],
         "periods": [dict(vars(period)) for period in outcome.periods],
         "kept": outcome.kept,
+        "ranks": [vars(state) for state in outcome.ranks],
+        "stragglers": [to_json(each) for each in outcome.stragglers],
     }

@@ -24,12 +24,14 @@ from tuner.online.command import watched
 from tuner.online.follow import Period, PowerFollower
 from tuner.online.marks import Mark, Marks
 from tuner.online.promise import Balance
+from tuner.online.ranks import RankWatch
 from tuner.online.signal import Signal
 from tuner.online.windows import Chunk
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.hook.watch import ADDRESS
+from tuner.workload.measure.stragglers import RankState, Straggler, sentence
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_server import control_socket
@@ -73,6 +75,8 @@ class TuningOutcome:
         problem: the sentence of the error behind `ended`.
         not_restored: what could not be put back; "" if all was.
         periods: what power was asked and delivered, if a target was followed.
+        ranks: state of each rank and its device, at the end; empty for a single rank.
+        stragglers: ranks for which the others waited, as found last.
     """
 
     exit_code: int
@@ -89,6 +93,8 @@ class TuningOutcome:
     problem: str = ""
     not_restored: str = ""
     periods: tuple[Period, ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
 
     @property
     def kept(self) -> bool | None:
@@ -260,7 +266,8 @@ def tune(
     signal = Signal(follow) if follow is not None else None
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
-    governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
+    platform = platform_of(cluster)
+    governor = platform.open_governor(replace(cluster, clock_control=True))
     with closing(governor), closing(open_meter(cluster)) as meter:
         every = signal is not None
         settings = clock_settings(governor, every=every) if governor.can_set else [Settings()]
@@ -270,6 +277,7 @@ def tune(
             ended, problem = "fixed", governor.why_not or "the devices list no clocks"
         listener, address, remove = control_socket()
         marks = Marks(listener)
+        ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
         try:
             environ = {**os.environ, **assigned, ADDRESS: address}
             try:
@@ -290,12 +298,13 @@ def tune(
                 )
                 if signal is not None:
                     signal.start()
-                ended, problem = _follow(process, marks, live)
+                ended, problem = _follow(process, marks, ranks, live)
                 if ended:
                     say(f"not tuned any more, and the training goes on: {problem}")
             else:
                 say(f"not tuned, and the training goes on: {problem}")
             not_restored = _restore(governor)
+            _follow(process, marks, ranks, None)
             code = _wait(process)
         finally:
             if signal is not None:
@@ -309,6 +318,8 @@ def tune(
         ended=ended,
         problem=problem,
         not_restored=not_restored,
+        ranks=tuple(ranks.last.values()),
+        stragglers=tuple(ranks.stragglers.values()),
     )
     return outcome if live is None else _with_facts(outcome, live, settings)
 
@@ -329,12 +340,17 @@ def _with_facts(
     )
 
 
-def _follow(process: subprocess.Popen[bytes], marks: Marks, live: LiveTuning) -> tuple[Ended, str]:
-    """Tune until the command ends; return why it was not tuned to its end, if so."""
+def _follow(
+    process: subprocess.Popen[bytes], marks: Marks, ranks: RankWatch, live: LiveTuning | None
+) -> tuple[Ended, str]:
+    """Watch the ranks until the command ends, and tune; return why it was not tuned to its end."""
     try:
         while process.poll() is None:
             for mark in marks.wait(0.5):
-                live.take(mark)
+                ranks.take(mark)
+                if live is not None and not mark.ready:
+                    live.take(mark)
+            ranks.look(marks.pids)
     except MeterError as error:
         return "meter", str(error)
     except (GovernorError, InputError) as error:
