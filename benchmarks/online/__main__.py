@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.online.events import event_figures
 from benchmarks.online.peers import EpsilonGreedy, Ucb, ZeusSweep
+from benchmarks.online.stragglers import straggler_figures
 from benchmarks.online.tables import Problem, problems
 from benchmarks.online.training import BEGINS, DRIFTS, STEPS, Drift, Fixed, Policy, Run, Training
 from tuner.online.bandit import OnlineTuner
@@ -160,6 +161,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--events", type=int, default=100, help="demand-response events (default: 100)"
     )
+    parser.add_argument(
+        "--stragglers",
+        type=int,
+        default=12,
+        help="real trainings of which one rank is slowed, 40 s each (default: 12)",
+    )
     options = parser.parse_args(argv)
     found = problems(options.traces)
     pairs = []
@@ -181,7 +188,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if chosen:
             suffix = "" if split == "held_out" else f"_{split}"
             figures += figures_of([a for a, _ in chosen], [b for _, b in chosen], suffix)
-    publish([*figures, *event_figures(found, options.events)], options.json)
+    figures += event_figures(found, options.events)
+    if options.stragglers:
+        figures += straggler_figures(options.stragglers)
+    publish(figures, options.json)
 
 
 if __name__ == "__main__":

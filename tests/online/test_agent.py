@@ -349,3 +349,57 @@ def test_a_script_trains_behind_the_hook_with_and_without_arguments(
         words, cwd=tmp_path, env=os.environ | assigned, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.split()) == (0, ["trained", *more]), done.stderr
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_hot_gpu_is_named_with_the_evidence(gpus: Any) -> None:
+    gpus.set(1, heat_MHz=900)
+    launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "600", "0"]
+    done = run(tuner_run("--max-slowdown", "0", "--json", "--", *launch), gpus.environment())
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    (named,) = outcome["stragglers"]
+    assert (named["state"]["device"], named["cause"]) == (1, "heat")
+    assert named["value"] <= 900
+    assert named["usual"] > 1.2 * named["value"]
+    assert named["cost"] > 0.03
+    assert "MHz where the others run" in done.stderr
+    assert [state["rank"] for state in outcome["ranks"]] == [0, 1]
+
+
+def test_a_mark_before_the_wait_ends_no_step(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    marks = Marks(listener)
+    watch = Watch(str(tmp_path / "s"), 2)
+    watch.ready()
+    watch.step_done()
+    found = [mark for _ in range(3) for mark in marks.wait(0.3)]
+    assert [(mark.rank, mark.step, mark.ready) for mark in found] == [(2, 1, True), (2, 1, False)]
+    assert marks.pids == {2: os.getpid()}
+    marks.close()
+    listener.close()
+
+
+def test_a_watched_model_is_still_copied_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook on a parameter's gradient is no part of the model."""
+    code = (
+        "import copy, io, torch\n"
+        "from tuner.workload.hook import ready, state\n"
+        "class Link:\n"
+        "    told = 0\n"
+        "    def ready(self): self.told += 1\n"
+        "state.link = Link()\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "ready.watch(model.parameters())\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "copy.deepcopy(model)(torch.ones(1, 2)).sum().backward()\n"
+        "torch.save(model, io.BytesIO())\n"
+        "assert state.link.told == 1, state.link.told\n"
+    )
+    done = run([sys.executable, "-c", code], {"WORLD_SIZE": "2"})
+    assert done.returncode == 0, done.stderr

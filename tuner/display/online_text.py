@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tuner.display.ranks_text import ranks_lines
 from tuner.formatting import duration, energy_text, label
 from tuner.online.agent import TuningOutcome
 from tuner.problem.constraints import LIMITS
+from tuner.workload.measure.stragglers import to_json
 
 #: What is said before the reason why a training was not tuned to its end.
 ENDED: Mapping[str, str] = {
@@ -63,6 +65,7 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             f"{100 * change.relative:+.0f} %."
         )
     lines += [_limit_line(*limit) for limit in outcome.limits]
+    lines += ranks_lines(outcome.ranks, outcome.stragglers)
     if outcome.not_restored:
         lines.append(f"Not put back: {outcome.not_restored}.")
     if outcome.exit_code:
@@ -102,4 +105,6 @@ def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
         "periods": [dict(vars(period)) for period in outcome.periods],
         "kept": outcome.kept,
         "record": str(outcome.record) if outcome.record else None,
+        "ranks": [vars(state) for state in outcome.ranks],
+        "stragglers": [to_json(each) for each in outcome.stragglers],
     }

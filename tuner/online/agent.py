@@ -34,6 +34,7 @@ from tuner.online.limits import (
 )
 from tuner.online.marks import Mark, Marks
 from tuner.online.promise import Balance
+from tuner.online.ranks import RankWatch
 from tuner.online.signal import Cap, Signal
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
@@ -41,6 +42,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.hook.watch import ADDRESS
+from tuner.workload.measure.stragglers import RankState, Straggler, sentence
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_server import control_socket
@@ -79,6 +81,8 @@ class TuningOutcome:
         periods: what power was asked and delivered, if a target was followed.
         record: folder with what was measured; None if nothing was.
         limits: name, value and what the whole command took, for each limit on it.
+        ranks: state of each rank and its device, at the end; empty for a single rank.
+        stragglers: ranks for which the others waited, as found last.
     """
 
     exit_code: int
@@ -97,6 +101,8 @@ class TuningOutcome:
     periods: tuple[Period, ...] = ()
     record: Path | None = None
     limits: tuple[tuple[str, float, float], ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
 
     @property
     def kept(self) -> bool | None:
@@ -324,7 +330,8 @@ def tune(
         max_slowdown = DEFAULT_SLOWDOWN
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
-    governor = platform_of(cluster).open_governor(replace(cluster, clock_control=True))
+    platform = platform_of(cluster)
+    governor = platform.open_governor(replace(cluster, clock_control=True))
     with closing(governor), closing(open_meter(cluster)) as meter:
         setup = Setup.of(cluster.device.name, meter.info)
         if earlier is not None and (why := earlier.why_not(setup)):
@@ -341,6 +348,7 @@ def tune(
             ended, problem = "fixed", governor.why_not or "the devices list no clocks"
         listener, address, remove = control_socket()
         marks = Marks(listener)
+        ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
         try:
             environ = {**os.environ, **assigned, ADDRESS: address}
             started = reading(meter)
@@ -365,12 +373,13 @@ def tune(
                 )
                 if signal is not None:
                     signal.start()
-                ended, problem = _follow(process, marks, live)
+                ended, problem = _follow(process, marks, ranks, live)
                 if ended:
                     say(f"not tuned any more, and the training goes on: {problem}")
             else:
                 say(f"not tuned, and the training goes on: {problem}")
             not_restored = _restore(governor)
+            _follow(process, marks, ranks, None)
             code = _wait(process)
             kept = kept_limits(limits, started, meter)
         finally:
@@ -387,6 +396,8 @@ def tune(
         not_restored=not_restored,
         record=record.folder if record is not None else None,
         limits=kept,
+        ranks=tuple(ranks.last.values()),
+        stragglers=tuple(ranks.stragglers.values()),
     )
     return outcome if live is None else _with_facts(outcome, live, settings)
 
@@ -407,12 +418,17 @@ def _with_facts(
     )
 
 
-def _follow(process: subprocess.Popen[bytes], marks: Marks, live: LiveTuning) -> tuple[Ended, str]:
-    """Tune until the command ends; return why it was not tuned to its end, if so."""
+def _follow(
+    process: subprocess.Popen[bytes], marks: Marks, ranks: RankWatch, live: LiveTuning | None
+) -> tuple[Ended, str]:
+    """Watch the ranks until the command ends, and tune; return why it was not tuned to its end."""
     try:
         while process.poll() is None:
             for mark in marks.wait(0.5):
-                live.take(mark)
+                ranks.take(mark)
+                if live is not None and not mark.ready:
+                    live.take(mark)
+            ranks.look(marks.pids)
     except MeterError as error:
         return "meter", str(error)
     except LengthUnknown as error:

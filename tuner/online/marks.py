@@ -11,11 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mark:
-    """End of a step of one rank; time on CLOCK_MONOTONIC, seconds."""
+    """End of a step of one rank; time on CLOCK_MONOTONIC, seconds.
+
+    Attributes:
+        ready: True if it is the end of the rank's own share of the step, before it waits.
+    """
 
     rank: int
     step: int
     time_s: float
+    ready: bool = False
 
 
 class Marks:
@@ -23,6 +28,7 @@ class Marks:
 
     Attributes:
         length: number of steps that the training takes, if its framework says it.
+        pids: process of each rank.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -33,6 +39,7 @@ class Marks:
         self._selector.register(listener, selectors.EVENT_READ)
         self._buffers: dict[socket.socket, bytes] = {}
         self._ranks: dict[socket.socket, int] = {}
+        self.pids: dict[int, int] = {}
 
     def wait(self, timeout_s: float) -> list[Mark]:
         """Return the marks that arrive within this time, in the order of their arrival."""
@@ -75,8 +82,10 @@ class Marks:
             with contextlib.suppress(ValueError, IndexError):  # a program may write here itself
                 if words[0] == b"hello":
                     self._ranks[link] = int(words[1])
+                    self.pids[int(words[1])] = int(words[2])
                 elif words[0] == b"length" and link in self._ranks:
                     self.length = int(words[1])
-                elif words[0] == b"step" and link in self._ranks:
-                    marks.append(Mark(self._ranks[link], int(words[1]), float(words[2])))
+                elif words[0] in (b"step", b"ready") and link in self._ranks:
+                    rank, ready = self._ranks[link], words[0] == b"ready"
+                    marks.append(Mark(rank, int(words[1]), float(words[2]), ready))
         return marks

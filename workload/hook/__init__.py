@@ -17,8 +17,9 @@ In a rank it is loaded by path under the name `joulefront_hook`, elsewhere it is
 cannot collide with a user's modules.
 
 Wire (a line of text each way, over a Unix socket):
-    rank to agent   hello RANK PID · step N T · at N T M · phase NAME T · facts JSON · peak JSON ·
-                    set JSON (what was read back) · fail JSON · end
+    rank to agent   hello RANK PID · ready N T (own share of step N done) · step N T · at N T M ·
+                    phase NAME T · facts JSON · peak JSON · set JSON (what was read back) ·
+                    fail JSON · end
     agent to rank   run N (continue until N steps are done) · set JSON (values of live knobs, for
                     the steps from here on) · quit
 T is CLOCK_MONOTONIC, which all processes of a node share; M are the micro-batches since the last

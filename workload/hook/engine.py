@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import state, watching
+from . import ready, state, watching
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,6 +116,7 @@ def _wrap_initialize(plain: Any) -> Any:
         state.seen["pipeline"] = hasattr(engine, "num_stages")
         state.seen["stages"] = getattr(engine, "num_stages", 1)
         state.steering.engine(engine)
+        ready.watch(engine.module.parameters())
         return made
 
     return initialize

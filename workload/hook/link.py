@@ -134,6 +134,10 @@ class Link:
             self._phases = True
             self._times.add(f"phase {name}")
 
+    def ready(self) -> None:
+        """Note that this rank's own share of the step is done."""
+        self._times.add(f"ready {self.steps + 1}")
+
     def _receive(self) -> str:
         while b"\n" not in self._buffer:
             chunk = self._socket.recv(4096)

@@ -22,6 +22,9 @@ class Line(Protocol):
     def mark(self, name: str) -> None:
         """Mark the start of a phase."""
 
+    def ready(self) -> None:
+        """Note that this rank's own share of the step is done."""
+
     def step_done(self) -> None:
         """Count an optimizer step; wait here if the agent named this boundary."""
 
@@ -105,7 +108,7 @@ def mark_seen(name: str) -> None:
 
 _PRIVATE = (
     *("asked", "phase", "optimizer", "engine", "inside_engine", "accelerates"),
-    *("watched", "counted", "first_step", "around"),
+    *("watched", "counted", "first_step", "around", "ready"),
 )
 
 

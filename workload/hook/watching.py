@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import following, state
+from . import following, ready, state
 from .counting import GROUPS, StepCounts
 from .link import Link
 from .loops import Loops
@@ -111,6 +111,8 @@ def patch_torch(torch: Any) -> None:
                 rates.append(_settings_of(optimizer))
             if "owner" not in state.seen:
                 state.seen["owner"] = owner()
+            grouped = (p for group in optimizer.param_groups for p in group["params"])
+            ready.watch(p for p in grouped if p.grad is not None)
             count("optimizer")
 
     register_optimizer_step_post_hook(stepped)

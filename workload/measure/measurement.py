@@ -17,7 +17,7 @@ from tuner.workload.measure.accumulated import AccumulatedWindow
 from tuner.workload.measure.phases import COMPILATION
 from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.meters.base import PowerSample
-from tuner.workload.meters.gpus import over_devices
+from tuner.workload.meters.gpus import device_number, device_states, over_devices
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
@@ -268,12 +268,6 @@ def _drift(first: Measurement, second: Measurement) -> Drift:
     )
 
 
-def device_number(name: str) -> int | None:
-    """Return the number in a name like "gpu3_clock_MHz"; None if it names no single device."""
-    number = name.removeprefix("gpu").partition("_")[0]
-    return int(number) if name.startswith("gpu") and number.isdigit() else None
-
-
 def of_used_devices(
     samples: Sequence[PowerSample], devices: Collection[int] | None
 ) -> Sequence[PowerSample]:
@@ -289,14 +283,8 @@ def of_used_devices(
 
 
 def _restricted(sample: PowerSample, devices: frozenset[int]) -> PowerSample:
-    states: dict[int, dict[str, float]] = {}
-    whole: dict[str, float] = {}
-    for name, value in sample.extra.items():
-        number = device_number(name)
-        if number is None:
-            whole[name] = value
-        elif number in devices:
-            states.setdefault(number, {})[name.partition("_")[2]] = value
+    states = {n: state for n, state in device_states(sample).items() if n in devices}
+    whole = {name: v for name, v in sample.extra.items() if device_number(name) is None}
     if not states:
         return sample
     merged = over_devices([states[number] for number in sorted(states)])

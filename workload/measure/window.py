@@ -19,6 +19,7 @@ from tuner.workload.hook.live_knobs import ACCUMULATION
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.phases import compilation_s, seconds_a_step
 from tuner.workload.measure.statistics import Window
+from tuner.workload.measure.stragglers import Arrivals
 from tuner.workload.measure.warm_up import (
     WARM_BLOCK_S,
     WARM_BLOCKS_MAX,
@@ -71,6 +72,7 @@ class Conductor:
         self._accumulation = 0
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
+        self.arrivals = Arrivals()  # of the ranks, in each step
         self._facts: dict[int, Mapping[str, Any]] = {}  # of each rank, where a launch asks for them
         self._last_at_s = self._first_at_s = 0.0
         self._needed_s = needed_s
@@ -318,6 +320,9 @@ class Conductor:
             if event.kind == "phase" and event.detail is not None:
                 if event.rank == 0:
                     self.phases.append((event.time_s, str(event.detail["name"])))
+                continue
+            if event.kind == "ready":
+                self.arrivals.add(event.rank, event.step, event.time_s)
                 continue
             if event.kind == "facts" and event.detail is not None:
                 self._facts[event.rank] = event.detail

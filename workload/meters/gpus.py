@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.meters.base import PowerSample
 from tuner.workload.meters.errors import MeterError, NoDriver
 
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
@@ -370,3 +371,18 @@ def each_device(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
         f"gpu{number}_{name}": state[name] for number, state in enumerate(states) for name in state
     }
+
+
+def device_number(name: str) -> int | None:
+    """Return the number in a name like "gpu3_clock_MHz"; None if it names no single device."""
+    number = name.removeprefix("gpu").partition("_")[0]
+    return int(number) if name.startswith("gpu") and number.isdigit() else None
+
+
+def device_states(sample: PowerSample) -> dict[int, dict[str, float]]:
+    """Return what each of several devices told in a sample, by its number."""
+    states: dict[int, dict[str, float]] = {}
+    for name, value in sample.extra.items():
+        if (number := device_number(name)) is not None:
+            states.setdefault(number, {})[name.partition("_")[2]] = value
+    return states

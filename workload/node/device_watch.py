@@ -56,16 +56,24 @@ class IdlePower:
         return self.power_W
 
 
+def more_faults(before: Counters, after: Counters) -> dict[str, dict[str, int]]:
+    """Return by how much each counter of a device rose between two answers of `Platform.faults`."""
+    found: dict[str, dict[str, int]] = {}
+    for uuid, counters in before.items():
+        for name, count in after.get(uuid, {}).items():
+            if (more := count - counters.get(name, count)) > 0:  # not told before: not new
+                found.setdefault(uuid, {})[name] = more
+    return found
+
+
 def new_faults(before: Counters, after: Counters) -> str:
     """Return what has happened to devices between two answers of `Platform.faults`, or ""."""
+    more = more_faults(before, after)
     found = []
-    for uuid, counters in before.items():
+    for uuid in before:
         if uuid not in after:
             found.append(f"{uuid} cannot be used any more")
-            continue
-        for name, count in after[uuid].items():
-            if (more := count - counters.get(name, count)) > 0:  # not told before: not new
-                found.append(f"{uuid} has {more} more {name}")
+        found += [f"{uuid} has {count} more {name}" for name, count in more.get(uuid, {}).items()]
     return "; ".join(found)
 
 

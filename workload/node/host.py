@@ -92,10 +92,10 @@ class CpuContention:
         return f"other processes used {share:.0%} of the cores meanwhile"
 
 
-def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
-    """Return the folders of this process's control group, leaf to root, version 2 and 1."""
+def cgroup_folders(proc: Path, cgroup: Path, controller: str, pid: str = "self") -> Iterator[Path]:
+    """Return the folders of a process's control group, leaf to root, version 2 and 1."""
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = (proc / pid / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -132,7 +132,7 @@ def ends_as_one(*, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgr
 
     Kubernetes sets it for each container from release 1.28 on (memory.oom.group, cgroup v2).
     """
-    folders = _cgroup_folders(Path(proc), Path(cgroup), "memory")
+    folders = cgroup_folders(Path(proc), Path(cgroup), "memory")
     return any(_number(folder / "memory.oom.group") == 1 for folder in folders)
 
 
@@ -157,7 +157,7 @@ def granted_cores(
 ) -> float:
     """Return the cores this process may use, by affinity and control group quota."""
     cores = float(len(set(os.sched_getaffinity(0) if affinity is None else affinity)))
-    for folder in _cgroup_folders(Path(proc), Path(cgroup), "cpu"):
+    for folder in cgroup_folders(Path(proc), Path(cgroup), "cpu"):
         quota = _number(folder / "cpu.max")  # version 2: "QUOTA PERIOD" or "max PERIOD"
         if quota is not None:
             period = float((folder / "cpu.max").read_text().split()[1])
@@ -237,7 +237,7 @@ def host_memory(
     device_total, device_free = _device_memory(Path(nodes))
     if device_total < total:
         total, free = total - device_total, max(0, free - device_free)
-    for folder in _cgroup_folders(Path(proc), Path(cgroup), "memory"):
+    for folder in cgroup_folders(Path(proc), Path(cgroup), "memory"):
         for limit_name, used_name in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),

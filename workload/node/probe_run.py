@@ -25,13 +25,17 @@ from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumu
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import Window
+from tuner.workload.measure.stragglers import device_state, sentence, stragglers, to_json
 from tuner.workload.measure.warm_up import longest_s
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
+from tuner.workload.meters.base import PowerSample
+from tuner.workload.meters.gpus import device_states
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.first_steps import choose_accumulation, look_further, require_batches
 from tuner.workload.node.host import family, oom_kills
+from tuner.workload.node.host_watch import HostWatch
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
@@ -239,7 +243,12 @@ class Probe:
         notes = [] if warm.stable else ["step time was not stable after the warm-up"]
         if plan.why_whole and steps_take_too_long(warm.step_time_s, policy.min_steps, policy.min_s):
             notes.append(plan.why_whole)
+        host = HostWatch()
+        pids = dict(enumerate(self._group.pids if self._group and self.nodes == 1 else ()))
+        host.read(pids)
         self.measure(conductor, timeline, warm.step_time_s, notes)
+        host.read(pids)
+        self._flag_stragglers(conductor, timeline.samples, host)
 
     def measure(
         self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
@@ -293,6 +302,26 @@ class Probe:
         else:
             return
         self.measurements = [replace(m, flags=(*m.flags, sentence)) for m in self.measurements]
+
+    def _flag_stragglers(
+        self, conductor: Conductor, samples: Sequence[PowerSample], host: HostWatch
+    ) -> None:
+        """Note the ranks for which the others waited, with the state of their devices."""
+        conductor.arrivals.close(conductor.done)
+        ranks = self.launch.configuration.world_size
+        numbers = _devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks)
+        told = [device_states(sample) for sample in samples]
+        each = ranks // self.nodes
+        states = {
+            rank: host.state(
+                device_state(rank, device, told, str(rank // each) if self.nodes > 1 else "")
+            )
+            for rank, device in enumerate(numbers)
+        }
+        if found := stragglers(conductor.arrivals, states):
+            self.environment["stragglers"] = [to_json(straggler) for straggler in found]
+            flags = [f"straggler: {sentence(straggler)}" for straggler in found]
+            self.measurements = [replace(m, flags=(*m.flags, *flags)) for m in self.measurements]
 
     def _visit(
         self,

@@ -33,9 +33,9 @@ class Event:
     """A message of a rank, or the end of its process.
 
     Attributes:
-        kind: "hello", "step", "at", "phase", "set", "facts", "peak", "fail", "end" from the rank
-            itself, or "exit" when its process ended.
-        step: steps done (for "step" and "at").
+        kind: "hello", "ready", "step", "at", "phase", "set", "facts", "peak", "fail", "end" from
+            the rank itself, or "exit" when its process ended.
+        step: steps done (for "step" and "at"); the current one for "ready".
         time_s: CLOCK_MONOTONIC at the rank.
         detail: parsed JSON of "set", "facts", "peak" and "fail", {"code": n} of "exit",
             {"name": ...} of "phase", {"micro_batches": n} of "at": those since the last boundary.
@@ -182,7 +182,7 @@ class RankGroup:
             self._rank_of[pid] = rank
             return Event("hello", rank)
         rank = self._ranks.get(link, -1)
-        if kind in ("step", "at"):
+        if kind in ("step", "at", "ready"):
             step, at, *more = rest.split()
             taken = {"micro_batches": int(more[0])} if more else None
             return Event(kind, rank, int(step), float(at), taken)

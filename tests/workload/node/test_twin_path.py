@@ -63,3 +63,22 @@ def test_energy_time_and_clocks_are_the_twins(
         else:
             energy_J = law_J(node, measured.live, measured.window_s, measured.steps * sum(busy))
         assert measured.energy_J == pytest.approx(energy_J, rel=0.01)
+
+
+def test_a_probe_with_a_hot_gpu_is_marked(
+    twin_node: Callable[..., TwinNode], tmp_path: Path
+) -> None:
+    node = twin_node(CORE_GPU, CORE_GPU, virtual_time=False, children=True)
+    node.set(step_s=0.1)  # long beside what the ranks compute on cores
+    node.set(1, heat_MHz=700)
+    asked = Configuration.of({"data_parallel": 2, "micro_batch": 1})
+    window = WindowPolicy(12.0, 3, 15.0, 0.001, settle_s=0.5, idle_s=0.5, check_drift=False)
+    runner = LocalRunner(small_job(), detect_cluster(), run_dir=tmp_path / "run")
+    try:
+        record = runner.run(ProbeRequest("p", asked.launch, (Settings(),), window))
+    finally:
+        runner.close()
+    assert record.ok, record.failure
+    (named,) = record.environment["stragglers"]
+    assert (named["state"]["device"], named["cause"]) == (1, "heat")
+    assert any(flag.startswith("straggler: GPU 1: heat") for flag in record.measurements[0].flags)

@@ -185,7 +185,8 @@ EXPORT ssize_t send(int file, const void *data, size_t length, int flags) {
         return real(file, data, length, flags);
     memcpy(text, data, length);
     text[length] = 0;
-    if (strncmp(text, "step ", 5) && strncmp(text, "at ", 3) && strncmp(text, "phase ", 6))
+    if (strncmp(text, "step ", 5) && strncmp(text, "at ", 3) && strncmp(text, "phase ", 6) &&
+        strncmp(text, "ready ", 6))
         return real(file, data, length, flags);
     int64_t left = with_device_times(text, out, sizeof out);
     if (left < 0) return real(file, data, length, flags);

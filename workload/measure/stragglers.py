@@ -1,0 +1,289 @@
+"""Attribution of lost time to ranks: the ones for which all others wait, and the evidence why.
+
+In each step every rank notes when its own share is done and it waits for the others' gradients. A
+rank that arrives behind its peers in most blocks of steps is a straggler. Rare long steps of one
+rank (a checkpoint, an evaluation) are in few blocks, and stalls of all ranks put none behind.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+#: A rank is a straggler from this share of the step on by which it is behind the mean of the
+#: others, in the median of the blocks; in three quarters of them it must be behind by half of that.
+LEAST = 0.03
+#: Least length of a block, seconds: a control group's quota holds back in periods of 0.1 s.
+BLOCK_S = 1.0
+#: Least number of blocks to judge by, and the number of the latest that are kept.
+FEWEST, KEPT = 8, 60
+#: Steps after which no arrival of a step is expected any more: ranks tell when their device has
+#: got there.
+LAG = 10
+
+Cause = Literal[
+    "memory", "hardware", "heat", "power", "clock", "quota", "priority", "cores", "idle", "unknown"
+]
+
+
+@dataclass(frozen=True)
+class RankState:
+    """State of a rank's device and process over the time that is judged; None: not known.
+
+    Attributes:
+        device: number of its device on its node.
+        throttled: share of the time with a reason to lower the clock: "hw", "thermal", "power".
+        faults: numbers of memory errors by name, as `Platform.faults` has them.
+        nice: scheduling priority; higher is served later.
+        busy, waiting, held: share of the time in which it computed on a core, waited for one, and
+            was held back by its control group's quota; a sum over threads.
+    """
+
+    rank: int
+    node: str = ""
+    device: int | None = None
+    clock_MHz: float | None = None
+    power_W: float | None = None
+    temperature_C: float | None = None
+    throttled: Mapping[str, float] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
+    nice: int | None = None
+    busy: float | None = None
+    waiting: float | None = None
+    held: float | None = None
+
+
+def device_state(
+    rank: int, device: int, seen: Sequence[Mapping[int, Mapping[str, float]]], node: str = ""
+) -> RankState:
+    """Return the state of a rank by what its device told: `device_states` of some samples."""
+    told = [states[device] for states in seen if device in states]
+
+    def usual(name: str) -> float | None:
+        # Between steps and while it starts a device is idle.
+        values = [state[name] for state in told if name in state]
+        return statistics.median(values) if values else None
+
+    names = {name for state in told for name in state if name.startswith("throttle_")}
+    throttled = {
+        name.removeprefix("throttle_"): statistics.fmean(state.get(name, 0.0) for state in told)
+        for name in sorted(names)
+    }
+    return RankState(
+        rank,
+        node,
+        device if told else None,
+        usual("clock_MHz"),
+        usual("power_W"),
+        usual("temperature_C"),
+        throttled,
+    )
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank for which the others wait.
+
+    Attributes:
+        behind: the mean of the others, as a share of the step's time.
+        cost: share of the step that would be saved if it arrived with the latest of the others
+            that are no stragglers.
+        cause, value, usual: what sets it apart, and the others' median of the same.
+    """
+
+    state: RankState
+    behind: float
+    cost: float
+    cause: Cause
+    value: float
+    usual: float
+
+    @property
+    def of_node(self) -> bool:
+        """True if the cause is the node's: its device, or its other processes."""
+        return self.cause in ("memory", "hardware", "heat", "power", "clock", "quota", "cores")
+
+
+@dataclass
+class _Block:
+    seconds: float = 0.0
+    arrivals: list[dict[int, float]] = field(default_factory=list)
+
+
+class Arrivals:
+    """Arrivals of the ranks of a job, collected into blocks of whole steps."""
+
+    def __init__(self, block_s: float = BLOCK_S) -> None:
+        self._block_s = block_s
+        self._open: dict[int, dict[int, float]] = {}
+        self._last: tuple[int, float] | None = None
+        self._ranks: set[int] = set()
+        self._block = _Block()
+        self._blocks: deque[_Block] = deque(maxlen=KEPT)
+
+    def add(self, rank: int, step: int, time_s: float) -> None:
+        """Add a rank's arrival in a step; of several in a step the last one counts."""
+        self._ranks.add(rank)
+        self._open.setdefault(step, {})[rank] = time_s
+        self.close(step - LAG)
+
+    def close(self, step: int) -> None:
+        """Take in the steps up to `step`; those of which a rank told nothing are left out."""
+        for each in sorted(number for number in self._open if number <= step):
+            self._take(each, self._open.pop(each))
+
+    def _take(self, step: int, arrived: dict[int, float]) -> None:
+        last, self._last = self._last, None
+        if len(arrived) < max(2, len(self._ranks)):
+            return
+        latest_s = max(arrived.values())
+        self._last = step, latest_s
+        if last is None or last[0] != step - 1 or latest_s <= last[1]:
+            return
+        block = self._block
+        block.seconds += latest_s - last[1]
+        block.arrivals.append(arrived)
+        if block.seconds >= self._block_s:
+            self._blocks.append(block)
+            self._block = _Block()
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks to judge by."""
+        return len(self._blocks)
+
+    def behind(self) -> dict[int, list[float]]:
+        """Return by rank, for each block, its mean distance behind the mean of the others.
+
+        As a share of the steps' time; negative if it is ahead.
+        """
+        found: dict[int, list[float]] = {rank: [] for rank in sorted(self._ranks)}
+        for block in self._blocks:
+            for rank, shares in found.items():
+                late_s = 0.0
+                for arrived in block.arrivals:
+                    rest_s = sum(arrived.values()) - arrived[rank]
+                    late_s += arrived[rank] - rest_s / (len(arrived) - 1)
+                shares.append(late_s / block.seconds)
+        return found
+
+    def cost(self, ranks: Sequence[int]) -> float:
+        """Return the median share of the steps' time for which the other ranks wait for these."""
+        shares = []
+        for block in self._blocks:
+            lost_s = 0.0
+            for arrived in block.arrivals:
+                others = [time_s for rank, time_s in arrived.items() if rank not in ranks]
+                lost_s += max(0.0, max(arrived.values()) - max(others)) if others else 0.0
+            shares.append(lost_s / block.seconds)
+        return statistics.median(shares)
+
+
+def late_ranks(arrivals: Arrivals) -> dict[int, float]:
+    """Return the ranks that are behind in most blocks, with the median share of the step."""
+    if arrivals.blocks < FEWEST:
+        return {}
+    found = {}
+    for rank, shares in arrivals.behind().items():
+        ordered = sorted(shares)
+        middle, quarter = statistics.median(ordered), ordered[len(ordered) // 4]
+        if middle >= LEAST and quarter >= LEAST / 2:
+            found[rank] = middle
+    return found
+
+
+def stragglers(arrivals: Arrivals, states: Mapping[int, RankState]) -> list[Straggler]:
+    """Return the ranks for which the others wait, the worst first, each with its likeliest cause.
+
+    Args:
+        states: of the ranks, as far as they are known.
+    """
+    late = late_ranks(arrivals)
+    if not late:
+        return []
+    cost = arrivals.cost(sorted(late))
+    found = []
+    for rank, behind in late.items():
+        state = states.get(rank, RankState(rank))
+        others = [other for each, other in sorted(states.items()) if each not in late]
+        cause, value, usual = cause_of(state, others)
+        # Of several, one alone would only leave the wait for the next.
+        found.append(Straggler(state, behind, min(cost, behind), cause, value, usual))
+    return sorted(found, key=lambda each: -each.behind)
+
+
+def cause_of(state: RankState, others: Sequence[RankState]) -> tuple[Cause, float, float]:
+    """Return what sets a rank apart from the others, its value and theirs (their median).
+
+    The first that applies, the devices' own reasons before the host's. A difference that a fault
+    would not explain (a clock 1 % lower) is none.
+    """
+    clock = _pair(state, others, "clock_MHz")
+    slower = clock is not None and clock[0] < 0.98 * clock[1]
+    if clock is not None and slower:
+        for reason, cause in (("hw", "hardware"), ("thermal", "heat"), ("power", "power")):
+            usual = [other.throttled.get(reason, 0.0) for other in others]
+            if state.throttled.get(reason, 0.0) > 0.25 + statistics.median(usual or [0.0]):
+                return cause, *clock  # type: ignore[return-value]
+    for name, count in state.faults.items():
+        usual = [other.faults.get(name, 0) for other in others]
+        if count > max(usual, default=0):
+            return "memory", count, statistics.median(usual or [0])
+    if clock is not None and slower:
+        return "clock", *clock
+    held, nice = _pair(state, others, "held"), _pair(state, others, "nice")
+    if held is not None and held[0] > 0.02 + held[1]:
+        return "quota", *held
+    waiting = _pair(state, others, "waiting")
+    if nice is not None and nice[0] > nice[1] and waiting is not None and waiting[0] > 0.01:
+        return "priority", *nice
+    if waiting is not None and waiting[0] > 0.02 + waiting[1]:
+        return "cores", *waiting
+    busy = _pair(state, others, "busy")
+    if busy is not None and busy[0] < 0.98 * busy[1]:
+        return "idle", *busy
+    return "unknown", math.nan, math.nan
+
+
+def _pair(state: RankState, others: Sequence[RankState], name: str) -> tuple[float, float] | None:
+    """Return a quantity of a rank and the others' median; None if one of them is not known."""
+    value = getattr(state, name)
+    usual = [getattr(other, name) for other in others if getattr(other, name) is not None]
+    return (value, statistics.median(usual)) if value is not None and usual else None
+
+
+def to_json(straggler: Straggler) -> dict[str, Any]:
+    """Return a straggler as JSON; None for figures that are not known."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in {**vars(straggler), "state": vars(straggler.state)}.items()
+    }
+
+
+#: What is said of each cause, with the rank's value and the others'.
+WORDS: Mapping[Cause, str] = {
+    "memory": "{:.0f} memory errors where the others had {:.0f}",
+    "hardware": "power brake or hardware slowdown, {:,.0f} MHz where the others run {:,.0f}",
+    "heat": "heat, {:,.0f} MHz where the others run {:,.0f}",
+    "power": "power limit, {:,.0f} MHz where the others run {:,.0f}",
+    "clock": "{:,.0f} MHz where the others run {:,.0f}, without a reason",
+    "quota": "its control group's quota held it back {:.0%} of the time, the others {:.0%}",
+    "priority": "nice {:.0f} where the others have {:.0f}",
+    "cores": "waited for a core {:.0%} of the time, the others {:.0%}",
+    "idle": "its process computed {:.0%} of the time, the others {:.0%}: it waits for something",
+    "unknown": "neither its device nor its host tells why",
+}
+
+
+def sentence(straggler: Straggler) -> str:
+    """Return who it is, the evidence and the cost: "GPU 5: heat, ...; costs 9 % of the step"."""
+    state = straggler.state
+    who = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
+    if state.node:
+        who += f" of node {state.node}"
+    why = WORDS[straggler.cause].format(straggler.value, straggler.usual).replace("%", " %")
+    return f"{who}: {why}; costs {100 * straggler.cost:.0f} % of the step"
