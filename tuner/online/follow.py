@@ -19,8 +19,8 @@ from tuner.online.windows import Chunk
 #: Distance that is kept below the target, and the least gain for which a faster setting is entered,
 #: in log power.
 MARGIN, WORTH = 0.006, 0.004
-#: Share of the log power between two measured settings that is added to what lies between
-#: them: until a setting is measured, it is taken for one that draws more.
+#: Share of the log power between two measured settings that is added in the middle between them,
+#: and less towards each: until a setting is measured, it is taken for one that draws more.
 BEND = 0.1
 #: Chunks that a mean power remembers.
 MEMORY = 30
@@ -131,7 +131,8 @@ class PowerFollower(OnlineTuner):
             a, b = max(faster), min(slower)
             of_a, of_b = self._known[a][0], self._known[b][0]
             share = (x[setting] - x[a]) / (x[b] - x[a])
-            return of_a + share * (of_b - of_a) + BEND * abs(of_b - of_a)
+            bend = 4 * share * (1 - share) * BEND
+            return of_a + share * (of_b - of_a) + bend * abs(of_b - of_a)
         if faster:
             last = max(faster)
             return self._known[last][0] + POWER.exponent * (x[setting] - x[last])
