@@ -64,7 +64,6 @@ class CandidateSampler(ProbePlanner):
 
     Args:
         prior: predicts before there are measurements (the analytic model).
-        earlier: priors made of earlier measurements (`tuner.search.transfer`).
         seed: every draw follows from it and from the order in which trials finish.
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
@@ -80,7 +79,6 @@ class CandidateSampler(ProbePlanner):
         candidates: Candidates,
         *,
         prior: Prior | None = None,
-        earlier: Sequence[Prior] = (),
         cost: ProbeCost | None = None,
         seed: int | None = None,
         memory_bytes: float | None = None,
@@ -92,7 +90,7 @@ class CandidateSampler(ProbePlanner):
         self._user_prior = user_prior or UserPrior()
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
-        self.features = FeatureMap(candidates, prior=prior, earlier=earlier)
+        self.features = FeatureMap(candidates, prior=prior)
         self.surrogates = Surrogates(
             self.features,
             seed=self._seed,
