@@ -58,9 +58,6 @@ ABLATIONS = {
     "fill-every-slot": SamplerDesign(in_flight_share=math.inf),
     "sweep-chosen-at-launch": SamplerDesign(extend_launches=False),
     "no-cost": SamplerDesign(cost_weight=0.0),
-    "no-split-kernel": SamplerDesign(split_kernel=False),
-    "no-own-level": SamplerDesign(own_level=False),
-    "start-of-3-settings": SamplerDesign(start_live=3),
     "start-of-2-launches": SamplerDesign(start_launches=2),
     "start-of-4-launches": SamplerDesign(start_launches=4),
 }

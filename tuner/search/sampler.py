@@ -94,8 +94,6 @@ class CandidateSampler(ProbePlanner):
         self.surrogates = Surrogates(
             self.features,
             seed=self._seed,
-            split=self.design.split_kernel,
-            own_level=self.design.own_level,
             regressor=surrogate,
         )
         self._memory_bytes = memory_bytes
@@ -263,7 +261,7 @@ class CandidateSampler(ProbePlanner):
     def _start_plan(
         self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
     ) -> ProbePlan:
-        """Plan a launch far from those tried, at live settings spread over their range."""
+        """Plan a launch far from those tried, at its lowest setting."""
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
         best = np.array([chances[self._members[i]].max() for i in allowed])
         allowed = allowed[best >= min(MEMORY_POLICY.likely_from, best.max())]
@@ -279,13 +277,8 @@ class CandidateSampler(ProbePlanner):
         matrix = self.features.matrix[rows]
         # The lowest setting first: power is least there, and so are the joules of the launch and of
         # the window. The first windows of the launches that follow are at low settings for the
-        # same reason, so launches are compared at like settings. Then the farthest from those
-        # chosen.
-        chosen = [first_best(-matrix.sum(axis=1))]
-        while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
-            left = np.setdiff1d(np.arange(len(rows)), chosen)
-            chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
-        members = [int(rows[i]) for i in chosen]
+        # same reason, so launches are compared at like settings.
+        members = [int(rows[first_best(-matrix.sum(axis=1))])]
         extendable = self._extendable(members, closed)
         return self._plan_of(members, "space-filling start", extendable=extendable)
 
