@@ -7,7 +7,6 @@ import pytest
 
 from tuner.pareto import (
     hypervolume,
-    hypervolume_sd,
     improvement,
     joint_improvement,
     knee,
@@ -76,17 +75,6 @@ def test_improvement_is_the_difference_of_two_hypervolumes(n: int, seed: int) ->
     several = np.tile(front[:, 0], (2, 1)), np.tile(front[:, 1], (2, 1))
     twice = joint_improvement(*several, *(np.tile(new[:, i], (2, 1)) for i in (0, 1)), REFERENCE)
     assert twice == pytest.approx(np.tile(expected, (2, 1)), abs=1e-9)
-
-
-def test_the_error_of_a_hypervolume_is_what_noisy_points_show() -> None:
-    front = np.array([[0.1, 0.8], [0.3, 0.5], [0.6, 0.2]])
-    draws = np.random.default_rng(0).normal(size=(4000, 3, 2)) * [0.002, 0.01]
-    noisy = [
-        hypervolume(front + np.column_stack([t + p, t]), REFERENCE)
-        for t, p in draws.transpose(0, 2, 1)
-    ]
-    assert hypervolume_sd(front, REFERENCE, 0.002, 0.01) == pytest.approx(np.std(noisy), rel=0.05)
-    assert hypervolume_sd(front, REFERENCE, 0.0, 0.0) == 0.0
 
 
 def test_improvement_keeps_the_shape_and_far_points_gain_nothing() -> None:

@@ -53,7 +53,6 @@ def optimize(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    transfer: Sequence[str | Path] = (),
     plan: str | Path | None = None,
     try_first: Sequence[str | Configuration] = (),
     prefer: Sequence[str] = (),
@@ -108,10 +107,6 @@ def optimize(
         baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
             the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
             not given.
-        transfer: earlier measurements to start from: runs, traces or recorded tables
-            (FOLDER:GROUP if a table has several groups), of this job on another cluster or of
-            another job. They are used as long as they predict what is measured here
-            (`tuner.search.transfer`).
         plan: the run of a plan (`plan`) whose most informative configurations are probed first.
         try_first: configurations, or their names, that are probed first, in this order.
         prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
@@ -168,7 +163,6 @@ def optimize(
         in_flight=in_flight,
         sampler=sampler,
         surrogate=surrogate,
-        transfer=transfer,
         try_first=try_first,
         prefer=prefer,
         name=name,
@@ -295,7 +289,6 @@ def replay(
     in_flight: int = 1,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
-    transfer: Sequence[str | Path] = (),
     try_first: Sequence[str | Configuration] = (),
     prefer: Sequence[str] = (),
     sampler: str | BaseSampler | None = None,
@@ -329,7 +322,6 @@ def replay(
     request = StudyRequest(
         constraints=(constraints or Constraints()).limited(**limits),
         search=search or SearchSettings(),
-        transfer=transfer,
         try_first=try_first,
         prefer=prefer,
         sampler=sampler,

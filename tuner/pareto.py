@@ -8,7 +8,6 @@ front, or strip by strip for many fronts at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,27 +65,6 @@ def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
     e, t = _staircase(points, reference)
     right = np.append(e[1:], reference[0])
     return float(np.sum((right - e) * (reference[1] - t)))
-
-
-def hypervolume_sd(
-    points: np.ndarray, reference: np.ndarray, time_sd: float, power_sd: float
-) -> float:
-    """Return the standard deviation of `hypervolume` if the points have independent errors.
-
-    To first order: an error of log energy moves a corner's right side, one step of the staircase
-    high; an error of log time moves its upper side, too.
-
-    Args:
-        points: (n, 2), log energy and log time.
-        reference: (2,).
-        time_sd: standard deviation of each point's log time.
-        power_sd: of its log power, which is independent of it.
-    """
-    e, t = _staircase(points, reference)
-    width = np.diff(np.append(e, reference[0]))
-    height = -np.diff(np.concatenate([[reference[1]], t]))
-    variance = (time_sd * (width + height)) ** 2 + (power_sd * height) ** 2
-    return math.sqrt(float(np.sum(variance)))
 
 
 def improvement(

@@ -22,8 +22,7 @@ On jackknifed tables tuned, seen and held-out groups also stand apart
 within 2 % on both axes, and the cheapest set of measurements stands beside the oracle
 (`benchmarks.search.truth`). With `--questions` a deadline and an energy budget are answered on them
 (`benchmarks.search.question`). On tables as recorded a group's figure is the median over its seeds.
-With `--transfer` joulefront also gets the whole record of another group as earlier measurements:
-the next one that differs in exactly one grouping column, for each column. If a table names the job
+If a table names the job
 and cluster that it recorded (`[predicted_by]`), `joulefront+models` is joulefront with the analytic
 models of that job, as in a study. `joulefront/NAME` is joulefront with another surrogate
 (`benchmarks.search.samplers.WITH_SURROGATE`).
@@ -51,7 +50,7 @@ from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.plot import anytime_figure
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.question import answer_searches, question_figures
-from benchmarks.search.recorded import in_flight_figures, recorded_figures, transfer_figures
+from benchmarks.search.recorded import in_flight_figures, recorded_figures
 from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
@@ -98,7 +97,6 @@ def _parser() -> argparse.ArgumentParser:
         "one, and is installed there if it is missing",
     )
     add("--ablations", action="store_true", help="add ours with each choice left out")
-    add("--transfer", action="store_true", help="also give ours another group's record")
     add("--group", default="", metavar="TEXT", help="only groups whose name holds this")
     add(
         "--jackknife",
@@ -266,8 +264,6 @@ def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> l
     figures += kind_figures(Kind("recorded", found, stops))
     if len(options.in_flight) > 1:
         figures += in_flight_figures(each, options.in_flight, problems, found)
-    if options.transfer:
-        figures += transfer_figures(each, in_flight, problems, found)
     if options.plot is not None:
         runs = [run for several in found.values() for run in several]
         oracles = {problem.group: truth_of(problem).oracle_kJ for problem in problems}

@@ -143,6 +143,7 @@ def over_all(figures: Sequence[Figure]) -> list[Figure]:
         ("own_stop_over_best_peer", max, "ratio"),
         ("own_stop_over_oracle", max, "ratio"),
         ("missing_p90", max, "%"),
+        ("question_over_own_oracle", max, "ratio"),
     )
     for name, of, unit in every:
         if values := [one.value for one in figures if one.name.startswith(f"{name}_")]:

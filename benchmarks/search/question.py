@@ -92,7 +92,7 @@ class _AnswerSearch(ProblemSearch):
     """A search that ends when all of these questions are answered."""
 
     def __init__(self, problem: Problem, seed: int, names: Sequence[str]) -> None:
-        super().__init__(problem, OURS, seed, 1, False, None)
+        super().__init__(problem, OURS, seed, 1, False)
         self._truths = {name: truth_of_question(problem, name) for name in names}
         self.answered: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""Figures of the tables as recorded: joules by sampler, several in flight, transfer."""
+"""Figures of the tables as recorded: joules by sampler, several in flight."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from benchmarks.figures import Figure
 from benchmarks.search.problems import Problem, load_problem
-from benchmarks.search.recorded_priors import neighbour
-from benchmarks.search.runner import Run, RunOptions, all_runs, run
+from benchmarks.search.runner import Run, RunOptions, all_runs
 from benchmarks.search.statistics import (
     figure_name,
     geometric_mean,
@@ -20,7 +19,6 @@ from benchmarks.search.statistics import (
 )
 from benchmarks.search.truth import truth_of
 from tuner.search.optuna_samplers import OURS
-from tuner.workload.table import load_table
 
 
 def recorded_figures(
@@ -122,43 +120,4 @@ def in_flight_figures(
             Figure(f"in_flight_{in_flight}_joules_ratio", ratios["kJ"], "ratio"),
             Figure(f"in_flight_{in_flight}_time_ratio", ratios["search_s"], "ratio"),
         ]
-    return figures
-
-
-def transfer_figures(
-    options: RunOptions,
-    in_flight: int,
-    problems: Sequence[Problem],
-    found: Mapping[tuple[Problem, str], Sequence[Run]],
-) -> list[Figure]:
-    """Run ours with another group's record known before: joules over those of ours without."""
-    columns = dict.fromkeys(
-        name
-        for problem in problems
-        for each in load_table(problem.folder).groups
-        for name in each.values
-    )
-    figures = []
-    for column in columns:
-        print(f"\nours, given the next group that differs in {column} only:")
-        ratios = []
-        for problem in problems:
-            source = neighbour(load_table(problem.folder), problem.group, column)
-            if source is None:
-                continue
-            runs = [
-                run(problem, OURS, seed, in_flight, options.most, source) for seed in options.seeds
-            ]
-            without = quartiles(one.kJ for one in found[problem, OURS])[1]
-            ratios.append(quartiles(one.kJ for one in runs)[1] / without)
-            print(
-                f"  {problem.group}, given {source}: {spread((one.kJ for one in runs), 1)} kJ, "
-                f"{ratios[-1]:.2f} of {without:.1f} kJ without",
-                flush=True,
-            )
-        if ratios:
-            ratio = geometric_mean(ratios)
-            print(f"  over {len(ratios)} groups {ratio:.2f} of the joules (geometric mean)")
-            name = "".join(c if c.isalnum() else "_" for c in column)
-            figures.append(Figure(f"transfer_{name}_joules_ratio", ratio, "ratio"))
     return figures

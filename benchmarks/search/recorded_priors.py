@@ -1,6 +1,6 @@
 """Priors made of a recorded table: its own means, and means that are wrong in a known way.
 
-A wrong prior is what the models are for a job that they misjudge: another workload's record, a
+A wrong prior is what the models are for a job that they misjudge: a
 ranking of the launches that is upside down, and means that are right for half of the launches and
 off by a factor for the other half.
 """
@@ -10,43 +10,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.truth import truth_of
 from tuner.models.analytic.model import Prediction, Prior
-from tuner.search.transfer import EarlierPrior, earlier_of_group
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
-from tuner.workload.table import RecordedTable, load_table
 
 #: Factor by which the step times of one half of the launches are off where a prior is wrong there.
 HALF_FACTOR = 2.0
-#: Grouping column whose next value is another job.
-WORKLOAD = "workload"
-
-
-@lru_cache(maxsize=64)
-def earlier_prior(folder: Path, source: str, group: str) -> EarlierPrior:
-    """Return one group's record as a prior for another's candidates."""
-    table = load_table(folder)
-    here = Candidates.from_configurations(p.configuration for p in table.group(group).points)
-    return EarlierPrior(earlier_of_group(table, source), here)
-
-
-def neighbour(table: RecordedTable, group: str, column: str) -> str | None:
-    """Return the next group, in the table's order and round, that differs in this column only."""
-    names = [each.name for each in table.groups]
-    place = names.index(group)
-    here = table.groups[place].values
-    for each in (*table.groups[place + 1 :], *table.groups[:place]):
-        if [name for name in here if each.values.get(name) != here[name]] == [column]:
-            return each.name
-    return None
 
 
 @dataclass(frozen=True)
@@ -77,12 +51,6 @@ def _means(problem: Problem) -> tuple[list[Configuration], np.ndarray]:
 
 def _as_prior(configurations: Sequence[Configuration], logs: np.ndarray) -> Prior:
     return _Means({c: (t, p) for c, (t, p) in zip(configurations, logs.tolist(), strict=True)})
-
-
-def _other_workload(problem: Problem) -> Prior | None:
-    """Return the record of the next workload on the same device."""
-    source = neighbour(load_table(problem.folder), problem.group, WORKLOAD)
-    return earlier_prior(problem.folder, source, problem.group) if source else None
 
 
 def _mirrored(problem: Problem) -> Prior:
@@ -125,7 +93,6 @@ def _sorted_as(value: Value | None) -> tuple[float, str]:
 
 #: Kinds of priors that are wrong -> what makes one; None where the table has none.
 WRONG: dict[str, Callable[[Problem], Prior | None]] = {
-    "other-workload": _other_workload,
     "mirrored": _mirrored,
     "half-wrong": _half_wrong,
 }

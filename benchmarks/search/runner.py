@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 import optuna
 
 from benchmarks.search.problems import Problem, load_problem
-from benchmarks.search.recorded_priors import earlier_prior
 from benchmarks.search.samplers import sampler_named
 from benchmarks.search.start import start_at, start_of
 from benchmarks.search.truth import WITHIN, truth_of
@@ -63,7 +62,6 @@ class ProblemSearch:
         seed: of the sampler and of the noise.
         in_flight: number of probes in flight.
         until_matched: continue after the front is found until each of its points is matched.
-        source: the group of the same table that is known before.
         prior: the models that ours has; None for those of `sampler_name`.
     """
 
@@ -74,7 +72,6 @@ class ProblemSearch:
         seed: int,
         in_flight: int,
         until_matched: bool,
-        source: str | None,
         prior: Prior | None = None,
     ) -> None:
         self.table, self.truth = load_problem(problem), truth_of(problem)
@@ -82,15 +79,11 @@ class ProblemSearch:
         runner = TableRunner(self.table, problem.group, seed=seed)
         self.executor = SimulatedExecutor(runner, capacity=in_flight)
         self.executor.next_settings = self._next_settings
-        earlier = ()
-        if source is not None:
-            earlier = (earlier_prior(problem.folder, source, problem.group),)
         self.sampler = sampler_named(
             sampler_name,
             Candidates.from_configurations(self.truth.logs),
             ProbeCost(**asdict(self.table.cost)),
             seed,
-            earlier,
             self.table.predicted_by,
             problem,
             prior,
@@ -174,7 +167,6 @@ def run(
     seed: int,
     in_flight: int = 1,
     most: int = 10**9,
-    source: str | None = None,
     until_matched: bool = False,
 ) -> Run:
     """Search one problem until the front is found, `most` points are measured, or none is left.
@@ -185,14 +177,13 @@ def run(
         seed: of the sampler and of the noise.
         in_flight: number of probes in flight.
         most: number of measurements after which a run counts as one that never finds the front.
-        source: the group of the same table that is known before.
         until_matched: also search until each point of the front is matched (`Run.matched_kJ`); of
             one probe in flight only, whose cost at either end is known.
     """
     assert not until_matched or in_flight == 1
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    search = ProblemSearch(problem, sampler_name, seed, in_flight, until_matched, source)
+    search = ProblemSearch(problem, sampler_name, seed, in_flight, until_matched)
     search.run(most)
     truth = search.truth
     whole = truth.whole_kJ, len(truth.logs), len(truth.logs)
@@ -238,7 +229,7 @@ def all_runs(
     """Return the runs of each problem and sampler; with several jobs in other processes."""
     keys = [(problem, name) for problem in problems for name in options.samplers]
     work = [
-        (problem, name, seed, in_flight, options.most, None, options.until_matched)
+        (problem, name, seed, in_flight, options.most, options.until_matched)
         for problem, name in keys
         for seed in options.seeds
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -59,9 +58,6 @@ ABLATIONS = {
     "fill-every-slot": SamplerDesign(in_flight_share=math.inf),
     "sweep-chosen-at-launch": SamplerDesign(extend_launches=False),
     "no-cost": SamplerDesign(cost_weight=0.0),
-    "no-split-kernel": SamplerDesign(split_kernel=False),
-    "no-own-level": SamplerDesign(own_level=False),
-    "start-of-3-settings": SamplerDesign(start_live=3),
     "start-of-2-launches": SamplerDesign(start_launches=2),
     "start-of-4-launches": SamplerDesign(start_launches=4),
 }
@@ -81,7 +77,6 @@ def sampler_named(
     candidates: Candidates,
     cost: ProbeCost,
     seed: int,
-    earlier: Sequence[Prior] = (),
     recorded: PredictedBy | None = None,
     problem: Problem | None = None,
     prior: Prior | None = None,
@@ -98,7 +93,7 @@ def sampler_named(
     if name in WITH_RECORDED:
         assert problem is not None
         prior = RECORDED_PRIORS[WITH_RECORDED[name]](problem)
-        return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed, earlier=earlier)
+        return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed)
     if name == WITH_MODELS:
         assert recorded is not None
         return CandidateSampler(
@@ -106,7 +101,6 @@ def sampler_named(
             prior=AnalyticModel(recorded.job, recorded.cluster),
             cost=cost,
             seed=seed,
-            earlier=earlier,
             memory_bytes=float(recorded.cluster.device.memory_bytes),
         )
     if name in WITH_SURROGATE:
@@ -117,4 +111,4 @@ def sampler_named(
     if name in PEERS:
         entered = PEERS[name].make(candidates, cost, seed)
         return AskTellPlanner(candidates, entered, cost=cost, seed=seed)
-    return make_sampler(name, candidates, cost=cost, seed=seed, earlier=earlier)
+    return make_sampler(name, candidates, cost=cost, seed=seed)

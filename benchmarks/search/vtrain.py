@@ -88,7 +88,7 @@ class _FastestSearch(ProblemSearch):
     """A search that ends at a launch within `WITHIN` of the fastest."""
 
     def __init__(self, problem: Problem, name: str, seed: int, prior: Prior | None) -> None:
-        super().__init__(problem, name, seed, 1, False, None, prior)
+        super().__init__(problem, name, seed, 1, False, prior)
         self.sampler.question = Question(Constraints(objective="least-time"), steps=1)
         self._least_s = min(point.time_s for point in self.truth.points)
 

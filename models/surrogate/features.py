@@ -133,8 +133,6 @@ class FeatureMap:
             them are dropped.
         prior: the analytic model; adds its log step time and log power as columns, and its live
             part to the priors of `prior_log`.
-        earlier: predictions from measurements made elsewhere (`tuner.search.transfer`), for
-            `prior_log` only.
     """
 
     def __init__(
@@ -142,11 +140,9 @@ class FeatureMap:
         candidates: Candidates,
         *,
         prior: Prior | None = None,
-        earlier: Sequence[Prior] = (),
     ) -> None:
         configurations = candidates.configurations
-        # Measurements come before the analytic model.
-        self._priors = (*earlier, *([prior] if prior is not None else ()))
+        self._priors = (prior,) if prior is not None else ()
         self._columns: list[tuple[str, _Column]] = []
         scales = {name: knob.scale for name, knob in KNOBS.items()}
         scales |= {knob.name: knob.scale for knob in candidates.knobs}
@@ -161,7 +157,6 @@ class FeatureMap:
             self._add_live_part(configurations)
         self._prior_low = self._prior_log.min(axis=0)
         self._prior_span = np.ptp(self._prior_log, axis=0)
-        self._prior_span[: 2 * len(earlier)] = 0.0
         self._prior_span[2 * len(self._priors) :] = 0.0
         self._matrix = self._compute(configurations, self._prior_log)
         self._kinds = self._kinds_of_columns(configurations)
@@ -198,7 +193,7 @@ class FeatureMap:
 
     @property
     def priors(self) -> int:
-        """Number of priors: those from earlier measurements, the model, and its live part."""
+        """Number of priors: the model, and its live part."""
         return int(self._prior_log.shape[1]) // 2
 
     @property

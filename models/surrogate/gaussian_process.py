@@ -121,7 +121,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
             `NOISE_FLOOR` of it is the floor).
         amplitude: expected standard deviation of f, in units of y, used until there are data to
             judge it by.
-        own_level: give each launch a level of its own in the kernel.
         random_state: seed or generator for the choice of rows that the hyperparameters are fitted
             on, and for their draws.
 
@@ -135,13 +134,11 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         kinds: Sequence[int] | np.ndarray | None = None,
         noise: float = 0.1,
         amplitude: float = 1.0,
-        own_level: bool = True,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.kinds = kinds
         self.noise = noise
         self.amplitude = amplitude
-        self.own_level = own_level
         self.random_state = random_state
 
     def _start(self, dimension: int) -> None:
@@ -220,9 +217,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
     def _kernel_of(self, amplitude: float) -> AdditiveKernel:
         """Return the kernel that is used before there are data to fit its parts to."""
         # The median of the prior is long (nearly linear functions); start from a shorter one.
-        return AdditiveKernel.of(
-            self._kinds, amplitude, self._scale_of_lengths(), own_level=self.own_level
-        )
+        return AdditiveKernel.of(self._kinds, amplitude, self._scale_of_lengths())
 
     @property
     def noise_(self) -> float:

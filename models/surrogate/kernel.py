@@ -55,18 +55,12 @@ class AdditiveKernel:
 
     @classmethod
     def of(
-        cls,
-        kinds: Sequence[int] | np.ndarray,
-        amplitude: float,
-        lengths: np.ndarray,
-        *,
-        own_level: bool = True,
+        cls, kinds: Sequence[int] | np.ndarray, amplitude: float, lengths: np.ndarray
     ) -> AdditiveKernel:
         """Return a kernel of this total standard deviation, in the prior's shares."""
         kinds = np.asarray(kinds, dtype=int)
         shares = SHARES if cls.splits(kinds) else np.array([0.0, 0.0, 1.0])
-        own = OWN if own_level else 0.0
-        return cls(kinds, np.append(amplitude * shares / np.linalg.norm(shares), own), lengths)
+        return cls(kinds, np.append(amplitude * shares / np.linalg.norm(shares), OWN), lengths)
 
     @staticmethod
     def splits(kinds: np.ndarray) -> bool:

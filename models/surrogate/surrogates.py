@@ -18,7 +18,6 @@ import numpy as np
 
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import GaussianProcess
-from tuner.models.surrogate.kernel import LAUNCH
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.regressors import FOLDS, Regressor, ScikitRegressor
 from tuner.models.surrogate.temperature import at_one_temperature
@@ -99,8 +98,6 @@ class _Output:
         output: int,
         noise: float,
         seed: int,
-        split: bool,
-        own_level: bool,
         regressor: Any,
     ) -> None:
         self._features, self._output = features, output
@@ -113,8 +110,7 @@ class _Output:
             amplitude = (AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output]
             self._variants[mean] = (
                 GaussianProcess(
-                    kinds=features.kinds if split else np.full_like(features.kinds, LAUNCH),
-                    own_level=own_level,
+                    kinds=features.kinds,
                     noise=noise,
                     amplitude=amplitude,
                     random_state=seed,
@@ -177,11 +173,8 @@ class Surrogates:
     """Step time and power of every candidate, learned from measurements.
 
     Args:
-        split: keep launch and live columns apart in the kernel (`tuner.models.surrogate.kernel`).
-        own_level: give each launch a level of its own there.
         regressor: a scikit-learn regressor of which both figures' models are copies
-            (`tuner.models.surrogate.surrogate_choice`); None for this project's Gaussian process,
-            which `split` and `own_level` are for.
+            (`tuner.models.surrogate.surrogate_choice`); None for this project's Gaussian process.
     """
 
     def __init__(
@@ -189,13 +182,11 @@ class Surrogates:
         features: FeatureMap,
         *,
         seed: int = 0,
-        split: bool = True,
-        own_level: bool = True,
         regressor: Any = None,
     ) -> None:
         self.features = features
         self._refits = regressor is not None
-        both = {"split": split, "own_level": own_level, "regressor": regressor, "seed": seed}
+        both = {"regressor": regressor, "seed": seed}
         self._time = _Output(features, output=0, noise=TIME_NOISE, **both)
         self._power = _Output(features, output=1, noise=POWER_NOISE, **both)
         self._outputs = (self._time, self._power)

@@ -120,7 +120,7 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     (two / "table.toml").write_text('group_by = ["where"]\n' + NOISY)
     plot, figures = tmp_path / "curves.html", tmp_path / "figures.json"
     options = ["--samplers", "random", "no-sweep", "--seeds", "2"]
-    options += ["--in-flight", "1,2", "--transfer", "--jackknife", "1"]
+    options += ["--in-flight", "1,2", "--jackknife", "1"]
     main([str(two), *options, "--plot", str(plot), "--json", str(figures)])
     out = capsys.readouterr().out.splitlines()
     assert sum("the oracle pays" in line for line in out) == 2
@@ -132,7 +132,6 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     told = {f["name"] for f in json.loads(figures.read_text())}
     assert told >= {
         "random_over_oracle",
-        "transfer_where_joules_ratio",
         "own_stop_over_oracle_recorded",
         "missing_p90_jackknifed",
         "groups_never_found",
@@ -141,7 +140,6 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
         "jackknife_own_stop_missing_p90_held_out",
     }
     assert not any(name.endswith("_tuned") for name in told)
-    assert sum("given there:" in line or "given here:" in line for line in out) == 2
     assert "plotly" in plot.read_text()[:20000].lower()
 
 

@@ -12,20 +12,6 @@ from benchmarks.search.recorded_priors import HALF_FACTOR, WRONG
 from benchmarks.search.truth import truth_of
 from tuner.testing.studies import write_table
 
-#: Two workloads on one device.
-TWO_GROUPS = """
-name = "two"
-source = "made up"
-license = "none"
-what = "two workloads"
-group_by = ["workload"]
-launch_knobs = ["shape"]
-live_knobs = ["speed"]
-unit_of_work = "step"
-time_s = "t"
-power_W = "p"
-"""
-
 
 def predicted(problem: Problem, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the launch of each point, and log (time, power) of the truth and of the prior."""
@@ -66,20 +52,3 @@ def test_half_of_the_launches_are_off_each_way_once_in_four_tables(tmp_path: Pat
         assert edge[0] < edge[1] if upper else edge[0] > edge[1]
         seen.add((bool(upper), bool(off[wrong, 0][0] > 0)))
     assert len(seen) == 4
-
-
-def test_another_workload_is_the_record_of_the_next_group(tmp_path: Path) -> None:
-    folder = tmp_path / "table"
-    folder.mkdir()
-    (folder / "table.toml").write_text(TWO_GROUPS)
-    rows = [
-        f"{workload},{shape},{speed},{slow * 10 / (shape * speed**0.5)},{100 * speed}"
-        for workload, slow in (("one", 1.0), ("other", 3.0))
-        for shape in (1, 2, 4, 8)
-        for speed in (1, 2, 3)
-    ]
-    (folder / "table.csv").write_text("\n".join(["workload,shape,speed,t,p", *rows]) + "\n")
-    _, truth, said = predicted(Problem(folder, "one"), "other-workload")
-    assert said[:, 0] - truth[:, 0] == pytest.approx(np.log(3.0), abs=0.1)
-    single = write_table(tmp_path / "single")
-    assert WRONG["other-workload"](Problem(single, "made-up")) is None

@@ -26,6 +26,30 @@ def test_what_is_missing_is_each_draws_own() -> None:
     assert regret.missing == pytest.approx(expected)
 
 
+def test_the_noise_is_what_noisy_points_show() -> None:
+    # A dominated point, and one beyond the reference of the front, take no part.
+    points = np.array([[0.1, 0.8], [0.3, 0.5], [0.6, 0.2], [0.5, 0.7], [0.9, 0.19]])
+    regret = LogRegret(points[None, :, 0], points[None, :, 1], measured=1)
+    reference = reference_point(points)
+    draws = np.random.default_rng(0).normal(size=(4000, 5, 2)) * [0.002, 0.01]
+    noisy = [
+        hypervolume(points + np.column_stack([t + p, t]), reference)
+        for t, p in draws.transpose(0, 2, 1)
+    ]
+    share = np.std(noisy) / hypervolume(points, reference)
+    assert regret.noise(0.002, 0.01) == pytest.approx([share], rel=0.05)
+    assert regret.noise(0.0, 0.0) == 0.0
+
+
+def test_what_a_gain_saves_is_averaged_over_the_fronts_times() -> None:
+    regret = LogRegret(ENERGY, TIME, measured=3)
+    for draw, (e, t) in enumerate(zip(ENERGY, TIME, strict=True)):
+        points = np.column_stack([e, t])
+        reference = reference_point(points)
+        left = hypervolume(points, reference) - hypervolume(points[:3], reference)
+        assert regret.saving[draw] == pytest.approx(left / (reference[1] - t.min()))
+
+
 def test_shares_are_what_is_no_longer_missing() -> None:
     regret = LogRegret(ENERGY, TIME, measured=3)
     one = regret.shares(regret.front_energy, regret.front_time, np.array([2]))[:, 0]

@@ -29,7 +29,6 @@ def spec(tmp_path: Path) -> StudySpec:
         problem=problem,
         constraints=Constraints(budget_kJ=5.0, objective="time"),
         settings=SearchSettings(max_probes=8, seed=3, window=WindowPolicy(min_s=2.0)),
-        transfer=("earlier",),
         created="2026-01-02T03:04:05",
         ended=SessionEnd(
             StopReason(

@@ -38,7 +38,6 @@ _SECTIONS = (
     "constraints",
     "settings",
     "versions",
-    "transfer",
     "baseline",
     "plan",
     "ended",

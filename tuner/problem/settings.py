@@ -33,9 +33,6 @@ class SamplerDesign:
         start_launches: distinct launches measured before the surrogates choose; None lets the
             number of launches decide (1 to 6).
         cost_weight: exponent of the predicted joules in the score: 1 is improvement per joule.
-        split_kernel: keep what a launch does and what a live setting does apart
-            (`tuner.models.surrogate.kernel`).
-        own_level: give each launch a few per cent of its own (`tuner.models.surrogate.kernel`).
         in_flight_share: launches in flight, as a share of those that are measured, beyond which a
             probe waits for results; infinite fills every slot.
         extend_launches: visit one live setting of a launch, and decide with what it measured which
@@ -46,10 +43,7 @@ class SamplerDesign:
 
     max_live: int = 8
     start_launches: int | None = None
-    start_live: int = 1
     cost_weight: float = 1.0
-    split_kernel: bool = True
-    own_level: bool = True
     extend_launches: bool = True
     in_flight_share: float = 0.4
     learn_memory: bool = True

@@ -32,11 +32,7 @@ class SessionEnd:
 
 @dataclass(frozen=True)
 class StudySpec:
-    """A study.
-
-    Attributes:
-        transfer: earlier measurements that the search starts from.
-    """
+    """A study."""
 
     name: str
     run_dir: Path | None
@@ -44,7 +40,6 @@ class StudySpec:
     constraints: Constraints = field(default_factory=Constraints)
     settings: SearchSettings = field(default_factory=SearchSettings)
     unverified: NoVerdict | None = None
-    transfer: tuple[str, ...] = ()
     created: str = ""
     ended: SessionEnd = field(default_factory=SessionEnd)
 
@@ -59,7 +54,6 @@ class StudySpec:
                 "settings": self.settings.to_json(),
                 **self.problem.identity,
                 "versions": versions(),
-                **({"transfer": {"from": list(self.transfer)}} if self.transfer else {}),
                 "ended": self._end(),
             }
         )

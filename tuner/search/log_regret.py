@@ -17,6 +17,8 @@ from tuner.pareto import REFERENCE_LEAST, REFERENCE_MARGIN, joint_improvement
 #: Added to the regret before its logarithm is taken, a share of the front's hypervolume: what is
 #: missing below it is hardly worth finding. Half and double of it cannot be told apart in joules.
 LEAST_REGRET = 0.01
+#: Share below which a difference of two sums of areas is rounding.
+ROUNDING = 1e-12
 
 
 class LogRegret:
@@ -35,16 +37,19 @@ class LogRegret:
         energy: log energy of the open candidates over the draw's reference, (draws, open).
         front_energy: log energy of the measured ones, (draws, measured).
         missing: regret before any open candidate is measured, (draws,).
+        whole: hypervolume of each draw's front, (draws,).
     """
 
     def __init__(self, energy: np.ndarray, time: np.ndarray, *, measured: int) -> None:
         energy = energy - _reference(energy, time)[:, None]
         time = time - _reference(time, energy)[:, None]
+        self._every = energy, time
         self.front_energy, self.energy = energy[:, :measured], energy[:, measured:]
         self.front_time, self.time = time[:, :measured], time[:, measured:]
-        self._whole = _hypervolumes(energy, time)
+        self.whole = _hypervolumes(energy, time)
         self._covered = _hypervolumes(self.front_energy, self.front_time)
-        self.missing = np.maximum(1.0 - self._covered / self._whole, 0.0)
+        missing = 1.0 - self._covered / self.whole
+        self.missing = np.where(missing > ROUNDING, missing, 0.0)
 
     def shares(
         self, front_energy: np.ndarray, front_time: np.ndarray, columns: np.ndarray
@@ -61,13 +66,37 @@ class LogRegret:
         gains = joint_improvement(
             front_energy, front_time, self.energy[:, columns], self.time[:, columns], np.zeros(2)
         )
-        return gains / self._whole[:, None]
+        return gains / self.whole[:, None]
 
     def together(self, columns: np.ndarray) -> np.ndarray:
         """Return the share of each draw's hypervolume that all these candidates add, (draws,)."""
         energy = np.hstack([self.front_energy, self.energy[:, columns]])
         time = np.hstack([self.front_time, self.time[:, columns]])
-        return (_hypervolumes(energy, time) - self._covered) / self._whole
+        return (_hypervolumes(energy, time) - self._covered) / self.whole
+
+    def noise(self, time_sd: float, power_sd: float) -> np.ndarray:
+        """Return the standard deviation of `whole` as a share of it, (draws,).
+
+        To first order, if each corner of the front has independent errors: one of log energy moves
+        its right side, one step of the staircase high, one of log time its upper side, too.
+
+        Args:
+            time_sd: standard deviation of each point's log time.
+            power_sd: of its log power, which is independent of it.
+        """
+        e, t = _by_energy(*self._every)
+        before = np.hstack([np.zeros((len(t), 1)), np.minimum.accumulate(t, axis=1)[:, :-1]])
+        corner = (t < before) & (e < 0)
+        ends = np.hstack([np.where(corner, e, 0.0)[:, 1:], np.zeros((len(e), 1))])
+        right = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+        width, height = np.where(corner, right - e, 0.0), np.where(corner, before - t, 0.0)
+        variance = (time_sd * (width + height)) ** 2 + (power_sd * height) ** 2
+        return np.asarray(np.sqrt(variance.sum(axis=1)) / self.whole)
+
+    @property
+    def saving(self) -> np.ndarray:
+        """What is missing as a fall of log energy, averaged over the front's times, (draws,)."""
+        return np.asarray(self.missing * self.whole / -self._every[1].min(axis=1))
 
     def reduction(self, shares: np.ndarray) -> np.ndarray:
         """Return the fall of log(regret + `LEAST_REGRET`) if these shares are added.
@@ -89,8 +118,13 @@ def _reference(figure: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _hypervolumes(energy: np.ndarray, time: np.ndarray) -> np.ndarray:
     """Return the area that each draw's points (draws, n) dominate, up to the origin, (draws,)."""
-    order = np.argsort(energy, axis=1)
-    e = np.minimum(np.take_along_axis(energy, order, axis=1), 0.0)
-    t = np.minimum(np.take_along_axis(time, order, axis=1), 0.0)
+    e, t = _by_energy(energy, time)
     right = np.hstack([e[:, 1:], np.zeros((len(e), 1))])
     return np.asarray(np.sum((right - e) * -np.minimum.accumulate(t, axis=1), axis=1))
+
+
+def _by_energy(energy: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each draw's points by rising energy, those beyond the origin moved to it."""
+    order = np.argsort(energy, axis=1)
+    e, t = (np.take_along_axis(figure, order, axis=1) for figure in (energy, time))
+    return np.minimum(e, 0.0), np.minimum(t, 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -183,9 +183,7 @@ class StockSampler(ProbePlanner):
         return np.array(rows)
 
 
-def check_sampler(
-    sampler: SamplerChoice, *, transfer: bool = False, user_prior: bool = False
-) -> None:
+def check_sampler(sampler: SamplerChoice, *, user_prior: bool = False) -> None:
     """Raise if there is no such sampler, before anything is started.
 
     Raises:
@@ -194,8 +192,6 @@ def check_sampler(
     """
     if isinstance(sampler, str) and sampler not in SAMPLERS:
         raise UnknownName("sampler", sampler, SAMPLERS)
-    if transfer and sampler not in (None, OURS):
-        raise InputError(f"only the sampler {OURS} can look at earlier measurements (transfer)")
     if user_prior and sampler not in (None, OURS):
         raise InputError(f"--try and --prefer are for the sampler {OURS}")
 
@@ -205,7 +201,6 @@ def make_sampler(
     candidates: Candidates,
     *,
     prior: Prior | None = None,
-    earlier: Sequence[Prior] = (),
     cost: ProbeCost | None = None,
     memory_bytes: float | None = None,
     seed: int = 0,
@@ -217,17 +212,16 @@ def make_sampler(
     Args:
         sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
             these very candidates is returned as it is.
-        prior, earlier, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
+        prior, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
 
     Raises:
         UnknownName: no sampler has that name.
-        InputError: it needs a package that is not installed, or cannot use earlier measurements.
+        InputError: it needs a package that is not installed.
     """
     if sampler is None or sampler == OURS:
         return CandidateSampler(
             candidates,
             prior=prior,
-            earlier=earlier,
             cost=cost,
             memory_bytes=memory_bytes,
             seed=seed,
@@ -236,7 +230,7 @@ def make_sampler(
         )
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler
-    check_sampler(sampler, transfer=bool(earlier))
+    check_sampler(sampler)
     stock = sampler if isinstance(sampler, BaseSampler) else _STOCK[sampler](seed)
     max_asks = GP_MAX_ASKS if isinstance(stock, optuna.samplers.GPSampler) else MAX_ASKS
     return StockSampler(candidates, stock, seed=seed, cost=cost, max_asks=max_asks)

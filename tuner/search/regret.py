@@ -22,8 +22,9 @@ import numpy as np
 from tuner.models.surrogate.gaussian_process import LEAST_ROWS
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, ranked
-from tuner.pareto import hypervolume, hypervolume_sd, improvement, reference_point
-from tuner.search.acquisition import CandidateView, FrontEstimate, normal_draws
+from tuner.pareto import improvement, reference_point
+from tuner.search.acquisition import FAR, CandidateView, FrontEstimate, normal_draws
+from tuner.search.log_regret import LogRegret
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
 
@@ -100,23 +101,16 @@ class RegretModel:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
         both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
         log_t, log_p = self._surrogates.sample(both, self._normals, wide=True)
-        points = np.stack([log_t + log_p, log_t], axis=-1)
         fits = np.ones((DRAWS, len(both)), dtype=bool)
         fits[:, len(near) :] = view.counting(promising, DRAWS)
         if question is not None:
+            points = np.stack([log_t + log_p, log_t], axis=-1)
             gpus = np.append(front.gpus[near], view.gpus[promising])
             return self._of_answer(question, points, fits, gpus, len(near))
-        noise_sd = self._surrogates.noise()
-        missing, noise, saving = np.empty((3, DRAWS))
-        for draw in range(DRAWS):
-            every = points[draw, fits[draw]]
-            reference = reference_point(every)
-            whole = hypervolume(every, reference)
-            left = max(whole - hypervolume(points[draw, : len(near)], reference), 0.0)
-            missing[draw] = left / whole
-            noise[draw] = hypervolume_sd(every, reference, *noise_sd) / whole
-            saving[draw] = left / float(reference[1] - every[:, 1].min())
-        return RegretEstimate(missing, noise, saving)
+        log_t += np.where(fits, 0.0, FAR)
+        regret = LogRegret(log_t + log_p, log_t, measured=len(near))
+        noise = regret.noise(*self._surrogates.noise())
+        return RegretEstimate(regret.missing, noise, regret.saving)
 
     def _of_answer(
         self,

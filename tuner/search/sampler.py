@@ -64,7 +64,6 @@ class CandidateSampler(ProbePlanner):
 
     Args:
         prior: predicts before there are measurements (the analytic model).
-        earlier: priors made of earlier measurements (`tuner.search.transfer`).
         seed: every draw follows from it and from the order in which trials finish.
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
@@ -80,7 +79,6 @@ class CandidateSampler(ProbePlanner):
         candidates: Candidates,
         *,
         prior: Prior | None = None,
-        earlier: Sequence[Prior] = (),
         cost: ProbeCost | None = None,
         seed: int | None = None,
         memory_bytes: float | None = None,
@@ -92,12 +90,10 @@ class CandidateSampler(ProbePlanner):
         self._user_prior = user_prior or UserPrior()
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
-        self.features = FeatureMap(candidates, prior=prior, earlier=earlier)
+        self.features = FeatureMap(candidates, prior=prior)
         self.surrogates = Surrogates(
             self.features,
             seed=self._seed,
-            split=self.design.split_kernel,
-            own_level=self.design.own_level,
             regressor=surrogate,
         )
         self._memory_bytes = memory_bytes
@@ -265,7 +261,7 @@ class CandidateSampler(ProbePlanner):
     def _start_plan(
         self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
     ) -> ProbePlan:
-        """Plan a launch far from those tried, at live settings spread over their range."""
+        """Plan a launch far from those tried, at its lowest setting."""
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
         best = np.array([chances[self._members[i]].max() for i in allowed])
         allowed = allowed[best >= min(MEMORY_POLICY.likely_from, best.max())]
@@ -281,13 +277,8 @@ class CandidateSampler(ProbePlanner):
         matrix = self.features.matrix[rows]
         # The lowest setting first: power is least there, and so are the joules of the launch and of
         # the window. The first windows of the launches that follow are at low settings for the
-        # same reason, so launches are compared at like settings. Then the farthest from those
-        # chosen.
-        chosen = [first_best(-matrix.sum(axis=1))]
-        while len(chosen) < min(self.design.start_live, self.max_live, len(rows)):
-            left = np.setdiff1d(np.arange(len(rows)), chosen)
-            chosen.append(farthest(matrix, matrix[chosen], allowed=left, rng=self._rng))
-        members = [int(rows[i]) for i in chosen]
+        # same reason, so launches are compared at like settings.
+        members = [int(rows[first_best(-matrix.sum(axis=1))])]
         extendable = self._extendable(members, closed)
         return self._plan_of(members, "space-filling start", extendable=extendable)
 

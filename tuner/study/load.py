@@ -82,7 +82,6 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
             study.get("recorded", {}),
             simulated=any(record.meter.is_simulated for record in records),
         ),
-        transfer=tuple(map(str, study.get("transfer", {}).get("from", ()))),
         created=str(study.get("created", "")),
         ended=read_end(study.get("ended", {})),
     )

@@ -138,10 +138,7 @@ def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration,
         InputError: the run is no plan, or none of its probes is a candidate.
     """
     if plan.plan is None:
-        raise InputError(
-            f"the run {plan.name!r} is a study, not a plan; tuner plan makes one, and --transfer "
-            "starts from a study"
-        )
+        raise InputError(f"the run {plan.name!r} is a study, not a plan; tuner plan makes one")
     wanted = [each for each in plan.plan.probes if each != problem.baseline]
     found = tuple(each for each in wanted if each in problem.candidates)
     if wanted and not found:

@@ -81,11 +81,6 @@ class StudyRequest:
         "sklearn.MODULE.CLASS(NAME=VALUE) (default: gaussian-process)",
         metavar="TEXT",
     )
-    transfer: Sequence[str | Path] = option(
-        (),
-        "earlier measurements to start from, of this job elsewhere or of another; repeatable",
-        metavar="RUN|TABLE",
-    )
     try_first: Sequence[str | Configuration] = option(
         (),
         "probe this configuration first: 'dp8 mb4 zero1'; repeatable",

@@ -19,7 +19,6 @@ from optuna.storages import BaseStorage
 
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
-from tuner.models.analytic.model import Prior
 from tuner.models.surrogate.regressors import check_surrogate
 from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
 from tuner.problem.batch_scaling import in_job_steps
@@ -98,21 +97,11 @@ class Session:
     ) -> None:
         self._request = request = request or StudyRequest()
         try_first, prefer = request.try_first, request.prefer
-        check_sampler(
-            request.sampler, transfer=bool(request.transfer), user_prior=bool(try_first or prefer)
-        )
+        check_sampler(request.sampler, user_prior=bool(try_first or prefer))
         _check_peaks(request.constraints, problem)
         self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
         surrogate, settings = request.surrogate, request.search
         check_surrogate(surrogate)
-        self._earlier: tuple[Prior, ...] = ()
-        if request.transfer:
-            from tuner.search.transfer import earlier_priors
-
-            self._earlier, notes = earlier_priors(
-                request.transfer, problem, runs_dir=run.path.parent, seed=settings.seed
-            )
-            problem = replace(problem, notes=(*problem.notes, *notes))
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
         self._shown = (ProgressCallback(self._notify), *callbacks)
@@ -131,7 +120,6 @@ class Session:
             constraints=request.constraints,
             settings=settings,
             unverified=why_unverified(settings.verify, recorded, simulated=problem.simulated),
-            transfer=tuple(map(str, request.transfer)),
         )
 
     def run(self) -> Result:
@@ -174,7 +162,6 @@ class Session:
             self._request.sampler,
             problem.candidates,
             prior=problem.prior,
-            earlier=self._earlier,
             cost=problem.cost,
             memory_bytes=problem.device_memory_bytes,
             seed=spec.settings.seed,
