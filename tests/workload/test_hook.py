@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tuner.workload import hook
 from tuner.workload.hook import NotAsAsked, compiling, frames, state, watching
 from tuner.workload.scripts.command import asks_for_a_rank, imported_frameworks
 
@@ -212,3 +215,19 @@ def test_a_script_that_asks_whether_it_has_a_rank(tmp_path: Path, source: str, a
     (tmp_path / "train.py").write_text(source)
     assert asks_for_a_rank(("train.py",), tmp_path) is asks
     assert not asks_for_a_rank(("-m", "train"), tmp_path)
+
+
+def test_outside_a_probe_too_a_bare_program_has_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nassert 'RANK' not in os.environ\nprint(sys.argv[1:])"
+    )
+    (tmp_path / "options.json").write_text('{"bare": true}')
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, hook.__path__[0] + "/__main__.py", "run", "train.py", "{rank}"],
+        cwd=tmp_path,
+        env={**os.environ, **ranks, "JOULEFRONT_OPTIONS": str(tmp_path / "options.json")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1:] == ["['0']"], done.stderr[-500:]

@@ -109,14 +109,14 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["rank"]:
         run_rank(json.loads(arguments[1]))
     elif arguments[:1] == ["run"] and len(arguments) > 1:
-        with open(os.environ["JOULEFRONT_OPTIONS"], encoding="utf-8") as file:
-            _prepare_program(json.load(file))
         # srun names its tasks in its own way.
         names = {"rank": "PROCID", "local_rank": "LOCALID", "world_size": "NTASKS"}
         mine = {
             name: os.environ.get(name.upper()) or os.environ[f"SLURM_{slurm}"]
             for name, slurm in names.items()
         }
+        with open(os.environ["JOULEFRONT_OPTIONS"], encoding="utf-8") as file:
+            _prepare_program(json.load(file))
         words = arguments[1:]
         for name, value in mine.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]
