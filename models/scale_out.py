@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.models.analytic.constants import Constants, constants_of
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model import AnalyticModel, Correctable
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
@@ -253,6 +253,27 @@ class ScaleOut:
         growth = np.log2(np.asarray(gpus, dtype=float)) - self.centre
         level, slope = self._mean[count : count + k], self._mean[count + k :]
         return np.asarray(predict(self.constants)[:, :k] + level + growth[:, None] * slope)
+
+    @classmethod
+    def of_prior(
+        cls,
+        prior: Correctable,
+        configurations: Sequence[Configuration],
+        measured: np.ndarray,
+    ) -> ScaleOut:
+        """Fit a prior's constants to the logs of step time and power of windows, (n, 2)."""
+
+        def predict(constants: Constants) -> np.ndarray:
+            figures = prior.with_constants(constants).predict(configurations)
+            return np.log(np.column_stack([figures.step_time_s, figures.power_W]))
+
+        return cls(
+            prior.constants,
+            predict,
+            gpus=[each.world_size for each in configurations],
+            launches=[each.launch.key for each in configurations],
+            measured=measured,
+        )
 
     @classmethod
     def of_windows(
