@@ -61,6 +61,20 @@ class Prior(Protocol):
         ...
 
 
+@runtime_checkable
+class Correctable(Prior, Protocol):
+    """Prior whose constants measurements can correct."""
+
+    @property
+    def constants(self) -> Constants:
+        """Constants that it predicts by."""
+        ...
+
+    def with_constants(self, constants: Constants) -> Correctable:
+        """Return the same prior by other constants."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Group:
     """Configurations whose pipelines have the same stages; one row per member."""
@@ -94,13 +108,28 @@ class AnalyticModel:
         partitions: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         device = cluster.device
-        self.constants = constants or constants_of(device)
+        self._constants = constants or constants_of(device)
         self.setup = Setup.of(job, cluster, self.constants, program or job.program)
         self.job, self.cluster, self.facts = job, cluster, self.setup.facts
         self.power = PowerModel(device, self.constants)
         self._partitions = dict(partitions or {})
         self._top_MHz = float(max(device.clocks_MHz, default=device.default_clock_MHz or 1))
         self._default = (device.default_clock_MHz or self._top_MHz) / self._top_MHz
+
+    @property
+    def constants(self) -> Constants:
+        """Constants that it predicts by."""
+        return self._constants
+
+    def with_constants(self, constants: Constants) -> AnalyticModel:
+        """Return the same model by other constants."""
+        return AnalyticModel(
+            self.job,
+            self.cluster,
+            constants=constants,
+            program=self.setup.program,
+            partitions=self._partitions,
+        )
 
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
         """Return step time, power and memory; arrays of shape (len(configurations),).

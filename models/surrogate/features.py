@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tuner.models.analytic.model import Correctable
+from tuner.models.scale_out import ScaleOut
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.model import Prior
+    from tuner.models.analytic.model import Correctable, Prior
     from tuner.search_spaces.space import Candidates
 
 #: An unlisted numeric knob whose values are positive and span more than this factor is logarithmic.
 LOG_RATIO = 4.0
+#: Number of launches whose windows correct the model's constants; the surrogates learn the rest.
+CORRECTING = 4
 
 _Column = Callable[[Sequence["Value | None"]], "np.ndarray[Any, Any]"]
 
@@ -133,6 +137,8 @@ class FeatureMap:
             them are dropped.
         prior: the analytic model; adds its log step time and log power as columns, and its live
             part to the priors of `prior_log`.
+        learns_program: let `correct` correct the model. It is for the search: answers keep the mean
+            that no measurement moved, for which their intervals were calibrated.
     """
 
     def __init__(
@@ -140,6 +146,7 @@ class FeatureMap:
         candidates: Candidates,
         *,
         prior: Prior | None = None,
+        learns_program: bool = False,
     ) -> None:
         configurations = candidates.configurations
         self._priors = (prior,) if prior is not None else ()
@@ -152,12 +159,16 @@ class FeatureMap:
             self._columns += [(name, column) for column in columns]
         self._row = {c: i for i, c in enumerate(configurations)}
         self._levels: dict[Settings, np.ndarray] = {}
+        self._configurations, self._learns_program = configurations, learns_program
+        self._corrected: tuple[Prior, ...] = self._priors
+        self._corrected_by: tuple[object, ...] = (b"",)
         self._prior_log = self._predict_priors(configurations)
         if prior is not None:
             self._add_live_part(configurations)
         self._prior_low = self._prior_log.min(axis=0)
         self._prior_span = np.ptp(self._prior_log, axis=0)
         self._prior_span[2 * len(self._priors) :] = 0.0
+        self._corrected_log, self._corrected_levels = self._prior_log, self._levels
         self._matrix = self._compute(configurations, self._prior_log)
         self._kinds = self._kinds_of_columns(configurations)
 
@@ -207,34 +218,84 @@ class FeatureMap:
         A model that misjudges the launches may still be right about how the live settings bend
         step time and power within each: a discrepancy of the launches alone.
         """
-        log = self._prior_log[:, -2:]
+        levels = self._levels_of(configurations, self._prior_log)
+        centred = [self._prior_log[i, -2:] - levels[c.launch] for i, c in enumerate(configurations)]
+        if np.ptp(centred, axis=0).max() > 1e-9:
+            self._levels = levels
+            self._prior_log = self._with_live_part(configurations, self._prior_log)
+
+    @staticmethod
+    def _levels_of(
+        configurations: Sequence[Configuration], log: np.ndarray
+    ) -> dict[Settings, np.ndarray]:
+        """Return the mean of the last prior's logs over each launch."""
         launches = dict.fromkeys(c.launch for c in configurations)
         places = {launch: i for i, launch in enumerate(launches)}
         of = np.array([places[c.launch] for c in configurations])
         levels = np.zeros((len(places), 2))
-        np.add.at(levels, of, log)
+        np.add.at(levels, of, log[:, -2:])
         levels /= np.bincount(of)[:, None]
-        if np.ptp(log - levels[of], axis=0).max() > 1e-9:
-            self._levels = dict(zip(places, levels, strict=True))
-            self._prior_log = self._with_live_part(configurations, self._prior_log)
+        return dict(zip(places, levels, strict=True))
 
     def _with_live_part(
-        self, configurations: Sequence[Configuration], log: np.ndarray
+        self,
+        configurations: Sequence[Configuration],
+        log: np.ndarray,
+        levels: dict[Settings, np.ndarray] | None = None,
     ) -> np.ndarray:
         """Append the last prior's figures over the mean of those of their launch."""
+        levels = self._levels if levels is None else levels
+        if not levels:
+            return log
         # A launch that no candidate has is taken to be like the others.
-        middle = np.mean(list(self._levels.values()), axis=0)
-        levels = [self._levels.get(c.launch, middle) for c in configurations]
-        return np.hstack([log, log[:, -2:] - np.array(levels).reshape(-1, 2)])
+        middle = np.mean(list(levels.values()), axis=0)
+        own = [levels.get(c.launch, middle) for c in configurations]
+        return np.hstack([log, log[:, -2:] - np.array(own).reshape(-1, 2)])
 
-    def _predict_priors(self, configurations: Sequence[Configuration]) -> np.ndarray:
+    def correct(self, configurations: Sequence[Configuration], logs: np.ndarray) -> bool:
+        """Correct the model's constants by the windows of the first launches.
+
+        The mean of `prior_log` changes and the columns stay. Without a model, or with one whose
+        constants are not known, nothing changes.
+
+        Args:
+            configurations: of each window, in the order of measurement.
+            logs: log step time and log power of each, (n, 2).
+
+        Returns:
+            Whether the mean changed.
+        """
+        model = self._priors[-1] if self._priors else None
+        if not self._learns_program or not isinstance(model, Correctable):
+            return False
+        first = list(dict.fromkeys(c.launch for c in configurations))[:CORRECTING]
+        rows = [i for i, c in enumerate(configurations) if c.launch in first]
+        by = (*(configurations[i] for i in rows), logs[rows].tobytes())
+        if by == self._corrected_by:
+            return False
+        self._corrected_by, corrected = by, model
+        if rows:
+            line = ScaleOut.of_prior(model, [configurations[i] for i in rows], logs[rows])
+            corrected = model.with_constants(line.constants)
+        self._corrected = (*self._priors[:-1], corrected)
+        log = self._logs(self._configurations, self._corrected)
+        if self._levels:
+            self._corrected_levels = self._levels_of(self._configurations, log)
+            log = self._with_live_part(self._configurations, log, self._corrected_levels)
+        self._corrected_log = log
+        return True
+
+    def _logs(self, configurations: Sequence[Configuration], priors: Sequence[Prior]) -> np.ndarray:
         """Return log step time and log power by each prior, (n, 2 x priors)."""
-        predictions = [prior.predict(configurations) for prior in self._priors]
+        predictions = [prior.predict(configurations) for prior in priors]
         columns = [figure for one in predictions for figure in (one.step_time_s, one.power_W)]
         if not predictions:
             return np.zeros((len(configurations), 0))
-        log = np.log(np.column_stack(columns))
-        return self._with_live_part(configurations, log) if self._levels else log
+        return np.log(np.column_stack(columns))
+
+    def _predict_priors(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return the logs of each prior and of its live part, before any correction."""
+        return self._with_live_part(configurations, self._logs(configurations, self._priors))
 
     def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
         if not configurations:
@@ -270,5 +331,10 @@ class FeatureMap:
         rows = [self._row.get(configuration, -1) for configuration in configurations]
         if not self._priors:
             return np.zeros((len(rows), 2))
-        log = self._prior_log[rows] if -1 not in rows else self._predict_priors(configurations)
+        if -1 in rows:
+            log = self._with_live_part(
+                configurations, self._logs(configurations, self._corrected), self._corrected_levels
+            )
+        else:
+            log = self._corrected_log[rows]
         return log.reshape(len(rows), 2 * self.priors)[:, 2 * which : 2 * which + 2]

@@ -239,7 +239,7 @@ class Surrogates:
             warm = np.asarray(temperature_C, dtype=float)
             self._y[:, 1] = at_one_temperature(configurations, self._y[:, 1], warm)
         x = self.features.transform(configurations)
-        changed = False
+        changed = self.features.correct(configurations, np.log(figures))
         for i, (output, rse) in enumerate(
             zip(self._outputs, (step_time_rse, power_rse), strict=True)
         ):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.validation.energaizer import Workload, compare, predicted, read_workloads
+from benchmarks.validation.energaizer import (
+    Workload,
+    after_one_J,
+    compare,
+    power_waiting_errors,
+    predicted,
+    read_workloads,
+)
 
 WORKLOADS = read_workloads()
 
@@ -29,10 +36,25 @@ def test_a_busy_pass_slows_with_the_clock_and_one_that_waits_for_its_host_does_n
     assert min(waiting, key=waiting.__getitem__) == 510
 
 
+def test_one_launch_of_a_slow_device_does_not_make_it_wait_for_its_host() -> None:
+    slower = next(each for each in WORKLOADS if each.key == ("qwen2-1p5b", "bf16", 1, 4096))
+    assert slower.steps_off(after_one_J(slower)) <= 1
+
+
+def test_passes_wait_whose_time_tokens_do_not_change() -> None:
+    found = power_waiting_errors()
+    assert ("gpt2", "bf16", 1, 128) in found
+    assert ("gpt2", "bf16", 32, 1024) not in found
+    assert len(found) == 18
+    assert max(map(abs, found.values())) < 0.4
+
+
 def test_the_figures_are_printed_under_their_names() -> None:
     lines, figures = compare()
     assert len(lines) == 21
     assert {figure.name for figure in figures} >= {
         "energaizer_clock_within_a_step",
+        "energaizer_clock_one_launch",
+        "power_waiting_error",
         "energaizer_six_by_its_own_estimate",
     }

@@ -79,7 +79,7 @@ def test_a_plan_is_made_by_the_corrected_models(
         (launch(WORDS), HEAD.replace("80GB", "40GB"), "of device 'A100-SXM-40GB'; the"),
         (launch(WORDS), 'job = "opt-350m"\n', "state no device"),
         (launch(WORDS), "power = 3\n", "unknown key"),
-        ("", HEAD, "step_time_s"),
+        ("", HEAD, "configuration"),
         (f'configuration = "{WORDS}"', HEAD, "a number above 0"),
         (f'configuration = "{WORDS}"\nstep_time_s = -1', HEAD, "a number above 0"),
         (f'configuration = "{WORDS}"\nstep_time_s = inf', HEAD, "a number above 0"),
@@ -107,3 +107,21 @@ def test_no_launch_and_no_file_are_said(tmp_path: Path) -> None:
     path.write_text(HEAD)
     with pytest.raises(InputError, match=r"list no \[\[launch\]\]"):
         read_correction(path, JOB, CLUSTER)
+
+
+def test_what_a_launch_leaves_out_is_as_without_tuning_on_all_gpus(tmp_path: Path) -> None:
+    short = launch("dp8 mb4 zero0").replace("dp8 ", "")
+    found = read_correction(written(tmp_path, short), JOB, CLUSTER)
+    whole = read_correction(written(tmp_path, launch("dp8 mb4 zero0")), JOB, CLUSTER)
+    assert found == whole
+
+
+@pytest.mark.parametrize("stated", ['configuration = ""', "configuration = 3", ""])
+def test_a_launch_without_a_configuration_is_refused(tmp_path: Path, stated: str) -> None:
+    with pytest.raises(InputError, match="configuration in the measured launches"):
+        read_correction(written(tmp_path, f"{stated}\nstep_time_s = 1.0"), JOB, CLUSTER)
+
+
+def test_a_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^cannot read the measured launches"):
+        read_correction(tmp_path / "none.toml", JOB, CLUSTER)

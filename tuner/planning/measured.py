@@ -1,6 +1,7 @@
 """Measured launches that a user states in a file, and the models corrected by them.
 
-The file names the job and the kind of device, and lists launches, one at least:
+The file names the job and the kind of device, and lists launches, one at least. What a
+configuration leaves out is as in the one that is run without tuning, on all devices:
 
     job = "opt-350m"
     device = "A100-SXM-80GB"
@@ -23,12 +24,12 @@ import numpy as np
 
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.scale_out import Predict, ScaleOut, predictor
+from tuner.search_spaces.baseline import changed_default
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import check_keys, read_toml
-from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.rules import broken_rules
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def read_correction(path: str | Path, job: TrainingJob, cluster: Cluster) -> Cor
             cannot be; one sentence.
     """
     where = f"the measured launches {str(path)!r}"
-    data = read_toml(Path(path), where)
+    data = read_toml(Path(path), where.removeprefix("the "))
     check_keys(data, ("job", "device", "launch"), where)
     for name, here in (("job", job.name), ("device", cluster.device.name)):
         if name not in data:
@@ -110,10 +111,10 @@ def _configuration(
     stated: dict[str, Any], job: TrainingJob, cluster: Cluster, where: str
 ) -> Configuration:
     check_keys(stated, ("configuration", "step_time_s", "power_W"), where)
-    configuration = Configuration.parse(str(stated.get("configuration", "")))
-    if phrases := broken_rules(configuration, job, cluster):
-        raise InvalidConfiguration(configuration.short, phrases)
-    return configuration
+    name = stated.get("configuration")
+    if not isinstance(name, str) or not name.strip():
+        raise InvalidValue(f"configuration in {where}", name, "a name such as 'dp8 mb4 zero0'")
+    return changed_default(job, cluster, Configuration.parse(name))
 
 
 def _log(stated: dict[str, Any], name: str, where: str) -> float:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.models.analytic.model import Prediction, Prior
+from tuner.models.analytic.constants import Constants
+from tuner.models.analytic.model import Correctable, Prediction
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.probe import Measurement, ProbeRecord
@@ -53,8 +54,17 @@ def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:
 class JobStepsPrior:
     """Prediction in the job's own steps."""
 
-    plain: Prior
+    plain: Correctable
     job: TrainingJob
+
+    @property
+    def constants(self) -> Constants:
+        """Constants of the plain prediction."""
+        return self.plain.constants
+
+    def with_constants(self, constants: Constants) -> JobStepsPrior:
+        """Return the same prior by other constants."""
+        return replace(self, plain=self.plain.with_constants(constants))
 
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
         """Predict as `Prior.predict`, with the time of the steps that replace one of the job's."""

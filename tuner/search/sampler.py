@@ -90,7 +90,7 @@ class CandidateSampler(ProbePlanner):
         self._user_prior = user_prior or UserPrior()
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
-        self.features = FeatureMap(candidates, prior=prior)
+        self.features = FeatureMap(candidates, prior=prior, learns_program=True)
         self.surrogates = Surrogates(
             self.features,
             seed=self._seed,

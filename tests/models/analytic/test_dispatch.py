@@ -87,3 +87,25 @@ def test_launches_tell_how_much_dispatch_is_hidden() -> None:
     )
     assert line.constants.dispatch_hidden < 0.75
     assert CONSTANTS.dispatch_hidden == 1.0
+
+
+@pytest.mark.parametrize(
+    ("true", "least", "most"),
+    [
+        ({"memory_efficiency": 0.3, "matrix_efficiency": 0.6}, 1.5, 1.7),
+        ({"operator_s": 4e-4}, 1.0, 1.1),
+    ],
+    ids=["slow device", "slow host"],
+)
+def test_time_and_power_of_one_launch_tell_a_slow_device_from_a_slow_host(
+    true: dict[str, float], least: float, most: float
+) -> None:
+    """At half the clock a slow device's step takes longer, and a slow host's does not."""
+    one = [Configuration.of(data_parallel=8, micro_batch=8)]
+    half = [Configuration.of(data_parallel=8, micro_batch=8, clock_MHz=705)]
+    measured = predictor(JOB, CLUSTER, one)(replace(CONSTANTS, **true))
+    line = ScaleOut(
+        CONSTANTS, predictor(JOB, CLUSTER, one), gpus=[8], launches=["one"], measured=measured
+    )
+    clocks = [line.medians(predictor(JOB, CLUSTER, each), [8])[0, 0] for each in (one, half)]
+    assert least < np.exp(clocks[1] - clocks[0]) < most
