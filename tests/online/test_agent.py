@@ -139,6 +139,28 @@ def test_a_clock_that_reads_back_as_another_is_not_tried_again() -> None:
     assert len(set(devices.log) - {1400}) == len(devices.log)
 
 
+def test_a_clock_that_cannot_be_read_back_is_one_sentence_and_it_goes_on() -> None:
+    devices, said = Devices(), list[str]()
+    devices.delivered = dict  # type: ignore[method-assign]
+    live = live_tuning(devices, said)
+    train(live, devices)
+    assert said == [
+        "the clock cannot be read back, so that a setting that is not in force goes unnoticed"
+    ]
+    assert live.tuner.balance.saved_J[1] > 0
+    assert devices.time_s / (2000 * 0.5) - 1 <= 0.05
+
+
+@pytest.mark.parametrize("max_slowdown", [0.0, 0.001])
+def test_a_promise_that_any_lower_clock_breaks_is_kept_at_the_highest(max_slowdown: float) -> None:
+    devices, said = Devices(), list[str]()
+    settings = clock_settings(devices)  # type: ignore[arg-type]
+    live = LiveTuning(devices, devices, settings, 1400, max_slowdown=max_slowdown, say=said.append)  # type: ignore[arg-type]
+    train(live, devices)
+    assert devices.time_s / (2000 * 0.5) - 1 <= max_slowdown
+    assert said == []
+
+
 def test_a_meter_that_fails_is_the_callers_to_handle() -> None:
     devices = Devices()
     live = live_tuning(devices)

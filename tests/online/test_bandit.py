@@ -11,7 +11,7 @@ import pytest
 
 from tuner.online.bandit import OnlineTuner
 from tuner.online.changes import ChangeDetector
-from tuner.online.response import Studied
+from tuner.online.response import Studied, _Visits
 from tuner.online.windows import NEW_USUAL, Chunk, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
@@ -84,6 +84,40 @@ def test_what_it_says_it_saved_and_lost_is_true() -> None:
         truth = done.saved / (1 - done.saved)
         inside += (low <= done.slowdown <= high) + (saved[0] <= truth <= saved[2])
     assert inside >= 36  # of 40 at 90 %
+
+
+def test_its_interval_is_as_wide_as_its_errors_under_slow_noise() -> None:
+    """Noise that wanders over a hundred seconds, as of a room's temperature, and not only white."""
+    standard = []
+    for seed in range(16):
+        random = np.random.default_rng(seed)
+        slow = [0.0]
+        for _ in range(1500):
+            slow.append(0.98 * slow[-1] + 0.003 * math.sqrt(1 - 0.98**2) * random.normal())
+
+        def world(setting: int, step: int, slow: list[float] = slow) -> tuple[float, float]:
+            time_s, power_W = gpu(setting)
+            return time_s * math.exp(slow[step // 4]), power_W
+
+        done = train(tuner_of(), world, seed=seed)
+        low, middle, high = done.tuner.balance.slowdown
+        standard.append((done.slowdown - middle) / ((high - low) / 2 / 1.645))
+    root = math.sqrt(sum(z * z for z in standard) / len(standard))
+    assert 0.75 <= root <= 1.4
+
+
+@pytest.mark.parametrize(
+    ("visits", "now"), [([0, 1, 2, 3], 4), ([0, 1, 40, 41, 80], 90), ([0, 1], 300)]
+)
+def test_what_visits_leave_open_of_a_random_walk(visits: list[int], now: int) -> None:
+    found = _Visits()
+    found.numbers.extend(visits)
+    random = np.random.default_rng(0)
+    walks = random.normal(size=(4000, now + 1)).cumsum(axis=1)
+    at = [*visits, now]
+    seen = np.array([np.interp(range(now + 1), at[:-1], walk[at[:-1]]) for walk in walks])
+    error = (walks - seen)[:, visits[0] :].mean(axis=1)
+    assert found.unseen(now) == pytest.approx(float(error.var()), rel=0.15, abs=0.2)
 
 
 def test_a_promise_of_no_slowdown_stays_at_the_highest_setting() -> None:

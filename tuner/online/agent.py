@@ -60,6 +60,8 @@ REFUSALS = 3
 
 #: Promise of a tuned training that was given none.
 DEFAULT_SLOWDOWN = 0.05
+#: What is said of devices whose clock is unknown.
+UNREAD = "the clock cannot be read back, so that a setting that is not in force goes unnoticed"
 #: Why a training is not, or no longer, tuned.
 Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
 
@@ -263,7 +265,7 @@ class LiveTuning:
             self._say(problem)
         if unmet and unmet != self._said[1] and target_W is not None:
             self._say(f"{target_W:g} W {UNMET[unmet]}")
-        self._said = problem, unmet
+        self._said = (problem, unmet, *self._said[2:])
 
     def _set(self, setting: int) -> None:
         try:
@@ -281,7 +283,11 @@ class LiveTuning:
         self._unchecked = False
         wanted = float(str(self._settings[self._in_force]["clock_MHz"]))
         delivered = self._governor.delivered().get("clock_MHz")
-        if delivered is not None and delivered > wanted + 2 * SAME_CLOCK_MHZ:
+        if delivered is None:
+            if UNREAD not in self._said:
+                self._said = (*self._said, UNREAD)
+                self._say(UNREAD)
+        elif delivered > wanted + 2 * SAME_CLOCK_MHZ:
             reads = f"{self._settings[self._in_force].short} reads back as {delivered:.0f} MHz"
             self._refuse(self._in_force, reads)
 

@@ -156,8 +156,10 @@ class OnlineTuner:
 
     # ---- learning
 
-    def _views(self) -> _Views:
-        return _Views(self._time.posterior(self.windows), self._power.posterior(self.windows))
+    def _views(self, *, past: bool = False) -> _Views:
+        """Return the posteriors as of now, or, for what was spent, of the means so far (past)."""
+        now = self.windows
+        return _Views(self._time.posterior(now, past=past), self._power.posterior(now, past=past))
 
     def _compare(self, window: Window) -> None:
         """Drop the earlier measurements if the same setting is now another."""
@@ -208,7 +210,7 @@ class OnlineTuner:
             response.forget(change.since)
         # When it began since the last reference visit is unknown: that time is the new epoch's.
         views = self._views()
-        self._earlier += self._balance(self._spent, 1.645, views)
+        self._earlier += self._balance(self._spent, 1.645, self._views(past=True))
         self._earlier_sure += self._balance(self._spent, SURE, views)
         self._spent, self._unconfirmed = self._unconfirmed, Spent()
         for response in (self._time, self._power):
@@ -230,7 +232,7 @@ class OnlineTuner:
     @property
     def balance(self) -> Balance:
         """Loss and saving so far against the run at the highest setting, with 90 % intervals."""
-        return self._total(self._earlier, 1.645, self._views())
+        return self._total(self._earlier, 1.645, self._views(past=True))
 
     def relative(self) -> list[tuple[float, float]]:
         """Return step time and power of each setting relative to the highest, as estimated."""

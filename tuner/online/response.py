@@ -18,6 +18,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,9 @@ PAIRS = 60
 BLOCK, COMMON = 10, 0.002
 #: Relative drift from one window to the next within an epoch (standard deviation).
 WANDER = 0.0003
+#: Variance of slow noise over half that of the difference of neighbouring blocks, which share some
+#: of it: for an exponential correlation over one block, 1 / (1 - 1/e), of short visits 1.36 times.
+SHARED = 2.15
 #: Prior standard deviation of a level: unknown.
 LEVEL = 10.0
 
@@ -100,6 +104,18 @@ class _Visits:
             return None
         values = list(self.values)[-2 * BLOCK :]
         return (sum(values[BLOCK:]) - sum(values[:BLOCK])) / BLOCK
+
+    def unseen(self, now: int) -> float:
+        """Return the variance of the mean of a random walk until `now` that the visits leave open.
+
+        In units of a step's: of g steps between two visits g/12 (a Brownian bridge), of g steps
+        after the last one g/3, each weighted by the square of its share of the time.
+        """
+        numbers = list(self.numbers)
+        gaps = [(b - a, 12) for a, b in pairwise(numbers)]
+        gaps.append((now - numbers[-1], 3))
+        whole = max(1, now - numbers[0])
+        return sum((gap / whole) ** 2 * gap / part for gap, part in gaps)
 
 
 class Response:
@@ -188,7 +204,7 @@ class Response:
         for old in sorted(self._epochs)[:-EPOCHS]:
             del self._epochs[old]
 
-    def _observations(self, now: int) -> tuple[list[int], list[int], Array, Array]:
+    def _observations(self, now: int, past: bool) -> tuple[list[int], list[int], Array, Array]:
         settings, epochs, means, variances = [], [], [], []
         for epoch, visited in self._epochs.items():
             for setting, visits in visited.items():
@@ -196,18 +212,20 @@ class Response:
                     continue
                 count = len(visits.values)
                 fixed = self._fixed.get((epoch, setting))
-                age = now - sum(visits.numbers) / count if epoch == self.epoch else 0.0
-                variance = self.noise**2 / count + self.common**2 / visits.blocks
-                variance += WANDER**2 * max(0.0, age)
+                slow = (SHARED if past else 1.0) * self.common**2 / visits.blocks
+                if epoch == self.epoch:
+                    age = now - sum(visits.numbers) / count
+                    slow += WANDER**2 * (visits.unseen(now) if past else max(0.0, age))
+                variance = self.noise**2 / count + slow
                 settings.append(setting)
                 epochs.append(epoch)
                 means.append(sum(visits.values) / count)
                 variances.append(fixed**2 if fixed is not None else variance)
         return settings, epochs, np.asarray(means), np.asarray(variances)
 
-    def posterior(self, now: int) -> Posterior:
-        """Return the posterior in this epoch at window `now`."""
-        settings, epochs, means, variances = self._observations(now)
+    def posterior(self, now: int, *, past: bool = False) -> Posterior:
+        """Return the posterior in this epoch at window `now`, or of its mean until then (past)."""
+        settings, epochs, means, variances = self._observations(now, past)
         count, x = len(self._x), self._x
         mean = self._prior.exponent * x
         # The last row is the level of this epoch; the others are the response.
