@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,3 +64,14 @@ def test_two_scopes_are_not_compared() -> None:
     mixed = result_of(judge, windows=result.windows, launches=result.launches)
     with pytest.raises(InputError, match="energies of two scopes"):
         mixed.compare("baseline", configuration(1))
+
+
+def test_a_prediction_has_no_p_value() -> None:
+    measured = Difference("step_time", -0.03, -0.09, 0.03, 0.31, "intervals of the points")
+    assert "p = 0.31" in measured.sentence
+    assert measured.to_json()["p_value"] == 0.31
+    predicted = replace(measured, predicted=True)
+    assert predicted.sentence == (
+        "step time: 3.00 % less predicted, within [-9.00, +3.00] % by the models' known error"
+    )
+    assert predicted.to_json()["p_value"] is None

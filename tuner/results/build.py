@@ -168,7 +168,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
             meter=points[0].meter,
         )
         attainment = attainment_of(energy, time, problem.steps)
-        if len(windows.measurements) >= 3:
+        if len(windows.measurements) >= 3 and not points[0].meter.is_simulated:
             loo = surrogates.leave_one_out()
         about["meter"] = dict(vars(windows.records[0].meter))
         about["window_spread"] = dict(

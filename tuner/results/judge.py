@@ -69,15 +69,17 @@ def difference_of_points(quantity: str, a: Point, b: Point) -> Difference:
         values = a.energy_to_solution_kJ, b.energy_to_solution_kJ
         intervals = a.energy_interval_kJ, b.energy_interval_kJ
     error = math.hypot(*map(log_error, intervals))
-    return difference(quantity, math.log(values[1] / values[0]), error)
+    log = math.log(values[1] / values[0])
+    return difference(quantity, log, error, predicted=b.meter.is_simulated)
 
 
-def difference(quantity: str, log: float, error: float) -> Difference:
+def difference(quantity: str, log: float, error: float, *, predicted: bool = False) -> Difference:
     """Return the difference of two values whose log ratio has this standard error."""
-    return _difference(quantity, Gain.normal(-log, error), "intervals of the points")
+    gain = Gain.normal(-log, error)
+    return _difference(quantity, gain, "intervals of the points", predicted=predicted)
 
 
-def _difference(quantity: str, gain: Gain, method: str) -> Difference:
+def _difference(quantity: str, gain: Gain, method: str, *, predicted: bool = False) -> Difference:
     low, high = gain.interval(0.95)
     p_less = gain.above(0.0)
     return Difference(
@@ -87,6 +89,7 @@ def _difference(quantity: str, gain: Gain, method: str) -> Difference:
         math.expm1(-low),
         2 * min(p_less, 1 - p_less),
         method,
+        predicted,
     )
 
 
@@ -211,9 +214,10 @@ class Judge:
             time_sd, energy_sd = self.ratio_sd[point.configuration]
             energy = math.log(point.energy_to_solution_kJ / today.energy_to_solution_kJ)
             time = math.log(point.time_to_solution_s / today.time_to_solution_s)
+            predicted = point.meter.is_simulated
             return (
-                difference("energy_per_step", energy, energy_sd),
-                difference("step_time", time, time_sd),
+                difference("energy_per_step", energy, energy_sd, predicted=predicted),
+                difference("step_time", time, time_sd, predicted=predicted),
             )
         return (
             difference_of_points("energy_per_step", today, point),

@@ -70,6 +70,8 @@ def compare_points(result: Result, a: Point, b: Point) -> Comparison:
         raise InputError(f"{names[0]} and {names[1]} are the same configuration; name two")
     energy, time = found
     launches = [len(set(result.launches.get(each.configuration, ()))) for each in (a, b)]
+    if b.meter.is_simulated:
+        return Comparison(*names, time, energy, b.meter)
     basis = (
         f"By the posterior of all launches of the study, {launches[0]} and {launches[1]} of them "
         "of these two; it allows for the luck of a configuration that the search selected."

@@ -27,7 +27,9 @@ class Difference:
         quantity: "step_time", "power" or "energy_per_step".
         relative: b / a - 1; -0.05 is 5 % less.
         low, high: its 95 % interval.
-        p_value: two-sided, of no difference at all.
+        p_value: two-sided, of no difference at all; not shown of a prediction, which no sample
+            stands behind.
+        predicted: by models, whose known error the interval is.
     """
 
     quantity: str
@@ -36,6 +38,7 @@ class Difference:
     high: float
     p_value: float
     method: str
+    predicted: bool = False
 
     @property
     def shown(self) -> bool:
@@ -51,6 +54,9 @@ class Difference:
         if math.isnan(self.p_value):
             by = "" if math.isnan(self.relative) else f"{change} by {self.method}, "
             return f"{what}: {by}too few repeats to tell"
+        if self.predicted:
+            why = f"{self.interval_text} by the models' known error"
+            return f"{what}: {change} predicted, within {why}"
         why = f"{self.interval_text} ({self.p_text}, {self.method})"
         if not self.shown:
             return f"{what}: no difference shown; if any, within {why}"
@@ -65,6 +71,13 @@ class Difference:
     def p_text(self) -> str:
         """ "p = 0.031"; a smaller one than a few launches can tell is only bounded."""
         return f"p = {self.p_value:.2g}" if self.p_value >= 1e-4 else "p < 0.0001"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON values."""
+        values = {name: value for name, value in vars(self).items() if name != "predicted"}
+        if self.predicted:
+            values |= {"p_value": None, "method": "known error of the models"}
+        return values
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
         parts = {
-            name: {**vars(part), "shown": part.shown, "sentence": part.sentence}
+            name: {**part.to_json(), "shown": part.shown, "sentence": part.sentence}
             for name, part in (("step_time", self.step_time), ("energy", self.energy))
         }
         meter = dict(vars(self.meter))

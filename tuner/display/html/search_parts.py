@@ -71,6 +71,8 @@ def _coverage(loo: LeaveOneOut) -> str:
 def surrogates_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     """Return the section on the surrogates' leave-one-out errors."""
     loo = view.result.leave_one_out
+    if loo is None and view.is_predicted:
+        return ""
     if loo is None:
         return section(
             "How well the surrogates predict",
