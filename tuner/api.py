@@ -63,6 +63,7 @@ def optimize(
     surrogate: Any = None,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
+    avoid_stragglers: bool = False,
     device_kind: str | None = None,
     in_flight: int | None = None,
     storage: str | None = None,
@@ -125,6 +126,7 @@ def optimize(
             `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
+        avoid_stragglers: leave nodes that hold others back out of it, while enough are left.
         device_kind: the kind of device to use there; the most frequent one if not given.
         in_flight: number of probes that a simulated cluster runs together; as many as its nodes
             can hold of the baseline if not given.
@@ -159,6 +161,7 @@ def optimize(
         plan=plan,
         executor=executor,
         ray_address=ray_address,
+        avoid_stragglers=avoid_stragglers,
         device_kind=device_kind,
         in_flight=in_flight,
         sampler=sampler,
@@ -205,6 +208,7 @@ def search_for(
                 say,
                 ray_address=request.ray_address,
                 copy=request.copy,
+                avoid_stragglers=request.avoid_stragglers,
                 in_flight=request.in_flight,
                 seed=request.search.seed,
             ),

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import os
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.online.events import event, fine
 from benchmarks.online.tables import Problem, problems
-from tests.online.test_agent import TRAIN, Devices
+from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
 from tuner.online.agent import LiveTuning, TuningOutcome, clock_settings
@@ -19,6 +28,8 @@ from tuner.online.follow import Period, PowerFollower
 from tuner.online.marks import Mark
 from tuner.online.signal import Signal, watts_of
 from tuner.search_spaces.errors import InputError
+from tuner.testing.twin import TwinNode
+from tuner.testing.twin.specimens import CORE_GPU
 
 
 class Fine(Devices):
@@ -206,3 +217,61 @@ def test_what_was_asked_and_delivered_is_worded() -> None:
     assert len([line for line in lines if line.startswith("Asked 285 W")]) == 1
     assert "280 W delivered" in " ".join(lines)
     assert "promise" not in " ".join(lines)
+
+
+@pytest.fixture
+def gpus(twin_node: Callable[..., TwinNode]) -> Any:
+    gpu = replace(CORE_GPU, clock_free_share=0.6)
+    return twin_node(gpu, gpu, virtual_time=False)
+
+
+def figure(path: Path, name: str) -> float:
+    """Return a figure of a file of metrics; nan until it is there."""
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            if line.startswith(f"{name}{{"):
+                return float(line.rpartition(" ")[2])
+    return math.nan
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_real_training_follows_a_target_and_leaves_it_again(gpus: Any, tmp_path: Path) -> None:
+    target, metrics = tmp_path / "watts", tmp_path / "a.prom"
+    target.write_text("none")
+    environ = {**os.environ, **gpus.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "700", "0"]
+    options = ["--follow-power", str(target), "--metrics-file", str(metrics), "--json"]
+    words = [sys.executable, "-m", "tuner.cli.main", "run", *options, "--", *launch]
+    job = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True)
+
+    def until(reached: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + 120
+        while not reached():
+            assert time.monotonic() < end_s
+            assert job.poll() is None
+            time.sleep(0.2)
+
+    until(lambda: figure(metrics, "joulefront_steps_total") >= 100)
+    top_W = figure(metrics, "joulefront_power_watts")
+    asked_W = round(0.8 * top_W)
+    target.write_text(f"{asked_W} W")
+    until(lambda: figure(metrics, "joulefront_power_target_watts") == asked_W)
+    began = figure(metrics, "joulefront_steps_total")
+    until(lambda: figure(metrics, "joulefront_steps_total") >= began + 200)
+    assert figure(metrics, "joulefront_power_watts") <= 1.02 * asked_W
+    assert None not in [gpus.locked_MHz(each) for each in range(2)]
+    target.write_text("none")
+    output, _ = job.communicate(timeout=200)
+    assert job.returncode == 0
+    outcome = json.loads(output)
+    assert (outcome["ended"], outcome["not_restored"]) == ("", "")
+    free, kept, left = outcome["periods"]
+    assert [free["target_W"], kept["target_W"], left["target_W"]] == [None, asked_W, None]
+    assert 0.85 * asked_W < kept["energy_J"] / kept["seconds"] <= asked_W
+    assert kept["beyond_s"] < 0.25 * kept["seconds"]
+    assert left["energy_J"] / left["seconds"] > asked_W
+    assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]
+    assert not metrics.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,8 +93,10 @@ def _apply(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     """Run the user's own command, and tune the clocks meanwhile."""
+    from tuner.display.metrics_server import served_metrics
     from tuner.display.online_text import tuning_json, tuning_lines
     from tuner.online.agent import tune
+    from tuner.online.metrics import Metrics
 
     what = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:
@@ -108,16 +111,23 @@ def _tune(args: argparse.Namespace) -> int:
     if not args.tune and limits.limits:
         raise InputError("--follow-power keeps its target alone; leave out limits of --tune")
     output = 2 if args.json else None  # with --json standard output is the answer alone
-    done = tune(
-        args.program,
-        limits=limits,
-        steps=args.steps,
-        follow=args.follow_power,
-        earlier=_earlier(args),
-        keep=Path(args.runs_dir) / "tuned" if args.tune else None,
-        say=say_of(args, "tuner: "),
-        output=output,
-    )
+    earlier, say = _earlier(args), say_of(args, "tuner: ")
+    wanted = args.metrics_port is not None or args.metrics_file is not None
+    with (
+        closing(Metrics(args.metrics_file, say=say)) as metrics,
+        served_metrics(lambda: metrics.text, args.metrics_port, say),
+    ):
+        done = tune(
+            args.program,
+            limits=limits,
+            steps=args.steps,
+            follow=args.follow_power,
+            earlier=earlier,
+            keep=Path(args.runs_dir) / "tuned" if args.tune else None,
+            metrics=metrics if wanted else None,
+            say=say,
+            output=output,
+        )
     answer(args, tuning_json(done), tuning_lines(done))
     return OK if done.exit_code == 0 else FAILED
 
@@ -145,6 +155,8 @@ def _run(args: argparse.Namespace) -> int:
         raise InputError(f"{' and '.join(given)}: limits of a run are for --tune")
     if args.transfer is not None:
         raise InputError("--transfer is for --tune")
+    if args.metrics_port is not None or args.metrics_file is not None:
+        raise InputError("--metrics-port and --metrics-file are for --tune and --follow-power")
     from tuner.api import load_result
     from tuner.deploy.train import train
     from tuner.problem.file_starts import of_opened
@@ -216,5 +228,14 @@ def add(commands: Commands) -> None:
         "--follow-power",
         metavar="FILE|URL",
         help="follow a target by the clocks while the command after -- trains: watts, or none",
+    )
+    run.add_argument(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        help="with --tune or --follow-power: serve metrics in the OpenMetrics format (default "
+        "host: loopback)",
+    )
+    run.add_argument(
+        "--metrics-file", metavar="FILE", help="the same in a file, while the training runs"
     )
     add_shared(run, "--trust", "--quiet")

@@ -172,11 +172,10 @@ class _OverIPv6(_Threads):
     address_family = socket.AF_INET6
 
 
-def serve_until_interrupted(app: Callable[..., Any], host: str, port: int) -> None:
-    """Serve a WSGI application until this thread is interrupted.
-
-    Requests are answered in a thread of their own: wsgiref swallows every exception in a request,
-    and with it a Ctrl-C that arrives while a page is being made.
+def start_server(
+    app: Callable[..., Any], host: str, port: int
+) -> tuple[WSGIServer, threading.Thread]:
+    """Serve a WSGI application in a thread, and return the server and the thread.
 
     Raises:
         InputError: the address cannot be listened on.
@@ -186,7 +185,20 @@ def serve_until_interrupted(app: Callable[..., Any], host: str, port: int) -> No
         server = make_server(host, port, app, kind, _Silent)
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    return server, serving
+
+
+def serve_until_interrupted(app: Callable[..., Any], host: str, port: int) -> None:
+    """Serve a WSGI application until this thread is interrupted.
+
+    Requests are answered in a thread of their own: wsgiref swallows every exception in a request,
+    and with it a Ctrl-C that arrives while a page is being made.
+
+    Raises:
+        InputError: the address cannot be listened on.
+    """
+    server, serving = start_server(app, host, port)
     with server:
-        serving = threading.Thread(target=server.serve_forever, daemon=True)
-        serving.start()
         serving.join()  # not ended in an orderly way, which would wait for the page

@@ -51,6 +51,7 @@ def executor_of(
     *,
     ray_address: str | None = None,
     copy: bytes | None = None,
+    avoid_stragglers: bool = False,
     in_flight: int | None = None,
     seed: int = 0,
 ) -> Executor:
@@ -58,6 +59,7 @@ def executor_of(
 
     Args:
         ray_address: a Ray cluster to join; None starts Ray here.
+        avoid_stragglers: as `RayExecutor`.
 
     Raises:
         InputError: the node cannot prepare for training.
@@ -83,6 +85,7 @@ def executor_of(
             address=ray_address,
             copy=copy,
             say=say,
+            avoid_stragglers=avoid_stragglers,
         )
         try:
             cluster.prepare()

@@ -26,6 +26,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner
 from tuner.workload.deepspeed_config import ops_needed
+from tuner.workload.measure.stragglers import from_json
 from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.probe import (
@@ -98,6 +99,7 @@ class RayExecutor:
     Args:
         run_dir: folder of logs and power samples (on the agent's node).
         copy: the folder of the job's script, packed, for nodes that do not have it.
+        avoid_stragglers: use nodes that held other ranks back only if the others are too few.
 
     Raises:
         InputError: Ray is not installed, does not answer, or has no node with the devices.
@@ -112,6 +114,7 @@ class RayExecutor:
         address: str | None = None,
         make_runner: MakeRunner | None = None,
         copy: bytes | None = None,
+        avoid_stragglers: bool = False,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._ray = ray = import_ray()
@@ -134,6 +137,7 @@ class RayExecutor:
             local=self._link.started,
             copy=copy,
             say=say,
+            avoid_stragglers=avoid_stragglers,
         )
         try:
             pool.warn_of_exposures(exposures())
@@ -160,10 +164,9 @@ class RayExecutor:
     @property
     def capacity(self) -> int:
         """Number of probes in flight and of further ones that can be submitted now."""
-        now_s = time.monotonic()
         nodes = len(self.pool.node_ids)
         short = sum(self._nodes_needed(queued.request) > nodes for queued in self._queue)
-        room = sum(slot.free(now_s) for slot in self.pool.slots)
+        room = len(self.pool.free(1))
         if short < len(self._queue) or short > _SHORT_MOST:
             room = 0
         return max(1, self.in_flight + room)
@@ -239,9 +242,8 @@ class RayExecutor:
             nodes = len(self.pool.node_ids)
             queued.short_s = (queued.short_s or now_s) if need > nodes else 0.0
             free: dict[str, Slot] = {}
-            for slot in self.pool.slots:
-                if slot.free(now_s) and slot.node not in free:
-                    free[slot.node] = slot
+            for slot in self.pool.free(need):
+                free.setdefault(slot.node, slot)
             if len(free) >= need:
                 self._queue.remove(queued)
                 self._lease(queued.request, list(free.values())[:need])
@@ -373,6 +375,8 @@ class RayExecutor:
                 if aside and record.failure is not None:
                     self._say(f"{lead.name} is set aside: {record.failure.message}")
                 self._release(flight, aside_s=_ASIDE_FAILED_S if aside else 0.0)
+                late = map(from_json, record.environment.get("stragglers", ()))
+                self.pool.avoid(flight.slots, tuple(late))
                 self._done.append(record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.executors.ray_agent import actor_is_gone
@@ -18,6 +18,8 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import Entered, MakeRunner
+from tuner.workload.measure.stragglers import Straggler
+from tuner.workload.measure.stragglers import sentence as sentence_of
 from tuner.workload.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.
@@ -36,6 +38,7 @@ class Slot:
     Attributes:
         node: Ray's id of the node.
         devices: UUIDs of the agent's GPUs; empty for all of the node.
+        slow: True if it held other ranks of a probe back; used only if the others are too few.
         aside_s: time until which it is not used, on the monotonic clock.
     """
 
@@ -46,6 +49,7 @@ class Slot:
     amount: float
     devices: tuple[str, ...] = ()
     taken: bool = False
+    slow: bool = False
     aside_s: float = 0.0
     asked_s: float = 0.0
 
@@ -61,6 +65,7 @@ class NodePool:
         make_runner: makes the runner of each node; None for the one that measures.
         local: True if Ray was started here, for this study only.
         copy: the folder of the job's script, packed, for nodes that do not have it.
+        avoid_stragglers: whether `avoid` does anything.
 
     Attributes:
         meter: the source of energy figures that all nodes share; None until one is admitted.
@@ -77,8 +82,9 @@ class NodePool:
         local: bool,
         say: Callable[[str], None],
         copy: bytes | None = None,
+        avoid_stragglers: bool = False,
     ) -> None:
-        self._ray = ray
+        self._ray, self._avoid_stragglers = ray, avoid_stragglers
         self._copy = None if copy is None else ray.put(copy)  # once for all nodes
         self._job, self._cluster, self._make_runner = job, cluster, make_runner
         self._run_dir, self._local, self._say = run_dir, local, say
@@ -105,6 +111,26 @@ class NodePool:
         since_s = time.monotonic() - LOOK_S
         entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
         return {slot.node for slot in (*self.slots, *entering)}
+
+    def free(self, need: int) -> list[Slot]:
+        """Return the free slots for a probe of `need` nodes; slow ones if the others are too few.
+
+        Whether they are free or not: a probe waits for one that is not slow.
+        """
+        now_s = time.monotonic()
+        sound = {slot.node for slot in self.slots if not slot.slow and slot.aside_s <= now_s}
+        found = [each for each in self.slots if each.free(now_s)]
+        found = found if len(sound) < need else [each for each in found if not each.slow]
+        return sorted(found, key=lambda each: each.slow)
+
+    def avoid(self, slots: Sequence[Slot], stragglers: Sequence[Straggler]) -> None:
+        """Mark the slots of a probe whose node or devices held its other ranks back."""
+        for each in stragglers if self._avoid_stragglers else ():
+            slot = slots[int(each.state.node or 0)]
+            if each.of_node and not slot.slow and len(self.names) > 1:
+                slot.slow = True
+                alone = replace(each, state=replace(each.state, node=""))
+                self._say(f"{slot.name} is avoided: {sentence_of(alone)}")
 
     def has_others(self, slots: Sequence[Slot]) -> bool:
         """Return True if as many slots beside these are not set aside, on nodes of their own."""
@@ -243,7 +269,7 @@ class NodePool:
         ):
             return
         slot = self._place(node, lost.devices)
-        slot.amount = lost.amount
+        slot.amount, slot.slow = lost.amount, lost.slow
         self._ask(slot)
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ from tuner.online.limits import (
     reading,
 )
 from tuner.online.marks import Mark, Marks
+from tuner.online.metrics import Metrics
 from tuner.online.promise import Balance
 from tuner.online.ranks import RankWatch
 from tuner.online.signal import Cap, Signal
@@ -177,10 +178,15 @@ class LiveTuning:
         self.seconds_at = [0.0] * len(settings)
         self.refused: list[str] = []
         self._governor, self._meter, self._settings = governor, meter, settings
-        self._say = say
+        self._clocks_MHz, self._say = clocks, say
         self._ranks: set[int] = set()
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
+
+    @property
+    def clock_MHz(self) -> float:
+        """Clock that is set; the highest if none is."""
+        return float(str(self._clocks_MHz[self._in_force]))
 
     def take(self, mark: Mark) -> None:
         """Take in a step's end; may set another clock.
@@ -309,6 +315,7 @@ def tune(
     follow: str | None = None,
     earlier: Earlier | None = None,
     keep: Path | None = None,
+    metrics: Metrics | None = None,
     say: Callable[[str], None] = lambda sentence: None,
     output: int | None = None,
 ) -> TuningOutcome:
@@ -321,6 +328,7 @@ def tune(
         follow: file or address of a target of power in watts, which is followed instead.
         earlier: measurements to begin with; they are dropped if they are of another device or job.
         keep: folder for what is learned, to whose name a number is added.
+        metrics: receives the training's state as it changes.
         output: file descriptor of the command's standard output; by default this process's own.
 
     Raises:
@@ -354,6 +362,10 @@ def tune(
             ended, problem = "fixed", governor.why_not or "the devices list no clocks"
         listener, address, remove = control_socket()
         marks = Marks(listener)
+        if metrics is None:
+            metrics = Metrics()  # which publishes nothing before it begins
+        else:
+            metrics.begin(meter, platform.facts().devices, max_slowdown)
         ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
         try:
             environ = {**os.environ, **assigned, ADDRESS: address}
@@ -379,13 +391,13 @@ def tune(
                 )
                 if signal is not None:
                     signal.start()
-                ended, problem = _follow(process, marks, ranks, live)
+                ended, problem = _follow(process, marks, ranks, metrics, live)
                 if ended:
                     say(f"not tuned any more, and the training goes on: {problem}")
             else:
                 say(f"not tuned, and the training goes on: {problem}")
             not_restored = _restore(governor)
-            _follow(process, marks, ranks, None)
+            _follow(process, marks, ranks, metrics, None)
             code = _wait(process)
             kept = kept_limits(limits, started, meter)
         finally:
@@ -425,16 +437,22 @@ def _with_facts(
 
 
 def _follow(
-    process: subprocess.Popen[bytes], marks: Marks, ranks: RankWatch, live: LiveTuning | None
+    process: subprocess.Popen[bytes],
+    marks: Marks,
+    ranks: RankWatch,
+    metrics: Metrics,
+    live: LiveTuning | None,
 ) -> tuple[Ended, str]:
     """Watch the ranks until the command ends, and tune; return why it was not tuned to its end."""
     try:
         while process.poll() is None:
             for mark in marks.wait(0.5):
                 ranks.take(mark)
+                metrics.take(mark)
                 if live is not None and not mark.ready:
                     live.take(mark)
             ranks.look(marks.pids)
+            metrics.look(*((live.tuner, live.clock_MHz) if live is not None else ()))
     except MeterError as error:
         return "meter", str(error)
     except LengthUnknown as error:

@@ -70,6 +70,9 @@ class StudyRequest:
     ray_address: str | None = option(
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
+    avoid_stragglers: bool = option(
+        False, "leave nodes that hold others back out of the search, while enough are left"
+    )
     device_kind: str | None = None
     in_flight: int | None = None
     sampler: str | BaseSampler | None = option(
@@ -127,6 +130,8 @@ class StudyRequest:
         from tuner.problem.declared_knobs import with_knobs
 
         check_executor(self.executor)
+        if self.avoid_stragglers and self.ray_address is None:
+            raise InputError("avoid_stragglers leaves nodes of a Ray cluster out; join one (--ray)")
         if self.knobs:
             return replace(self, job=with_knobs(self.job, self.knobs), knobs=()).checked(notify)
         cluster, executor = self.cluster, self.executor

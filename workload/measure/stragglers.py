@@ -264,6 +264,12 @@ def to_json(straggler: Straggler) -> dict[str, Any]:
     }
 
 
+def from_json(data: Mapping[str, Any]) -> Straggler:
+    """Return a straggler of `to_json`."""
+    figures = {name: math.nan if data[name] is None else data[name] for name in ("value", "usual")}
+    return Straggler(**{**data, **figures, "state": RankState(**data["state"])})
+
+
 #: What is said of each cause, with the rank's value and the others'.
 WORDS: Mapping[Cause, str] = {
     "memory": "{:.0f} memory errors where the others had {:.0f}",

@@ -1,0 +1,206 @@
+"""State of a tuned training in the OpenMetrics text format, for a server or in a file.
+
+The power of each device has the name and labels that Zeus gives it (`zeus.metric.PowerGauge`), its
+clock and temperature those of dcgm-exporter. What neither has is named joulefront_..., in base
+units. Prometheus and the textfile collector of its node exporter both read the format.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tuner.online.bandit import OnlineTuner
+from tuner.online.follow import PowerFollower
+from tuner.online.marks import Mark
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import write_text
+from tuner.workload.meters import Meter, MeterError, Reading
+from tuner.workload.meters.gpus import device_states
+from tuner.workload.platforms.base import GpuFacts
+
+#: Least time between two updates, seconds.
+EVERY_S = 2.0
+#: Beginning of a file of metrics.
+OWN = b"# TYPE joulefront_"
+#: Quantities of a device's state by their names at Zeus and dcgm-exporter.
+OF_DEVICE = {
+    "power_monitor_gpu_power_watts": "power_W",
+    "DCGM_FI_DEV_SM_CLOCK": "clock_MHz",
+    "DCGM_FI_DEV_GPU_TEMP": "temperature_C",
+}
+
+#: Type and help of each metric, in the order in which they are written. The first is always there.
+METRICS: Mapping[str, tuple[str, str]] = {
+    "joulefront_tuning": ("gauge", "1 while the clocks are tuned, else 0."),
+    "joulefront_steps": ("counter", "Optimizer steps of the training."),
+    "joulefront_step_time_seconds": ("gauge", "Mean time of the latest optimizer steps."),
+    "joulefront_energy_joules": ("counter", "Energy since the start, by the meter's scope."),
+    "joulefront_power_watts": ("gauge", "Mean power since the last update, by the meter's scope."),
+    "joulefront_power_target_watts": ("gauge", "Power that may be drawn."),
+    "joulefront_clock_limit_hertz": ("gauge", "Clock that is set; the highest one if none is."),
+    "joulefront_max_slowdown_ratio": ("gauge", "Promised limit on the slowdown of the run."),
+    "joulefront_slowdown_ratio": ("gauge", "Slowdown so far against the highest setting."),
+    "joulefront_saved_joules": ("gauge", "Energy saved so far against the highest setting."),
+    "joulefront_saved_low_joules": ("gauge", "Lower end of its 90 % interval."),
+    "joulefront_saved_high_joules": ("gauge", "Upper end of its 90 % interval."),
+    "power_monitor_gpu_power_watts": ("gauge", "Power of the GPU."),
+    "DCGM_FI_DEV_SM_CLOCK": ("gauge", "SM clock frequency (in MHz)."),
+    "DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature (in C)."),
+}
+
+Sample = tuple[str, Mapping[str, object], float]
+
+
+def openmetrics(samples: Iterable[Sample]) -> str:
+    """Return samples (name, labels, value) as text; those that are not finite are left out."""
+    by_name: dict[str, list[str]] = {}
+    for name, labels, value in samples:
+        if math.isfinite(value):
+            total = "_total" if METRICS[name][0] == "counter" else ""
+            inside = ",".join(f'{key}="{_escaped(str(word))}"' for key, word in labels.items())
+            by_name.setdefault(name, []).append(f"{name}{total}{{{inside}}} {float(value)!r}")
+    lines = []
+    for name, (kind, text) in METRICS.items():
+        if name in by_name:
+            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {text}", *by_name[name]]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _escaped(word: str) -> str:
+    word = word.encode(errors="replace").decode()  # file names may be any bytes
+    return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class Metrics:
+    """Metrics of a training.
+
+    Args:
+        path: file that is replaced with each update, and removed at the end.
+        say: receives a sentence if updates fail for the first time.
+
+    Attributes:
+        text: latest metrics.
+
+    Raises:
+        InputError: the file cannot be written, or holds something else.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        say: Callable[[str], None] = lambda sentence: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = Path(path) if path is not None else None
+        # Files of two trainings in one folder must not hold the same series.
+        self._run = {"window": self._path.stem if self._path is not None else "train"}
+        self._say, self._clock, self._failed = say, clock, False
+        self._meter: Meter | None = None
+        self._gpus: Sequence[GpuFacts] = ()
+        self._started: Reading | None = None
+        self._read: Reading | None = None
+        self._marks: list[Mark] = []
+        self._known: dict[str, float] = {}
+        self._looked_s = -math.inf
+        self.text = openmetrics([("joulefront_tuning", self._run, 0)])
+        if self._path is None:
+            return
+        try:
+            if self._path.is_file() and self._path.read_bytes()[: len(OWN)] not in (b"", OWN):
+                raise InputError(f"--metrics-file {path} holds no metrics; name another file")
+            write_text(self._path, self.text)
+        except OSError as error:
+            why = error.strerror or error
+            raise InputError(f"--metrics-file {path} cannot be written: {why}") from error
+
+    def begin(self, meter: Meter, gpus: Sequence[GpuFacts], max_slowdown: float | None) -> None:
+        """Begin a training with its meter, its GPUs as CUDA counts them, and its promise."""
+        self._meter, self._gpus = meter, gpus
+        if max_slowdown is not None:
+            self._known["joulefront_max_slowdown_ratio"] = max_slowdown
+
+    def take(self, mark: Mark) -> None:
+        """Take in a mark; the steps of the first rank that sends one are counted."""
+        if not mark.ready and (not self._marks or mark.rank == self._marks[0].rank):
+            self._marks = [*self._marks[:1], mark]
+
+    def look(self, tuner: OnlineTuner | None = None, clock_MHz: float = math.nan) -> None:
+        """Update what is published, if it is time.
+
+        Args:
+            tuner, clock_MHz: of the training and the clock that is set, as long as it is tuned.
+        """
+        now_s = self._clock()
+        if self._meter is None or now_s - self._looked_s < EVERY_S:
+            return
+        self._looked_s = now_s
+        try:
+            self._update(self._meter, tuner, clock_MHz)
+            if self._path is not None:
+                write_text(self._path, self.text)
+        except Exception as error:  # the training, and its tuning, go on
+            if not self._failed:
+                self._failed = True
+                self._say(f"metrics are not up to date: {error}")
+
+    def close(self) -> None:
+        """Remove the file, whose figures would be taken for the latest."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _update(self, meter: Meter, tuner: OnlineTuner | None, clock_MHz: float) -> None:
+        known, (first, last) = self._known, (self._marks[:1], self._marks[-1:])
+        if last and last[0].step > first[0].step:
+            steps = last[0].step - first[0].step
+            known["joulefront_step_time_seconds"] = (last[0].time_s - first[0].time_s) / steps
+        if last:
+            known["joulefront_steps"], self._marks = last[0].step, last
+        if tuner is not None:
+            balance = tuner.balance
+            known["joulefront_slowdown_ratio"] = balance.slowdown[1]
+            for end, saved_J in zip(("low_", "", "high_"), balance.saved_J, strict=True):
+                known[f"joulefront_saved_{end}joules"] = saved_J
+        self.text = openmetrics(
+            [
+                ("joulefront_tuning", self._run, tuner is not None),
+                ("joulefront_clock_limit_hertz", self._run, 1e6 * clock_MHz),
+                *((name, self._run, value) for name, value in known.items()),
+                *self._metered(meter, tuner.target_W if isinstance(tuner, PowerFollower) else None),
+            ]
+        )
+
+    def _metered(self, meter: Meter, target_W: float | None) -> list[Sample]:
+        """Return energy and power; none if the meter fails, rather than old ones."""
+        labels = {**self._run, "scope": meter.info.scope, "figure": meter.info.label}
+        samples: list[Sample] = []
+        if target_W is not None:
+            samples.append(("joulefront_power_target_watts", labels, target_W))
+        with suppress(MeterError):
+            now, before = meter.read(), self._read
+            self._read = now
+            self._started = self._started or now
+            energy_J = now.energy_J - self._started.energy_J
+            samples.append(("joulefront_energy_joules", labels, energy_J))
+            if before is not None and now.time_s > before.time_s:
+                power_W = (now.energy_J - before.energy_J) / (now.time_s - before.time_s)
+                samples.append(("joulefront_power_watts", labels, power_W))
+            sample = meter.sample()
+            of_one = {0: {"power_W": sample.power_W, **sample.extra}}
+            states = device_states(sample) or (of_one if len(self._gpus) == 1 else {})
+            for number, state in states.items():
+                found = {name: state.get(key, math.nan) for name, key in OF_DEVICE.items()}
+                zeus = {**self._run, "index": number}
+                # dcgm-exporter counts as NVML does, whatever is visible.
+                gpu = self._gpus[number] if number < len(self._gpus) else None
+                dcgm = {**self._run, **({"gpu": gpu.index, "UUID": gpu.uuid} if gpu else {})}
+                samples += [
+                    (name, dcgm if name.startswith("DCGM") else zeus, value)
+                    for name, value in found.items()
+                ]
+        return samples
