@@ -18,9 +18,10 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import REFUSALS, LiveTuning, TuningOutcome, clock_settings
+from tuner.online.agent import REFUSALS, LiveTuning, clock_settings
 from tuner.online.command import watched
 from tuner.online.marks import Mark, Marks
+from tuner.online.outcome import TuningOutcome
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode

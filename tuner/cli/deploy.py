@@ -93,7 +93,7 @@ def _apply(args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace) -> int:
     """Run the user's own command, and tune the clocks meanwhile."""
     from tuner.display.online_text import tuning_json, tuning_lines
-    from tuner.online.agent import tune
+    from tuner.online.command import tune
 
     what = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:
