@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 #: Pages whose blocks start training processes, and others whose blocks search a large cluster.
 TRAINING = {"quickstart-laptop", "quickstart-gpu-node", "tables", "your-script"}
+TRAINING |= {"tune-while-training"}
 SIMULATED = {"security", "apply", "README"}
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"

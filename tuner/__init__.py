@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tuner.api import load_result, optimize, plan, replay
     from tuner.display.tracking import track
+    from tuner.online.block import tuning
     from tuner.planning.fit import fit
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
@@ -49,6 +50,7 @@ __all__ = [
     "plan",
     "replay",
     "track",
+    "tuning",
 ]
 
 _MODULES = {
@@ -73,6 +75,7 @@ _MODULES = {
     "plan": "tuner.api",
     "replay": "tuner.api",
     "track": "tuner.display.tracking",
+    "tuning": "tuner.online.block",
 }
 
 

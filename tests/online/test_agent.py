@@ -18,9 +18,10 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import REFUSALS, LiveTuning, TuningOutcome, clock_settings
+from tuner.online.agent import REFUSALS, LiveTuning, clock_settings
 from tuner.online.command import watched
 from tuner.online.marks import Mark, Marks
+from tuner.online.outcome import TuningOutcome
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
@@ -425,3 +426,34 @@ def test_a_watched_model_is_still_copied_and_saved(monkeypatch: pytest.MonkeyPat
     )
     done = run([sys.executable, "-c", code], {"WORLD_SIZE": "2"})
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.real
+def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(tmp_path: Path) -> None:
+    code = (
+        "import torch, deepspeed\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "adam = {'type': 'Adam', 'params': {'torch_adam': True}}\n"
+        "config = {'train_batch_size': 4, 'optimizer': adam}\n"
+        "engine, *_ = deepspeed.initialize(\n"
+        "    model=model, model_parameters=model.parameters(), config=config)\n"
+        "for _ in range(3):\n"
+        "    engine.backward(engine(torch.randn(4, 4)).sum())\n"
+        "    engine.step()\n"
+    )
+    (tmp_path / "train.py").write_text(code)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    marks = Marks(listener)
+    words, _ = watched(["python", "train.py"], tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {ADDRESS: str(tmp_path / "s"), "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1"}
+    env |= {"MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    done = run([words[0], words[1], "watch", str(tmp_path / "train.py")], env)
+    assert done.returncode == 0, done.stderr
+    assert [mark.step for _ in range(5) for mark in marks.wait(0.3)] == [1, 2, 3]
+    marks.close()
+    listener.close()

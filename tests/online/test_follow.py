@@ -23,9 +23,10 @@ from benchmarks.online.tables import Problem, problems
 from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import LiveTuning, TuningOutcome, clock_settings
+from tuner.online.agent import LiveTuning, clock_settings
 from tuner.online.follow import Period, PowerFollower
 from tuner.online.marks import Mark
+from tuner.online.outcome import TuningOutcome
 from tuner.online.signal import Signal, watts_of
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode

@@ -11,9 +11,10 @@ from tests.online.test_agent import TRAIN, Devices
 from tests.online.test_bandit import CLOCKS, Outcome, World, X, gpu, train
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import WARM_STEPS, LiveTuning, TuningOutcome, clock_settings
+from tuner.online.agent import WARM_STEPS, LiveTuning, clock_settings
 from tuner.online.limits import LengthUnknown, LimitTuner, RunLimits
 from tuner.online.marks import Mark
+from tuner.online.outcome import TuningOutcome
 from tuner.problem.constraints import Constraints
 from tuner.workload.meters import Reading
 

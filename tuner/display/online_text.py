@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.display.ranks_text import ranks_lines
 from tuner.formatting import duration, energy_text, label
-from tuner.online.agent import TuningOutcome
+from tuner.online.outcome import TuningOutcome
 from tuner.problem.constraints import LIMITS
 from tuner.workload.measure.stragglers import to_json
 

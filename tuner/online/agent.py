@@ -1,6 +1,6 @@
-"""The agent that tunes a training while it runs: `tuner run --tune -- COMMAND`.
+"""The agent that tunes a training while it runs: a command, or a block of a program.
 
-The command is started once and left alone: its ranks send the ends of their steps
+A command is started once and left alone: its ranks send the ends of their steps
 (`tuner.workload.hook.watch`) and wait for nothing. The agent reads the meter, asks the bandit
 (`tuner.online.bandit`) for the next setting and puts it in force by the governor, whose guard
 restores the clocks if the agent dies. Whatever fails here ends the tuning and not the training.
@@ -10,31 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import subprocess
+import socket
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Protocol
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.changes import Change
-from tuner.online.command import watched
 from tuner.online.earlier import Earlier, Record, Setup
-from tuner.online.follow import UNMET, Period, PowerFollower
+from tuner.online.follow import UNMET, PowerFollower
 from tuner.online.limits import (
     MISSED,
     LengthUnknown,
     LimitTuner,
     RunLimits,
-    checked,
     kept_limits,
     reading,
 )
 from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
-from tuner.online.promise import Balance
+from tuner.online.outcome import Ended, TuningOutcome
 from tuner.online.ranks import RankWatch
 from tuner.online.signal import Cap, Signal
 from tuner.online.windows import Chunk
@@ -42,13 +38,11 @@ from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError
-from tuner.workload.hook.watch import ADDRESS
-from tuner.workload.measure.stragglers import RankState, Straggler, sentence
+from tuner.workload.measure.stragglers import sentence
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.rank_server import control_socket
 from tuner.workload.platforms import platform_of
-from tuner.workload.probe import SAME_CLOCK_MHZ, MeterInfo
+from tuner.workload.probe import SAME_CLOCK_MHZ
 
 #: Steps after the start that belong to no chunk: compilation and caches.
 WARM_STEPS = 5
@@ -63,56 +57,6 @@ REFUSALS = 3
 DEFAULT_SLOWDOWN = 0.05
 #: What is said of devices whose clock is unknown.
 UNREAD = "the clock cannot be read back, so that a setting that is not in force goes unnoticed"
-#: Why a training is not, or no longer, tuned.
-Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
-
-
-@dataclass(frozen=True)
-class TuningOutcome:
-    """Outcome of a training that was tuned while it ran.
-
-    Attributes:
-        exit_code: of the command.
-        max_slowdown: as promised; None: any was allowed.
-        settings: what could be chosen; the first, "", is the machine as it was.
-        steps: steps that were tuned.
-        seconds_at: time at each setting, seconds.
-        relative: step time and power of each setting over the first's, as estimated.
-        ended: why the training was not tuned to its end; "" if it was.
-        problem: the sentence of the error behind `ended`.
-        not_restored: what could not be put back; "" if all was.
-        periods: what power was asked and delivered, if a target was followed.
-        record: folder with what was measured; None if nothing was.
-        limits: name, value and what the whole command took, for each limit on it.
-        ranks: state of each rank and its device, at the end; empty for a single rank.
-        stragglers: ranks for which the others waited, as found last.
-    """
-
-    exit_code: int
-    max_slowdown: float | None
-    settings: tuple[str, ...] = ()
-    meter: MeterInfo | None = None
-    steps: int = 0
-    seconds_at: tuple[float, ...] = ()
-    relative: tuple[tuple[float, float], ...] = ()
-    balance: Balance = field(default_factory=Balance)
-    stalled_s: float = 0.0
-    changes: tuple[Change, ...] = ()
-    ended: Ended = ""
-    problem: str = ""
-    not_restored: str = ""
-    periods: tuple[Period, ...] = ()
-    record: Path | None = None
-    limits: tuple[tuple[str, float, float], ...] = ()
-    ranks: tuple[RankState, ...] = ()
-    stragglers: tuple[Straggler, ...] = ()
-
-    @property
-    def kept(self) -> bool | None:
-        """True if the slowdown is within the promise by its estimate; None if there is none."""
-        if not self.steps or self.max_slowdown is None:
-            return None
-        return self.balance.slowdown[1] <= self.max_slowdown
 
 
 def clock_settings(
@@ -144,6 +88,7 @@ class LiveTuning:
         settings: the machine as it is, then the live settings to choose from.
         top_MHz: the highest clock.
         say: receives a sentence for each thing worth one.
+        report: receives metrics after each chunk of steps, with units in their names.
     """
 
     def __init__(
@@ -159,6 +104,7 @@ class LiveTuning:
         earlier: Earlier | None = None,
         record: Record | None = None,
         limits: RunLimits | None = None,
+        report: Callable[[dict[str, float]], None] = lambda metrics: None,
     ) -> None:
         clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
         x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
@@ -182,6 +128,7 @@ class LiveTuning:
         self._ranks: set[int] = set()
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
+        self._report, self._clocks_MHz = report, [float(str(clock)) for clock in clocks]
 
     @property
     def clock_MHz(self) -> float:
@@ -223,6 +170,15 @@ class LiveTuning:
         ran_at = self._in_force
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
         self._keep(ran_at)
+        self._report(
+            {
+                "joulefront/step_time_s": seconds / steps,
+                "joulefront/power_W": energy_J / seconds,
+                "joulefront/clock_MHz": self._clocks_MHz[ran_at],
+                "joulefront/saved_kJ": self.tuner.balance.saved_J[1] / 1000,
+                "joulefront/slowdown": self.tuner.balance.slowdown[1],
+            }
+        )
         missed = self.tuner.missed if isinstance(self.tuner, LimitTuner) else ""
         if missed and missed not in self._said:
             self._said = (*self._said, missed)
@@ -307,37 +263,40 @@ class LiveTuning:
             raise GovernorError(f"{len(self.refused)} settings were refused, the last: {why}")
 
 
-def tune(
-    command: Sequence[str],
+class Training(Protocol):
+    """Training that is followed to its end: a command, or a block of a program."""
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        ...
+
+
+def tune_training(
+    start: Callable[[], Training],
+    listener: socket.socket,
     *,
-    limits: Constraints | None = None,
+    limits: Constraints,
     steps: int | None = None,
-    follow: str | None = None,
+    signal: Signal | Cap | None = None,
     earlier: Earlier | None = None,
     keep: Path | None = None,
     metrics: Metrics | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
-    output: int | None = None,
+    say: Callable[[str], None],
+    report: Callable[[dict[str, float]], None] = lambda metrics: None,
 ) -> TuningOutcome:
-    """Run a training command to its end and tune the clocks of this node's devices meanwhile.
+    """Follow a training to its end and tune the clocks of this node's devices meanwhile.
 
     Args:
-        limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
-            deadline and energy budget, or its power cap.
-        steps: that the command takes, if its framework does not say so.
-        follow: file or address of a target of power in watts, which is followed instead.
-        earlier: measurements to begin with; they are dropped if they are of another device or job.
-        keep: folder for what is learned, to whose name a number is added.
+        start: starts the training, once the devices can be read.
+        listener: where its ranks connect.
         metrics: receives the training's state as it changes.
-        output: file descriptor of the command's standard output; by default this process's own.
-
-    Raises:
-        InputError: the command or the target cannot be read, or the promise is no share.
+        report: receives metrics, as of `LiveTuning`.
     """
-    limits = checked(limits or Constraints(), steps)
     max_slowdown = limits.max_slowdown
-    words, assigned = watched(command, Path.cwd())
-    signal: Signal | Cap | None = Signal(follow) if follow is not None else None
     if limits.power_cap_W is not None:
         signal = Cap(limits.power_cap_W)
     if max_slowdown is None and signal is None and not limits.limits:
@@ -360,7 +319,6 @@ def tune(
         problem = f"its energy is only estimated ({meter.info.source})" if ended else ""
         if not ended and len(settings) < 2:
             ended, problem = "fixed", governor.why_not or "the devices list no clocks"
-        listener, address, remove = control_socket()
         marks = Marks(listener)
         if metrics is None:
             metrics = Metrics()  # which publishes nothing before it begins
@@ -368,12 +326,8 @@ def tune(
             metrics.begin(meter, platform.facts().devices, max_slowdown)
         ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
         try:
-            environ = {**os.environ, **assigned, ADDRESS: address}
             started = reading(meter)
-            try:
-                process = subprocess.Popen(words, env=environ, stdout=output)
-            except OSError as error:
-                raise InputError(f"{words[0]} cannot be started: {error}") from error
+            process = start()
             live = None
             if not ended:
                 top = governor.supported_clocks_MHz[-1]
@@ -388,6 +342,7 @@ def tune(
                     earlier=earlier,
                     record=record,
                     limits=RunLimits.of(limits, started, lambda: steps or marks.length),
+                    report=report,
                 )
                 if signal is not None:
                     signal.start()
@@ -404,7 +359,6 @@ def tune(
             if signal is not None:
                 signal.close()
             marks.close()
-            remove()
     outcome = TuningOutcome(
         code,
         max_slowdown,
@@ -437,7 +391,7 @@ def _with_facts(
 
 
 def _follow(
-    process: subprocess.Popen[bytes],
+    process: Training,
     marks: Marks,
     ranks: RankWatch,
     metrics: Metrics,
@@ -474,7 +428,7 @@ def _restore(governor: Governor) -> str:
     return ""
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def _wait(process: Training) -> int:
     """Wait for the end of the command, which alone decides on an interrupt."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):

@@ -1,14 +1,25 @@
-"""The user's command with the watching hook in front of its script; nothing else is changed."""
+"""The user's command, tuned with the watching hook in front of its script; nothing else changes."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tuner.online.agent import Training, tune_training
+from tuner.online.earlier import Earlier
+from tuner.online.limits import checked
+from tuner.online.metrics import Metrics
+from tuner.online.outcome import TuningOutcome
+from tuner.online.signal import Signal
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook
+from tuner.workload.hook.watch import ADDRESS
+from tuner.workload.node.rank_server import control_socket
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import read_command
 
@@ -39,3 +50,58 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
                 prefix, script = prefix[:-1], ("-m", *script)
     path = Path(hook.__file__).resolve().parent / "__main__.py"
     return [*prefix, str(path), "watch", *script], assigned
+
+
+def tune(
+    command: Sequence[str],
+    *,
+    limits: Constraints | None = None,
+    steps: int | None = None,
+    follow: str | None = None,
+    earlier: Earlier | None = None,
+    keep: Path | None = None,
+    metrics: Metrics | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+    output: int | None = None,
+) -> TuningOutcome:
+    """Run a training command to its end and tune the clocks of this node's devices meanwhile.
+
+    Args:
+        limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
+            deadline and energy budget, or its power cap.
+        steps: that the command takes, if its framework does not say so.
+        follow: file or address of a target of power in watts, which is followed instead.
+        earlier: measurements to begin with; they are dropped if they are of another device or job.
+        keep: folder for what is learned, to whose name a number is added.
+        metrics: receives the training's state as it changes.
+        output: file descriptor of the command's standard output; by default this process's own.
+
+    Raises:
+        InputError: the command or the target cannot be read, or the promise is no share.
+    """
+    limits = checked(limits or Constraints(), steps)
+    words, assigned = watched(command, Path.cwd())
+    signal = Signal(follow) if follow is not None else None
+    listener, address, remove = control_socket()
+
+    def start() -> Training:
+        try:
+            environ = {**os.environ, **assigned, ADDRESS: address}
+            return subprocess.Popen(words, env=environ, stdout=output)
+        except OSError as error:
+            raise InputError(f"{words[0]} cannot be started: {error}") from error
+
+    try:
+        return tune_training(
+            start,
+            listener,
+            limits=limits,
+            steps=steps,
+            signal=signal,
+            earlier=earlier,
+            keep=keep,
+            metrics=metrics,
+            say=say,
+        )
+    finally:
+        remove()

@@ -105,7 +105,7 @@ class LimitTuner(OnlineTuner):
         if steps is None:
             raise LengthUnknown(
                 "a deadline and an energy budget need the number of the training's steps, which "
-                "its framework does not say; state it by --steps"
+                "its framework does not say; state it by --steps, or steps= in Python"
             )
         self._length = steps - first.step
         self._before = now.time_s - then.time_s, now.energy_J - then.energy_J

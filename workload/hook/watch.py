@@ -10,6 +10,7 @@ import socket
 from typing import Any
 
 from . import engine, frames, state, watching
+from .accumulation import Steering
 from .link import DeviceTimes
 
 #: Environment variable with the path of the agent's socket.
@@ -49,6 +50,14 @@ class Watch:
         # The first time reads the device's clock, for which it must be idle once.
         self._send(self._times.all_lines() if self.steps == 1 else self._times.lines())
 
+    def close(self) -> None:
+        """Send what is known, and end the connection."""
+        if self._socket is not None and os.getpid() == self._owner:
+            self._send(self._times.lines())
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
     def _send(self, lines: str) -> None:
         for line in lines.splitlines(keepends=True):
             if self._socket is None:
@@ -64,13 +73,27 @@ class Watch:
 
 def watch_program() -> None:
     """Count the optimizer steps of the program that this process runs next, and send each."""
-    address = os.environ.pop(ADDRESS, "")
-    if not address:
-        return
+    if address := os.environ.pop(ADDRESS, ""):
+        begin(address, int(os.environ.get("RANK", "0")))
+
+
+def begin(address: str, rank: int) -> None:
+    """Count the optimizer steps of this process from here on, and send each."""
+    first = not state.options.get("watch")
     state.options.clear()
+    state.seen.clear()
     state.options["watch"] = True
-    state.link = Watch(address, int(os.environ.get("RANK", "0")))
-    frames.WhenImported(("torch.optim.optimizer", "deepspeed"), _patch)
+    state.steering = Steering()
+    state.link = Watch(address, rank)
+    if first:
+        frames.WhenImported(("torch.optim.optimizer", "deepspeed"), _patch)
+
+
+def end() -> None:
+    """Send nothing any more."""
+    if isinstance(state.link, Watch):
+        state.link.close()
+    state.link = None
 
 
 def _patch(name: str, module: Any) -> None:

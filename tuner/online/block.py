@@ -1,0 +1,238 @@
+"""Block of a Python program that is tuned while it trains: `with tuner.tuning(): ...`.
+
+Rank 0 starts the agent (`tuner.online.agent`) as a process of its own, which ends with the block
+or with rank 0, and whose guard restores the clocks if it is killed. All ranks send the ends of
+their steps to it and wait for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Unpack
+
+from tuner.online.agent import tune_training
+from tuner.online.limits import checked
+from tuner.online.outcome import TuningOutcome
+from tuner.problem.constraints import Constraints, Limits
+from tuner.search_spaces.errors import InputError
+from tuner.workload.hook import watch
+from tuner.workload.node.process_group import publish, published, rank_group
+from tuner.workload.node.rank_server import control_socket
+
+#: The longest that is waited for the agent at the start and at the end of a block, seconds.
+START_S, END_S = 60.0, 40.0
+_LOG = logging.getLogger("tuner.online")
+
+
+class TunedBlock:
+    """Training in a block, as its agent reports it; nothing is known on ranks other than 0.
+
+    Attributes:
+        metrics: of the latest steps, with units in their names: step time, power, clock, and what
+            was saved so far at which slowdown; empty before some were measured.
+        outcome: what was saved, at which slowdown, with intervals; None until the block ends.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.outcome: TuningOutcome | None = None
+
+
+class _Agent:
+    """The agent's process, as rank 0 sees it."""
+
+    def __init__(self, block: TunedBlock, limits: Constraints, steps: int | None) -> None:
+        self._block, self._max_slowdown = block, limits.max_slowdown
+        self._ready, self._closing = threading.Event(), False
+        listener, self.address, self._remove = control_socket()
+        self._link, theirs = Pipe()
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            # -P: the working folder must not shadow our modules. A session of its own: an interrupt
+            # is the program's.
+            [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(listener.fileno())],
+            pass_fds=[theirs.fileno(), listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        theirs.close()
+        listener.close()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        with contextlib.suppress(OSError):
+            self._link.send((limits, steps, os.getpid(), self.address))
+
+    def wait(self) -> None:
+        """Wait until it can read the devices, or has ended."""
+        self._ready.wait(START_S)
+
+    def _read(self) -> None:
+        try:
+            while self._block.outcome is None:
+                message = self._link.recv()
+                if isinstance(message, str):
+                    _LOG.warning("tuner: %s", message)
+                elif isinstance(message, TuningOutcome):
+                    self._block.outcome = message
+                else:
+                    self._block.metrics = message
+                    self._ready.set()
+        except Exception:  # it ended, within a message or between two
+            if not self._closing:
+                _LOG.warning("tuner: the agent ended; the training goes on untuned")
+        self._ready.set()
+
+    def close(self, code: int) -> None:
+        """End the agent, and keep what it reports.
+
+        Args:
+            code: 1 if the block failed, else 0.
+        """
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._link.send(code)
+        self._reader.join(END_S)
+        if self._reader.is_alive():
+            self._process.kill()  # its guard restores the clocks
+        ended = self._process.wait()
+        self._reader.join()
+        self._link.close()
+        self._remove()
+        if self._block.outcome is None:
+            problem = f"the agent ended with exit code {ended}"
+            self._block.outcome = TuningOutcome(
+                code, self._max_slowdown, ended="fault", problem=problem
+            )
+
+
+class _Training:
+    """The block, as the agent sees it: it ends if its process does."""
+
+    def __init__(self, link: Connection[Any, Any], parent: int) -> None:
+        self._link, self._parent = link, parent
+        self._code: int | None = None
+
+    def send(self, message: str | dict[str, float] | TuningOutcome) -> None:
+        """Send a message, unless the program is gone."""
+        with contextlib.suppress(OSError):
+            self._link.send(message)
+
+    def start(self) -> _Training:
+        """Let the block begin."""
+        self.send({})
+        return self
+
+    def poll(self) -> int | None:
+        """Return 0 or 1 once the block or the program has ended; None before."""
+        if self._code is None:
+            try:
+                if self._link.poll():
+                    self._code = self._link.recv()
+            except (OSError, EOFError):
+                self._code = 1
+        # Workers of the program may hold the other end open.
+        if self._code is None and os.getppid() != self._parent:
+            self._code = 1
+        return self._code
+
+    def wait(self) -> int:
+        """Wait for the end of the block."""
+        while (code := self.poll()) is None:
+            time.sleep(0.1)
+        return code
+
+
+def _agent(link: Connection[Any, Any], listener: socket.socket) -> None:
+    limits, steps, parent, address = link.recv()
+    training = _Training(link, parent)
+    try:
+        say = training.send
+        outcome = tune_training(
+            training.start, listener, limits=limits, steps=steps, say=say, report=training.send
+        )
+        training.send(outcome)
+    finally:
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
+
+
+_blocks = 0
+_open = False
+
+
+@contextlib.contextmanager
+def tuning(*, steps: int | None = None, **limits: Unpack[Limits]) -> Iterator[TunedBlock]:
+    """Tune the clocks of this node's GPUs while a block of this program trains.
+
+    The block's optimizer steps are seen without changes to it. At its end, or if this process or
+    the agent dies, the clocks are as before. Where nothing can be tuned, the block runs untuned,
+    and the outcome says why. Of several ranks, each enters the block, after their process group
+    was made; rank 0 has the outcome.
+
+    Examples:
+        ```python
+        with tuner.tuning(max_slowdown=0.05) as run:
+            trainer.train()
+        print(run.outcome.balance.saved_J)
+        ```
+
+    Args:
+        steps: number of the block's optimizer steps, if there is a deadline or a budget, and its
+            framework does not say it.
+        limits: `max_slowdown` (default: 0.05), or `deadline_s` and `budget_kJ` of the block, or
+            `power_cap_W`; or as quantities with a unit (`deadline="8h"`).
+
+    Raises:
+        InputError: the limits contradict each other, a block is open already, or the ranks have no
+            process group or are on several nodes.
+    """
+    global _blocks, _open
+    asked = checked(Constraints().limited(**limits), steps)
+    if _open:
+        raise InputError("a block of tuner.tuning is open already; leave it first")
+    rank, ranks, store = rank_group()
+    block, owner, key = TunedBlock(), os.getpid(), f"joulefront/tuning/{_blocks}"
+    _blocks += 1
+    outer = sys.modules.get("joulefront_hook")
+    if outer is not None and outer.state.link is not None:  # in a probe or `tuner run --tune`
+        block.outcome = TuningOutcome(
+            0, asked.max_slowdown, ended="fixed", problem="the program runs under tuner already"
+        )
+        yield block
+        return
+    agent, code = None, 1
+    if rank == 0:
+        agent = _Agent(block, asked, steps)
+    try:
+        _open = True
+        if agent is not None:
+            agent.wait()
+        if agent is not None and ranks > 1:
+            publish(store, key, agent.address)
+        address = agent.address if agent is not None else published(store, key, START_S)
+        watch.begin(address, rank)
+        yield block
+        code = 0
+    finally:
+        if os.getpid() == owner:  # a forked worker may unwind through here
+            _open = False
+            watch.end()
+            if agent is not None:
+                agent.close(code)
+
+
+if __name__ == "__main__":
+    _agent(Connection(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))

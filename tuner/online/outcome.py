@@ -1,0 +1,64 @@
+"""Outcome of a training that was tuned while it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tuner.online.changes import Change
+from tuner.online.follow import Period
+from tuner.online.promise import Balance
+from tuner.workload.measure.stragglers import RankState, Straggler
+from tuner.workload.probe import MeterInfo
+
+#: Why a training is not, or no longer, tuned.
+Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
+
+
+@dataclass(frozen=True)
+class TuningOutcome:
+    """Outcome of a training that was tuned while it ran.
+
+    Attributes:
+        exit_code: of the command.
+        max_slowdown: as promised; None: any was allowed.
+        settings: what could be chosen; the first, "", is the machine as it was.
+        steps: steps that were tuned.
+        seconds_at: time at each setting, seconds.
+        relative: step time and power of each setting over the first's, as estimated.
+        ended: why the training was not tuned to its end; "" if it was.
+        problem: the sentence of the error behind `ended`.
+        not_restored: what could not be put back; "" if all was.
+        periods: what power was asked and delivered, if a target was followed.
+        record: folder with what was measured; None if nothing was.
+        limits: name, value and what the whole command took, for each limit on it.
+        ranks: state of each rank and its device, at the end; empty for a single rank.
+        stragglers: ranks for which the others waited, as found last.
+    """
+
+    exit_code: int
+    max_slowdown: float | None
+    settings: tuple[str, ...] = ()
+    meter: MeterInfo | None = None
+    steps: int = 0
+    seconds_at: tuple[float, ...] = ()
+    relative: tuple[tuple[float, float], ...] = ()
+    balance: Balance = field(default_factory=Balance)
+    stalled_s: float = 0.0
+    changes: tuple[Change, ...] = ()
+    ended: Ended = ""
+    problem: str = ""
+    not_restored: str = ""
+    periods: tuple[Period, ...] = ()
+    record: Path | None = None
+    limits: tuple[tuple[str, float, float], ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
+
+    @property
+    def kept(self) -> bool | None:
+        """True if the slowdown is within the promise by its estimate; None if there is none."""
+        if not self.steps or self.max_slowdown is None:
+            return None
+        return self.balance.slowdown[1] <= self.max_slowdown

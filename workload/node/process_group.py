@@ -1,0 +1,56 @@
+"""Ranks that were started by the user, as they find each other: by their process group's store."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+
+
+def rank_group() -> tuple[int, int, Any]:
+    """Return this process's rank, the number of ranks, and the store of their process group.
+
+    Raises:
+        InputError: there are several ranks, and no process group yet.
+    """
+    dist = getattr(sys.modules.get("torch"), "distributed", None)
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        return dist.get_rank(), dist.get_world_size(), store
+    sizes = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    if any(size not in ("", "1") for size in sizes):
+        raise InputError(
+            "tuner.tuning is entered before its ranks form a process group; enter it after "
+            "torch.distributed.init_process_group"
+        )
+    return 0, 1, None
+
+
+def publish(store: Any, key: str, address: str) -> None:
+    """Tell the other ranks the address of a socket on this node."""
+    store.set(key, f"{_machine()} {address}")
+
+
+def published(store: Any, key: str, timeout_s: float) -> str:
+    """Return the address that rank 0 publishes; "" if it does not in this time.
+
+    Raises:
+        InputError: rank 0 is on another node.
+    """
+    until = time.monotonic() + timeout_s
+    while not store.check([key]):
+        if time.monotonic() > until:
+            return ""
+        time.sleep(0.05)
+    machine, _, address = store.get(key).decode().partition(" ")
+    if machine != _machine():
+        raise InputError("tuner.tuning tunes the ranks of one node, and these are on several")
+    return str(address)
+
+
+def _machine() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
