@@ -13,7 +13,7 @@ from tuner.search_spaces.typed import check_fields
 #: Legal values of `dropout`.
 DROPOUTS = ("none", "hidden", "all")
 #: Legal values of `optimizer`.
-OPTIMIZERS = ("adamw", "adamw_8bit")
+OPTIMIZERS = ("adamw", "adamw_32bit", "adamw_8bit")
 #: Bytes per parameter of two 8-bit moments, each with an fp32 scale per block of 256, in
 #: bitsandbytes 0.50.2 and torchao 0.18 (Dettmers et al. 2021, arXiv 2110.02861, with blocks of
 #: 2,048). Tensors below 4,096 values, which both leave in 16 or 32 bits, are not told apart.
@@ -57,9 +57,11 @@ class Program:
         fp32_gradients: True if gradients accumulate in fp32 (Megatron's
             --accumulate-allreduce-grads-in-fp32, its default in bf16).
         fused_loss: True if the loss keeps 16-bit logits and their gradient in their place.
-        optimizer: "adamw", or "adamw_8bit" (bitsandbytes' or torchao's AdamW8bit).
-        pure_bf16: True if weights, gradients and moments are all bf16, without fp32 weights
-            (DeepSpeed's bf16_master_weights_and_grads with bf16_optimizer_states).
+        optimizer: "adamw", whose moments are as wide as what it updates; "adamw_32bit", whose
+            moments are always fp32 (bitsandbytes' AdamW32bit); or "adamw_8bit" (bitsandbytes' or
+            torchao's AdamW8bit).
+        pure_bf16: True if weights and gradients are bf16 without fp32 weights, and with "adamw" the
+            moments too (DeepSpeed's bf16_master_weights_and_grads with bf16_optimizer_states).
     """
 
     fused_attention: bool = True
@@ -72,7 +74,7 @@ class Program:
     fused_blocks: bool = False
     fp32_gradients: bool = False
     fused_loss: bool = False
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer: Literal["adamw", "adamw_32bit", "adamw_8bit"] = "adamw"
     pure_bf16: bool = False
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class Program:
         """
         width = 4.0 if precision == "fp32" else 2.0
         copy = 0.0 if precision == "fp32" or self.pure_bf16 else 4.0
-        moments = 4.0 if self.pure_bf16 else 8.0
+        moments = 4.0 if self.pure_bf16 and self.optimizer == "adamw" else 8.0
         moments = MOMENTS_8BIT if self.optimizer == "adamw_8bit" else moments
         return StateBytes(width, width, copy, moments)
 

@@ -407,7 +407,8 @@ def other_states(job: TrainingJob) -> list[str]:
     if job.program.optimizer == "adamw_8bit":
         phrases.append("8-bit moments")
     if job.program.pure_bf16:
-        phrases.append("pure bf16 states without fp32 weights")
+        moments = " and moments" if job.program.optimizer == "adamw" else ""
+        phrases.append(f"pure bf16 weights, gradients{moments} without fp32 weights")
     return phrases
 
 

@@ -56,6 +56,8 @@ def test_states_are_as_large_as_the_optimizer_makes_them() -> None:
     assert states(pure, sharding="fsdp2") == pytest.approx([2 / 8, 2 / 8, 4 / 8])
     assert states(small) == pytest.approx([2, 2, 4 + 2.03125])
     assert states(small, sharding="fsdp2") == pytest.approx([4 / 8, 4 / 8, 2.03125 / 8])
+    wide = Program(pure_bf16=True, optimizer="adamw_32bit")
+    assert states(wide) == pytest.approx([2, 2, 8])
     both = Program(pure_bf16=True, optimizer="adamw_8bit")
     assert states(both) == pytest.approx([2, 2, 2.03125])
     assert job_state_bytes(replace(QWEN, program=both), 0, 8) == 6.03125 * count
@@ -97,7 +99,7 @@ def test_pure_bf16_needs_bf16_and_8_bit_states_no_offload() -> None:
         ('[program]\ndropout = "some"\n', "one of none, hidden, all"),
         ("[program]\ncopies = -1\n", "an integer"),
         ("program = 3\n", "a table"),
-        ('[program]\noptimizer = "adam8"\n', "one of adamw, adamw_8bit"),
+        ('[program]\noptimizer = "adam8"\n', "one of adamw, adamw_32bit, adamw_8bit"),
         ("[program]\npure_bf16 = true\nfp32_gradients = true\n", "exclude each other"),
     ],
 )
