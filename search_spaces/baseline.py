@@ -79,8 +79,10 @@ def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Conf
     stages = range(4) if data_parallel > 1 else range(1)
     states = [job_state_bytes(job, stage, data_parallel) for stage in stages]
     fitting = [stage for stage in stages if states[stage] <= _STATES_SHARE * memory]
-    offload = "none" if fitting else "cpu"
-    zero_stage = fitting[0] if fitting else (3 if data_parallel > 1 else 1)
+    # The CPU's Adam has no 8-bit states.
+    alone = bool(fitting) or job.program.optimizer == "adamw_8bit"
+    offload = "none" if alone else "cpu"
+    zero_stage = fitting[0] if fitting else (3 if data_parallel > 1 else 0 if alone else 1)
     room = _FULL_SHARE * memory - (states[zero_stage] if fitting else 0.0)
 
     share = job.global_batch // data_parallel

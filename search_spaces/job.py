@@ -84,6 +84,8 @@ class TrainingJob:
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
         if self.lora is not None:
             self.lora.check(self.model, f"job {self.name!r}")
+        if self.program.pure_bf16 and self.precision != "bf16":
+            raise InputError(f'pure_bf16 {where} needs precision = "bf16", not {self.precision}')
 
     def _check_batches(self) -> None:
         """Convert the table's sizes, which JSON and TOML hold as text, and check them."""

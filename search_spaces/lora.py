@@ -16,6 +16,10 @@ from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.parameter_count import Sizes
 
 TARGETS = ("attention", "all-linear")
+#: Bytes per frozen weight of a block's linear layers (QLoRA: Dettmers et al. 2023, arXiv
+#: 2305.14314, section 3; bitsandbytes 0.50.2): 4 bits and an fp32 scale per 64 weights, which
+#: double quantization stores in 8 bits, with an fp32 scale per 256. None: as computed with.
+QUANTIZED = {"none": None, "nf4": 0.5 + 4 / 64, "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256)}
 #: Families whose query, key and value projections are one linear layer.
 _FUSED = ("gpt2", "gpt_neox")
 
@@ -28,19 +32,26 @@ class LoRA:
         rank: rank of every adapter. The product B A is added as it is: alpha equals the rank.
         targets: "attention" adapts the linear layers of attention, "all-linear" those of the MLP
             too. Embedding and output projection stay frozen.
+        quantization: how frozen weights of the blocks' linear layers are stored: "none", "nf4" or
+            "nf4-double" (QLoRA). Embedding, norms and output projection are never quantized.
     """
 
     rank: int
     targets: str = "attention"
+    quantization: str = "none"
 
     def __post_init__(self) -> None:
         check_integer("rank of [lora]", self.rank)
         if self.targets not in TARGETS:
             raise InvalidValue("targets of [lora]", self.targets, "one of " + ", ".join(TARGETS))
+        if self.quantization not in list(QUANTIZED):
+            legal = "one of " + ", ".join(QUANTIZED)
+            raise InvalidValue("quantization of [lora]", self.quantization, legal)
 
     def to_table(self) -> dict[str, Any]:
         """Return the table, which the built-in training program reads too."""
-        return asdict(self)
+        table = asdict(self)
+        return {k: v for k, v in table.items() if (k, v) != ("quantization", "none")}
 
     @classmethod
     def from_table(cls, table: Any, where: str) -> LoRA:
@@ -68,6 +79,10 @@ class LoRA:
             raise InputError(
                 f'[lora] of {where} adapts no experts: give targets = "attention" for this model'
             )
+        if self.quantization != "none" and _sizes_of(model).experts:
+            raise InputError(
+                f"quantization in [lora] of {where} is known for dense models only: leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class LoRAFacts:
         inputs, outputs: sums of the widths that a block's adapters read and write.
         first: parameters of the products of the first block's input. Nothing before it is trained,
             so the backward pass does not compute its gradient.
+        frozen_bytes: bytes per frozen weight of a linear layer; None if it is not quantized.
     """
 
     rank: int
@@ -87,6 +103,7 @@ class LoRAFacts:
     layers: int
     mlp: bool
     first: int
+    frozen_bytes: float | None = None
 
     @property
     def block_parameters(self) -> int:
@@ -125,6 +142,7 @@ class LoRAFacts:
             layers=sizes.layers,
             mlp=mlp,
             first=hidden * (q + 2 * kv) + lora.rank * hidden * (attention - 1),
+            frozen_bytes=QUANTIZED[lora.quantization],
         )
 
 

@@ -18,7 +18,10 @@ from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import Precision, TrainingJob
 from tuner.search_spaces.lora import LoRAFacts
 from tuner.search_spaces.parameter_count import Sizes, count_parameters, read_flag
+from tuner.search_spaces.program import Program
 from tuner.search_spaces.vision_facts import VisionFacts
+
+_PLAIN = Program()
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ class ModelFacts:
     def trainable_parameters(self) -> int:
         """Parameters that have a gradient: the adapters' or, without LoRA, all."""
         return self.lora.parameters if self.lora else self.parameters
+
+    def block_elements(self, element: float) -> float:
+        """Return `block_parameters` with quantized weights as elements of so many bytes."""
+        if self.lora is None or self.lora.frozen_bytes is None:
+            return self.block_parameters
+        quantized = self.matmul_parameters - self.head_parameters
+        return self.block_parameters - quantized * (1 - self.lora.frozen_bytes / element)
 
     def flops(self, sequences: int, sequence_length: int, frames: int = 0) -> float:
         """Return the FLOPs of forward and backward passes, without recomputation.
@@ -178,47 +188,59 @@ def facts_of(job: TrainingJob) -> ModelFacts:
 
 
 def model_state_parts(
-    parameters: float, zero_stage: int, replicas: int, precision: Precision = "bf16"
+    parameters: float,
+    zero_stage: int,
+    replicas: int,
+    precision: Precision = "bf16",
+    program: Program = _PLAIN,
 ) -> tuple[float, float, float]:
     """Return the bytes of parameters, gradients and optimizer states on one rank.
 
     ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3 and figure 1) with K = 12: in mixed
     precision 2 + 2 bytes a parameter for weights and gradients and 12 for the fp32 copy and Adam's
     two moments; in fp32 4 + 4 + 8. Stage 1 shards the last part over the replicas, stage 2 the
-    gradients too, stage 3 all. No activations, buffers or fragmentation.
+    gradients too, stage 3 all. No activations, buffers or fragmentation. Under pure bf16
+    DeepSpeed (0.19.8) still copies its partition of the weights in stages 1 and 2.
 
     Args:
         parameters: number of parameters in this rank's share of the model, before ZeRO shards them.
         replicas: number of ranks that ZeRO shards over (data x sequence parallelism).
     """
-    weights, gradients, states = (4.0, 4.0, 8.0) if precision == "fp32" else (2.0, 2.0, 12.0)
+    each = program.state_bytes(precision)
+    copy = 2.0 if program.pure_bf16 and zero_stage in (1, 2) else each.copy
     shards = [1 / replicas if zero_stage >= stage else 1.0 for stage in (3, 2, 1)]
     return (
-        parameters * weights * shards[0],
-        parameters * gradients * shards[1],
-        parameters * states * shards[2],
+        parameters * each.weights * shards[0],
+        parameters * each.gradients * shards[1],
+        parameters * (copy + each.moments) * shards[2],
     )
 
 
 def model_state_bytes(
-    parameters: float, zero_stage: int, replicas: int, precision: Precision = "bf16"
+    parameters: float,
+    zero_stage: int,
+    replicas: int,
+    precision: Precision = "bf16",
+    program: Program = _PLAIN,
 ) -> float:
     """Return the sum of `model_state_parts`."""
-    return sum(model_state_parts(parameters, zero_stage, replicas, precision))
+    return sum(model_state_parts(parameters, zero_stage, replicas, precision, program))
 
 
 def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
     """Return the bytes of a job's parameters, gradients and optimizer states on one rank.
 
     They are those of `model_state_parts` for what is trained. Frozen weights are stored in the
-    job's precision alone, and ZeRO-3 shards them.
+    job's precision alone, or quantized, and ZeRO-3 shards them.
 
     Args:
         replicas: number of ranks that ZeRO shards over.
     """
     facts = facts_of(job)
-    trained = model_state_bytes(facts.trainable_parameters, zero_stage, replicas, job.precision)
+    number, program = facts.trainable_parameters, job.program
+    trained = model_state_bytes(number, zero_stage, replicas, job.precision, program)
     if facts.lora is None:
         return trained
     weight = 4.0 if job.precision == "fp32" else 2.0
-    return trained + weight * facts.parameters / (replicas if zero_stage == 3 else 1)
+    frozen = facts.parameters - facts.block_parameters + facts.block_elements(weight)
+    return trained + weight * frozen / (replicas if zero_stage == 3 else 1)

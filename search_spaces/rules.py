@@ -214,6 +214,15 @@ def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str 
 
 
 @_computed
+def _offloaded_states(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
+    if c.get("optimizer_offload") == "none" or job.program.optimizer != "adamw_8bit":
+        return None
+    return (
+        f"optimizer_offload {c.get('optimizer_offload')} runs Adam on the CPU, without 8-bit states"
+    )
+
+
+@_computed
 def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     mode, layers = str(c.get("activation_checkpointing")), facts_of(job).layers
     if mode.startswith("every_") and int(mode.removeprefix("every_")) > layers:
@@ -381,7 +390,26 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
             continue
         known = f" models of type {', '.join(families)} only, not {model}" if families else ""
         phrases.append(phrase + known)
-    return phrases if job is None else phrases + _unfit_frames(configuration, job)
+    if job is None:
+        return phrases
+    states = ", ".join(other_states(job))
+    if states:
+        phrases.append(f"the built-in training program has no {states}; leave it out, or plan it")
+    return phrases + _unfit_frames(configuration, job)
+
+
+def other_states(job: TrainingJob) -> list[str]:
+    """Return how a job stores weights and states, a phrase each, where that is not the usual."""
+    phrases = []
+    if job.lora is not None and job.lora.quantization != "none":
+        double = " with double quantization" if job.lora.quantization == "nf4-double" else ""
+        phrases.append(f"4-bit NF4 frozen weights{double}")
+    if job.program.optimizer == "adamw_8bit":
+        phrases.append("8-bit moments")
+    if job.program.pure_bf16:
+        moments = " and moments" if job.program.optimizer == "adamw" else ""
+        phrases.append(f"pure bf16 weights, gradients{moments} without fp32 weights")
+    return phrases
 
 
 def _unfit_frames(configuration: Configuration, job: TrainingJob) -> list[str]:

@@ -18,6 +18,7 @@ from tuner.planning.fit import LIKELY, SURE
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.lora import LoRA
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "published_runs.csv"
 
@@ -47,6 +48,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2-1.5b": _gpt2(1600, 48, 16),
     "gpt2-10b": _gpt2(4096, 50, 32),
     "llama-7b": _llama(4096, 32, 32, 11008),
+    # Llama 1, QLoRA's largest.
+    "llama-65b": _llama(8192, 80, 64, 22016, max_position_embeddings=2048),
     "llama-2-13b": _llama(5120, 40, 40, 13824),
     "llama-2-70b": _llama(8192, 80, 64, 28672, num_key_value_heads=8),
     "llama-3-8b": _llama(4096, 32, 32, 14336, num_key_value_heads=8, vocab_size=128256),
@@ -62,6 +65,9 @@ MODELS: dict[str, dict[str, Any]] = {
 SAILOR = Program(
     fused_attention=False, tf32=True, dropout="none", copies=1, vocabulary_parallel_loss=True
 )
+
+#: As scripts/finetune_guanaco_65b.sh of QLoRA's repository.
+QLORA = LoRA(64, "all-linear", "nf4-double")
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class Ran:
             global_batch=int(r["global_batch"]),
             steps=1,
             precision="fp32" if r["source"] == "sailor" else "bf16",
+            lora=QLORA if r["source"] == "qlora" else None,
         )
 
     @property
@@ -129,6 +136,9 @@ class Ran:
         if self.row["source"] == "sailor":
             # GPTNeoModelPipe drops values after attention and MLP, and ends with a norm.
             return replace(SAILOR, dropout="hidden", logits=False)
+        if self.row["source"] == "qlora":
+            # qlora.py casts adapters to bf16, and its optimizer is paged_adamw_32bit.
+            return Program(fused_attention=False, pure_bf16=True, optimizer="adamw_32bit")
         return Program(fused_attention=self.row["attention"] == "fused")
 
     @property

@@ -15,19 +15,20 @@ from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
 
-#: Bytes per parameter on the shard, of parameters, gradients and Adam's two moments, in fp32.
-STATE_BYTES = (4.0, 4.0, 8.0)
-#: Bytes per element in which gradients are reduced.
-REDUCED = 4.0
+
+def _width(setup: Setup) -> float:
+    """Return the bytes per element of a shard, in which gradients are reduced, too."""
+    return 2.0 if setup.program.pure_bf16 else 4.0
 
 
-def states(column: Launches, parameters: np.ndarray) -> list[np.ndarray]:
+def states(setup: Setup, column: Launches, parameters: np.ndarray) -> list[np.ndarray]:
     """Return the bytes of [parameters, gradients, optimizer] on one rank.
 
     Args:
         parameters: of a rank's share of the model, before it is sharded.
     """
-    return [size * parameters / column.shards for size in STATE_BYTES]
+    each = (_width(setup), _width(setup), setup.states.moments)
+    return [size * parameters / column.shards for size in each]
 
 
 def _units(
@@ -38,7 +39,7 @@ def _units(
     The latter are the projection's, or the root's if that holds the table.
     """
     facts = setup.facts
-    block = facts.block_parameters / facts.layers / column.t
+    block = facts.block_elements(setup.element) / facts.layers / column.t
     if facts.lora is not None:
         block = block + facts.lora.block_parameters
     if facts.tied:
@@ -60,7 +61,7 @@ def communication_bytes(
     block, kept = _units(setup, column, stages, parameters)
     with_next = element * (kept + (block if setup.facts.tied else 0.0))
     own = block if setup.facts.lora is None else setup.facts.lora.block_parameters
-    gradients = (element + REDUCED) * own
+    gradients = (element + _width(setup)) * own
     between = 2 * element * block + (element * kept if setup.facts.tied else 0.0)
     at_loss = np.where(column.reshard, with_next, element * parameters)
     in_block = np.where(column.reshard, between, element * parameters) + gradients
@@ -91,7 +92,7 @@ def sync_s(
     _, kept = _units(setup, column, stages, parameters)
     gathered = parameters + np.where(column.reshard, parameters - kept, 0.0)
     once = all_gather_s(setup.element * gathered, shards, link)
-    once = once + all_gather_s(REDUCED * trained, shards, link)
+    once = once + all_gather_s(_width(setup) * trained, shards, link)
     # Rounds are each block's own.
     rounds = (2.0 + column.reshard) * np.maximum(0.0, stages.blocks - 1)
     each = once + rounds * (shards - 1) * link.latency_s
@@ -99,5 +100,5 @@ def sync_s(
     rails = np.clip(cluster.devices_per_node / apart, 1.0, column.groups)
     span = column.groups * apart
     across = link_of(cluster, constants, span, rails=rails, members=rails, efficiency=usual)
-    summed = all_reduce_s(REDUCED * trained / shards, column.groups, across)
+    summed = all_reduce_s(_width(setup) * trained / shards, column.groups, across)
     return np.asarray(column.m * each + np.where(column.groups > 1, summed, 0.0))

@@ -22,7 +22,7 @@ from tuner.models.analytic.compute import (
 from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
-from tuner.search_spaces.model_facts import ModelFacts, model_state_parts
+from tuner.search_spaces.model_facts import model_state_parts
 
 #: Names of the parts of the device's memory.
 DEVICE_PARTS = (
@@ -72,28 +72,31 @@ class MemoryParts:
 
 
 def stage_parameters(
-    facts: ModelFacts, launches: Launches, stages: Stages
+    setup: Setup, launches: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the parameters of one rank of each stage before ZeRO: (all but experts, experts).
 
-    A head that shares its table with the embedding is a copy if it is on another stage.
+    A head that shares its table with the embedding is a copy if it is on another stage. Quantized
+    weights are counted as the elements of the job's precision that they take.
     """
+    facts, element = setup.facts, setup.element
     t, e = launches.t[:, None], launches.e[:, None]
     outside = facts.parameters - facts.block_parameters
     embedding = outside if facts.tied else outside - facts.head_parameters
     head = facts.head_parameters * (0.0 if facts.tied and len(stages.kind) == 1 else 1.0)
-    per_block = (facts.block_parameters - facts.expert_parameters) / facts.layers
+    per_block = (facts.block_elements(element) - facts.expert_parameters) / facts.layers
     plain = stages.blocks * per_block + stages.embeds * embedding + stages.heads * head
     experts = stages.blocks * facts.expert_parameters / facts.layers
     return plain / t, experts / t / e
 
 
-def trained(facts: ModelFacts, launches: Launches, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
+def trained(setup: Setup, launches: Launches, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
     """Return what of a stage's parameters has a gradient, as `stage_parameters` does.
 
     With LoRA they are adapters beside those parameters, which every rank has whole.
     """
-    plain, experts = stage_parameters(facts, launches, stages)
+    facts = setup.facts
+    plain, experts = stage_parameters(setup, launches, stages)
     if facts.lora is None:
         return plain, experts
     adapters = stages.blocks * facts.lora.block_parameters
@@ -104,8 +107,8 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     """Return the peak bytes of each part."""
     column = launches[:, None]
     facts, element, constants = setup.facts, setup.element, setup.constants
-    plain, experts = stage_parameters(facts, launches, stages)
-    updated = trained(facts, launches, stages)
+    plain, experts = stage_parameters(setup, launches, stages)
+    updated = trained(setup, launches, stages)
     (weights, gradients, optimizer), offloaded = _states(setup, column, *updated)
     if facts.lora is not None:
         weights = weights + _frozen_bytes(setup, column, plain, experts)
@@ -121,7 +124,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     if facts.lora is not None:
         parameters = parameters + reduced
     bucket = np.minimum(constants.buffer_elements, reduced) * element
-    live = np.maximum(2.0 * facts.largest_layer, LIVE_PARAMETERS)
+    live = np.maximum(2.0 * _largest_layer(setup), LIVE_PARAMETERS)
     sharded = np.minimum(live, parameters) * element
     gathered = np.where(column.z == 3, sharded, 0.0)
     buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
@@ -133,6 +136,10 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
             temporary + element * (1 + facts.gated) * facts.hidden * facts.intermediate / column.t
         )
         logits = logits + stages.heads * element * facts.head_parameters / column.t
+    if facts.lora is not None and facts.lora.frozen_bytes is not None:
+        # A product computes with its weights in the job's precision, one layer's at a time.
+        widest = max(facts.intermediate, facts.heads * facts.head_dim)
+        temporary = temporary + element * facts.hidden * widest / column.t
     # The loss is done with its logits before the first block is recomputed or differentiated.
     peak = np.maximum(temporary, logits)
     if launches.fsdp.any():
@@ -144,11 +151,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     context = np.full_like(weights, constants.context_bytes)
 
     on_node = np.minimum(column.ranks, setup.cluster.devices_per_node)
-    # DeepSpeed keeps a 16-bit (or fp32) gradient buffer beside the fp32 states on the host. States
-    # on a drive are not in host memory: only their gradients are.
-    moments = _moment_bytes(setup)
-    in_memory = np.where(column.offload_nvme, 0.0, offloaded)
-    states = np.where(column.offload, in_memory + element * offloaded / moments, 0.0)
+    states = np.where(column.offload, _host_bytes(setup, column) * offloaded, 0.0)
     held = np.where(column.parameters_nvme, 0.0, fetched)
     if setup.cluster.device.type == "cpu":  # device and host are one memory
         host = np.zeros_like(weights)
@@ -169,31 +172,52 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     )
 
 
-def _moment_bytes(setup: Setup) -> float:
-    """Return the bytes per parameter that offload moves: fp32 weights and moments, or moments."""
-    return 8.0 if setup.job.precision == "fp32" else 12.0
+def _host_bytes(setup: Setup, column: Launches) -> np.ndarray:
+    """Return the bytes on the host per parameter whose optimizer states are offloaded.
+
+    As in DeepSpeed 0.19.8: Adam's moments, the weights that it updates and their gradients in the
+    same width, and a buffer in the job's precision (of weights in stages 1 and 2, of gradients in
+    stage 3); under accumulation stage 2 keeps the sum there, too (runtime/zero/stage_1_and_2.py:
+    single_partition_of_fp32_groups, param_buffer_of_bit16_for_cpu_offload_groups,
+    accumulated_grads_in_cpu; stage3.py: fp32_partitioned_groups_flat, grad_partitions_flat_buffer).
+    States on a drive, with those gradients, are not in host memory. What CUDA's allocator of pinned
+    memory rounds up to powers of two is not counted.
+    """
+    updated = 2.0 if setup.program.pure_bf16 else 4.0
+    held = setup.states.moments + 2 * updated
+    summed = np.where((column.z == 2) & (column.m > 1), setup.element, 0.0)
+    return np.asarray(setup.element + np.where(column.offload_nvme, 0.0, held + summed))
+
+
+def _largest_layer(setup: Setup) -> float:
+    """Return the elements of the largest block or table as it is stored."""
+    facts = setup.facts
+    if facts.lora is None or facts.lora.frozen_bytes is None:
+        return facts.largest_layer
+    return max(facts.block_elements(setup.element) / facts.layers, facts.head_parameters)
 
 
 def _states(
     setup: Setup, column: Launches, plain: np.ndarray, experts: np.ndarray
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return ([parameters, gradients, optimizer] before offload, states that offload moves)."""
+    """Return ([parameters, gradients, optimizer] before offload, parameters of a rank's Adam)."""
     z, replicas = column.z, column.replicas
     expert_replicas = np.maximum(1.0, replicas / column.e)
 
     def parts_of(parameters: np.ndarray, shards: np.ndarray) -> list[np.ndarray]:
-        each = [model_state_parts(parameters, k, shards, setup.job.precision) for k in range(4)]  # type: ignore[arg-type]
+        how = setup.job.precision, setup.program
+        each = [model_state_parts(parameters, k, shards, *how) for k in range(4)]  # type: ignore[arg-type]
         return [np.select([z == k for k in range(4)], part) for part in zip(*each, strict=True)]
 
     both = zip(parts_of(plain, replicas), parts_of(experts, expert_replicas), strict=True)
-    offloaded = _moment_bytes(setup) * (
-        plain / np.where(z >= 1, replicas, 1.0) + experts / np.where(z >= 1, expert_replicas, 1.0)
+    offloaded = plain / np.where(z >= 1, replicas, 1.0) + experts / np.where(
+        z >= 1, expert_replicas, 1.0
     )
     parts = [one + other for one, other in both]
     if setup.program.fp32_gradients and setup.element == 2.0:
         parts[1] = 2.0 * parts[1]
     if column.fsdp.any():
-        by_torch = fsdp.states(column, plain + experts)
+        by_torch = fsdp.states(setup, column, plain + experts)
         parts = [np.where(column.fsdp, a, b) for a, b in zip(by_torch, parts, strict=True)]
     return parts, offloaded
 

@@ -8,7 +8,7 @@ from tuner.models.analytic.constants import Constants
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import ModelFacts, facts_of
-from tuner.search_spaces.program import Program
+from tuner.search_spaces.program import Program, StateBytes
 
 #: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does
 #: not state the latter: 16 on A100, 15 on H100, 8 on V100, 4 on A40 (NVIDIA data sheets).
@@ -63,6 +63,11 @@ class Setup:
             element=4.0 if fp32 else 2.0,
             program=program,
         )
+
+    @property
+    def states(self) -> StateBytes:
+        """Bytes of weights, gradients and optimizer states per trained parameter."""
+        return self.program.state_bytes(self.job.precision)
 
     @property
     def bandwidth_Bps(self) -> float:

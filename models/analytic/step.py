@@ -29,14 +29,7 @@ from tuner.models.analytic.layout import Launches
 from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters, trained
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages
-from tuner.search_spaces.model_facts import ModelFacts
 
-#: Bytes per parameter that one Adam step moves: fp32 weight, two moments and gradient read, three
-#: written (4 x 4 + 3 x 4).
-ADAM_BYTES = 28.0
-#: Bytes per parameter that one step moves to and from a node's drive: fp32 weight and two moments,
-#: in and out again (ZeRO-Infinity, arXiv 2104.07857; gradients stay in host memory).
-NVME_BYTES = 24.0
 #: Host memory bandwidth of a node if the cluster states none, bytes per second: an estimate
 #: for a two-socket DDR5 server.
 HOST_MEMORY_BPS = 3e11
@@ -297,13 +290,13 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     cluster, constants, element = setup.cluster, setup.constants, setup.element
     column = launches[:, None]
     facts, host_link = setup.facts, setup.host_link_Bps
-    plain, experts = stage_parameters(facts, launches, stages)
-    reduced = trained(facts, launches, stages)
+    plain, experts = stage_parameters(setup, launches, stages)
+    reduced = trained(setup, launches, stages)
     if facts.lora is not None:
         plain = plain + reduced[0]
     inside = constants.reduce_efficiency
     usual = (inside, inside * constants.reduce_over_network)
-    gathers = _gathers(facts, column, stages, plain + experts)
+    gathers = _gathers(setup, column, stages, plain + experts)
     seconds = np.zeros_like(plain)
     for parameters, updated, ranks, apart in (
         (plain, reduced[0], column.replicas, column.t),
@@ -340,16 +333,15 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     return seconds
 
 
-def _gathers(
-    facts: ModelFacts, column: Launches, stages: Stages, parameters: np.ndarray
-) -> np.ndarray:
+def _gathers(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray) -> np.ndarray:
     """Return how often ZeRO-3 gathers a rank's parameters in a micro-batch, forward and backward.
 
     Each is gathered for the forward pass, and again for the backward pass unless it is among the
     last `LIVE_PARAMETERS` of the forward pass. Recomputation shares its gather with the backward
     pass of its block, but for what exceeds `LIVE_PARAMETERS` of that block.
     """
-    plain = facts.block_parameters - facts.expert_parameters
+    facts = setup.facts
+    plain = facts.block_elements(setup.element) - facts.expert_parameters
     block = (plain + facts.expert_parameters / column.e) / facts.layers / column.t
     again = np.maximum(0.0, 1 - LIVE_PARAMETERS / parameters)
     third = stages.blocks * np.maximum(0.0, block - LIVE_PARAMETERS) / parameters
@@ -376,16 +368,20 @@ def _optimizer(
     """Return the seconds of a step: (exposed offload, hideable offload, host update, update)."""
     cluster, constants = setup.cluster, setup.constants
     column = launches[:, None]
-    plain, experts = trained(setup.facts, launches, stages)
+    plain, experts = trained(setup, launches, stages)
     shards = np.where(column.z >= 1, column.replicas, np.where(column.fsdp, column.shards, 1.0))
     share = plain / shards + experts / np.maximum(1.0, shards / column.e)
-    update = ADAM_BYTES * share / setup.bandwidth_Bps
+    # Weights, moments and gradients are read, the first two written: 28 bytes with fp32 states.
+    width = 2.0 if setup.program.pure_bf16 else 4.0
+    in_and_out = 2 * (width + setup.states.moments)
+    moved = in_and_out + width
+    update = moved * share / setup.bandwidth_Bps
     if cluster.device.type == "cpu":  # device and host are one memory
         none = np.zeros_like(share)
         return none, none, none, update
     on_node = np.minimum(column.ranks, cluster.devices_per_node)
     memory = constants.host_memory_efficiency * (cluster.host_memory_Bps or HOST_MEMORY_BPS)
-    adam = ADAM_BYTES * share * on_node / memory
+    adam = moved * share * on_node / memory
     parameters = share * setup.element / setup.host_link_Bps  # one way
     gradients = share * _gradient_bytes(setup, column) / setup.host_link_Bps
     offloaded, later, stage3 = column.offload, column.offload_async, column.z == 3
@@ -395,7 +391,8 @@ def _optimizer(
     # Asynchronously (SuperOffload) all but the last bucket hides behind the backward pass, and the
     # parameters are moved in fp32, cast on the device.
     now = np.where(offloaded & ~later, now, np.where(later, 0.1 * parameters, 0.0))
-    swapped = NVME_BYTES * share * on_node / constants.nvme_Bps
+    # All but gradients (ZeRO-Infinity, arXiv 2104.07857).
+    swapped = in_and_out * share * on_node / constants.nvme_Bps
     now = now + np.where(column.offload_nvme, swapped, 0.0)
     behind = np.where(offloaded & stage3, gradients, 0.0)
     fp32 = share * 4 / setup.host_link_Bps

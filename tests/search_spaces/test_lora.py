@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tuner.models.analytic.model import AnalyticModel
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
+from tuner.search_spaces.rules import unrunnable
 
-QWEN = load_job("qwen2.5-7b")
+QWEN, CLUSTER = load_job("qwen2.5-7b"), load_cluster("a100-8")
 HEAD = 'sequence_length = 8\nglobal_batch = 2\nsteps = 3\n[model]\nconfig = "tiny-qwen2.5"\n'
 
 
@@ -40,6 +44,40 @@ def test_states_are_those_of_the_adapters_and_one_copy_of_the_rest() -> None:
     assert 2 / 3 < facts_of(job).flops(8, 512) / facts_of(QWEN).flops(8, 512) < 0.72
 
 
+def test_frozen_weights_of_qlora_by_hand() -> None:
+    # Linear layers of 28 blocks: q and o 3584 x 3584, k and v 3584 x 512, the MLP's three.
+    linear = 28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944)
+    plain = job_state_bytes(replace(QWEN, lora=LoRA(16)), 0, 8)
+    for quantization, bits in (("nf4", 4 + 32 / 64), ("nf4-double", 4 + 8 / 64 + 32 / 64 / 256)):
+        job = replace(QWEN, lora=LoRA(16, quantization=quantization))
+        saved = linear * (2 - bits / 8)
+        assert plain - job_state_bytes(job, 0, 8) == pytest.approx(saved)
+        at = [Configuration.of(data_parallel=8, zero_stage=z) for z in (0, 3)]
+        said = [AnalyticModel(job, CLUSTER).breakdown(c).memory["parameters"] for c in at]
+        adapters = 2 * facts_of(job).trainable_parameters
+        assert said[0] == pytest.approx(2 * facts_of(job).parameters + adapters - saved)
+        assert said[1] == pytest.approx(said[0] / 8)
+        # Fewer bytes are gathered; nothing else of the time is known.
+        z3 = [AnalyticModel(j, CLUSTER).predict(at) for j in (replace(QWEN, lora=LoRA(16)), job)]
+        assert z3[1].step_time_s[1] < z3[0].step_time_s[1]
+        assert z3[1].step_time_s[0] == pytest.approx(z3[0].step_time_s[0])
+        assert TrainingJob.from_json(job.to_json()) == job
+
+
+def test_fsdp2_shards_and_gathers_quantized_weights() -> None:
+    plain, job = (replace(QWEN, lora=LoRA(16, quantization=how)) for how in ("none", "nf4-double"))
+    here = Configuration.of(data_parallel=8, sharding="fsdp2_no_reshard")
+    parts = [AnalyticModel(j, CLUSTER).breakdown(here).memory for j in (plain, job)]
+    assert parts[1]["parameters"] < 0.5 * parts[0]["parameters"]
+    assert parts[1]["communication"] < parts[0]["communication"]
+
+
+def test_the_built_in_program_refuses_what_it_cannot_store() -> None:
+    job = replace(QWEN, lora=LoRA(16, quantization="nf4"))
+    (phrase,) = unrunnable(Configuration.of(data_parallel=8), job)
+    assert "4-bit NF4 frozen weights" in phrase
+
+
 def test_a_job_is_read_and_written_with_its_table_and_without(tmp_path: Path) -> None:
     job = read(tmp_path, '[lora]\nrank = 4\ntargets = "all-linear"\n')
     assert job.lora == LoRA(4, "all-linear")
@@ -59,6 +97,9 @@ def test_a_job_is_read_and_written_with_its_table_and_without(tmp_path: Path) ->
         ("[lora]\nrank = true\n", "rank of"),
         ('[lora]\nrank = 4\ntargets = "mlp"\n', "one of attention, all-linear"),
         ("[lora]\nrank = 4\nalpha = 8\n", "alpha"),
+        ('[lora]\nrank = 4\nquantization = "fp4"\n', "one of none, nf4, nf4-double"),
+        ("[lora]\nrank = 4\nquantization = 4\n", "one of none, nf4, nf4-double"),
+        ("[lora]\nrank = 4\nquantization = []\n", "one of none, nf4, nf4-double"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused(tmp_path: Path, table: str, words: str) -> None:
@@ -71,5 +112,7 @@ def test_what_cannot_be_adapted_is_refused_by_one_sentence(tmp_path: Path) -> No
         read(tmp_path, "", "lora = 4\n" + HEAD)
     with pytest.raises(InputError, match="adapts no experts"):
         replace(load_job("tiny-olmoe"), lora=LoRA(4, "all-linear"))
+    with pytest.raises(InputError, match="dense models only"):
+        replace(load_job("tiny-olmoe"), lora=LoRA(4, quantization="nf4"))
     with pytest.raises(InputError, match="video"):
         replace(load_job("tiny-lmm"), lora=LoRA(4))

@@ -11,6 +11,7 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.lora import LoRA
+from tuner.search_spaces.program import Program
 from tuner.search_spaces.rules import _COMPUTED, _LIMITS, RULES, broken_rules, unrunnable
 
 H100 = load_cluster("h100-32")
@@ -240,6 +241,15 @@ CASES = [
         "zero_replicas",  # Ulysses ranks hold full copies, so ZeRO has something to shard
         (QWEN, H100, {"zero_stage": 3}),
         (QWEN, H100, {"zero_stage": 3, "sequence_parallel": 2}),
+    ),
+    (
+        "offloaded_states",
+        (
+            replace(QWEN, program=Program(optimizer="adamw_8bit")),
+            H100,
+            {"data_parallel": 2, "zero_stage": 1, "optimizer_offload": "cpu"},
+        ),
+        (QWEN, H100, {"data_parallel": 2, "zero_stage": 1, "optimizer_offload": "cpu"}),
     ),
     (
         "zero_pipeline",

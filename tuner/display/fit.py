@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from tuner.display.plan_text import states_lines
 from tuner.formatting import energy_text
 from tuner.planning.fit import SURE, Change, Fit, Most
 from tuner.results.predict import Forecast
@@ -30,6 +31,7 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
         f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
         f"{said.configuration.world_size} of {said.cluster.devices} {kind}",
         f"  {said.configuration.short}",
+        *(f"  {sentence}" for sentence in states_lines(said.job)),
         f"  {_verdict(said)}",
         *_host(said),
         *cost_lines(costs),
@@ -74,7 +76,8 @@ def _host(said: Fit) -> list[str]:
         return []
     short = " (DOES NOT FIT)" if room and said.host_memory_bytes > room else ""
     of = f" of {room / GB:.1f}" if room else ""
-    return [f"  on each node's host: {said.host_memory_bytes / GB:.1f}{of} GB{short}"]
+    unknown = "" if room else " (the cluster file lacks host_memory_bytes: no room is checked)"
+    return [f"  on each node's host: {said.host_memory_bytes / GB:.1f}{of} GB{short}{unknown}"]
 
 
 def _parts(said: Fit) -> list[str]:

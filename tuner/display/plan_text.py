@@ -10,6 +10,8 @@ from tuner.planning.kinds import Kind
 from tuner.results.choice import limits_phrase
 from tuner.results.plan_facts import PlanFacts
 from tuner.results.result import Result
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.rules import other_states
 
 
 def plan_lines(result: Result) -> list[str]:
@@ -17,7 +19,17 @@ def plan_lines(result: Result) -> list[str]:
     plan = result.plan
     if plan is None:
         return []
-    return [*size_lines(result), _counted(plan, len(result.front_points))]
+    counted = _counted(plan, len(result.front_points))
+    return [*size_lines(result), counted, *states_lines(result.job)]
+
+
+def states_lines(job: TrainingJob | None) -> list[str]:
+    """Return a sentence on how a job stores weights and states, if that is not the usual."""
+    if job is None or not (stored := other_states(job)):
+        return []
+    unknown = job.lora is not None and job.lora.quantization != "none"
+    time = "; the time to dequantize weights is unknown and left out" if unknown else ""
+    return [f"Memory is that of {', '.join(stored)}{time}."]
 
 
 def _counted(plan: PlanFacts, front: int) -> str:
@@ -74,6 +86,8 @@ def kind_lines(kinds: Sequence[Kind]) -> list[str]:
         )
     lines = right_aligned(rows, "  ")
     lines.append("Predicted, not measured; each kind at its best configuration.")
+    jobs = [kind.result.job for kind in kinds if kind.result is not None]
+    lines += states_lines(jobs[0]) if jobs else []
     if len({kind.charges_host for kind in kinds if kind.best is not None}) > 1:
         host = ", ".join(kind.cluster.name for kind in kinds if kind.charges_host)
         lines.append(f"Energies hold the hosts on {host} and those of the GPUs alone elsewhere.")

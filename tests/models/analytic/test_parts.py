@@ -257,10 +257,20 @@ def test_offload_moves_states_from_device_to_host() -> None:
     knobs = {"data_parallel": 8, "zero_stage": 2}
     said = here.predict([Configuration.of(knobs), Configuration.of(knobs, optimizer_offload="cpu")])
     freed = said.memory_bytes[0] - said.memory_bytes[1]
-    # 12 bytes of states and 2 of gradient a parameter over eight ranks go to the host of four.
+    # 12 bytes of states and 2 of gradient a parameter over eight ranks leave the device.
     assert freed == pytest.approx(14 * facts_of(here.job).parameters / 8)
     assert said.host_memory_bytes[0] == 0
-    assert said.host_memory_bytes[1] == pytest.approx(4 * freed)
+    # The host of four ranks has fp32 gradients, a 16-bit buffer, and the sum of micro-batches.
+    each = 4 * facts_of(here.job).parameters / 8
+    assert said.host_memory_bytes[1] == pytest.approx((12 + 4 + 2 + 2) * each)
+    whole = {**knobs, "micro_batch": here.job.global_batch // 8, "optimizer_offload": "cpu"}
+    said = here.predict([Configuration.of(whole), Configuration.of(whole, zero_stage=3)])
+    assert said.host_memory_bytes == pytest.approx((12 + 4 + 2) * each)
+    drive = here.predict([Configuration.of(whole, zero_stage=3, optimizer_offload="nvme")])
+    assert drive.host_memory_bytes == pytest.approx(2 * each)
+    pure = model(replace(here.job, program=Program(pure_bf16=True)))
+    said = pure.predict([Configuration.of(whole)])
+    assert said.host_memory_bytes == pytest.approx((2 + 4 + 2 + 2) * each)
     # Stage 1 keeps its gradients, whole, until the step.
     knobs["zero_stage"] = 1
     said = here.predict([Configuration.of(knobs), Configuration.of(knobs, optimizer_offload="cpu")])
