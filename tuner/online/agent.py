@@ -128,7 +128,7 @@ class LiveTuning:
         self._ranks: set[int] = set()
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
-        self._report, self._clocks_MHz = report, [float(str(clock)) for clock in clocks]
+        self._report = report
 
     @property
     def clock_MHz(self) -> float:
@@ -167,14 +167,14 @@ class LiveTuning:
         noticed = len(self.tuner.changes)
         if self._signal is not None:
             self._ask(self._signal)
-        ran_at = self._in_force
+        ran_at, ran_at_MHz = self._in_force, self.clock_MHz
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
         self._keep(ran_at)
         self._report(
             {
                 "joulefront/step_time_s": seconds / steps,
                 "joulefront/power_W": energy_J / seconds,
-                "joulefront/clock_MHz": self._clocks_MHz[ran_at],
+                "joulefront/clock_MHz": ran_at_MHz,
                 "joulefront/saved_kJ": self.tuner.balance.saved_J[1] / 1000,
                 "joulefront/slowdown": self.tuner.balance.slowdown[1],
             }
