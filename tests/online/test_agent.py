@@ -381,7 +381,7 @@ def test_a_script_trains_behind_the_hook_with_and_without_arguments(
 def test_a_hot_gpu_is_named_with_the_evidence(gpus: Any) -> None:
     gpus.set(1, heat_MHz=900)
     launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "600", "0"]
-    done = run(tuner_run("--max-slowdown", "0", "--json", "--", *launch), gpus.environment())
+    done = run(tuner_run("--max-slowdown", "0%", "--json", "--", *launch), gpus.environment())
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     (named,) = outcome["stragglers"]
