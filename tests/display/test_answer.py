@@ -9,6 +9,7 @@ import pytest
 from tuner.display.answer import _short_role, answer_lines, menu
 from tuner.display.html.answer_parts import top_part
 from tuner.display.view import View
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.testing.results import failed, large_result, small_result
@@ -29,6 +30,20 @@ def test_the_menu_names_each_point_once():
     )
     for _, found in rows:
         assert result.point(found.name).configuration == found.point.configuration
+
+
+def test_ten_times_as_long_for_the_same_energy_is_offered_to_nobody():
+    result = large_result()
+    knee, least = (result.choose(Constraints(objective=o)).point for o in ("knee", "energy"))
+    for share, offered in ((0.9985, knee), (0.9, least)):
+        slow = replace(
+            least,
+            energy_to_solution_kJ=knee.energy_to_solution_kJ * share,
+            time_to_solution_s=10 * knee.time_to_solution_s,
+        )
+        changed = replace(result, points=(knee, slow), front_points=(knee, slow), best=knee)
+        points = {name: f.point for words, f in menu(changed) for name in words.split(", ")}
+        assert points["least energy"].configuration == offered.configuration
 
 
 @pytest.mark.parametrize("make", [large_result, small_result])

@@ -117,7 +117,7 @@ def small() -> Page:
         "median error was 3.4 % in step time and 2.1 % in power; 88 %",
         "p0004: out of memory",
         "MemoryError: 2 GiB",
-        "every candidate was tried",
+        "no candidate is left to try",
         "energy budget of the job (kJ)",
         "window shorter than 5 s",
         "optuna 5.0.0",

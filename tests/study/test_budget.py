@@ -109,7 +109,7 @@ def test_time_includes_the_expected_length_of_the_next_probes():
 @pytest.mark.parametrize(
     ("reason", "sentence"),
     [
-        (StopReason("exhausted"), "The search ended: every candidate was tried."),
+        (StopReason("exhausted"), "The search ended: no candidate is left to try."),
         (StopReason("time", {"search_s": 80.0}), "The search ended: its 80 s are over."),
         (StopReason("interrupted"), "It was interrupted."),
         (StopReason("running"), "The search has not ended."),

@@ -18,14 +18,23 @@ from tuner.results.result import Result
 
 #: Estimated powers within this factor are the estimate's error.
 _ALIKE = 1.03
+#: Factor between two energies within which their first three digits hardly differ.
+_LOOKS_THE_SAME = 1.005
 
 
 def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
-    """Return the fastest point, the knee and the least energy, each point once with its names."""
+    """Return the fastest point, the knee and the least energy, each point once with its names.
+
+    Of energies that look the same in three digits, the fastest stands for the least.
+    """
+    least = result.choose(Constraints(objective="energy"))
+    if result.recommended is None or least.point.configuration != result.recommended.configuration:
+        least_kJ = least.point.energy_to_solution_kJ
+        least = result.choose(Constraints(budget_kJ=_LOOKS_THE_SAME * least_kJ))
     rows = [
         ("fastest", result.choose(Constraints(objective="time"))),
         ("knee", result.choose(Constraints(objective="knee"))),
-        ("least energy", result.choose(Constraints(objective="energy"))),
+        ("least energy", least),
     ]
     names: dict[str, list[str]] = {}
     for name, found in rows:

@@ -14,7 +14,7 @@ StopKind = Literal[
     "time",
     "search_share",
     "not_worth_it",  # no probe would pay for itself
-    "exhausted",  # every candidate was tried
+    "exhausted",  # every candidate was tried, or its launch failed
     "unsafe",  # every other one would probably exceed the cap on peak power
     "node_failures",  # nothing can be measured on this node
     "interrupted",
@@ -156,7 +156,7 @@ _CAUSES: dict[str, Callable[[StopReason], str]] = {
     "search_share": lambda reason: _search_share(reason.figures),
     "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
     "not_worth_it": lambda reason: _not_worth_it(reason.figures),
-    "exhausted": lambda reason: "every candidate was tried",
+    "exhausted": lambda reason: "no candidate is left to try",
     "unsafe": lambda reason: (
         "every candidate was tried or would probably exceed the limit on peak power"
     ),
