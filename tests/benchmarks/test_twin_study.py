@@ -32,7 +32,7 @@ def test_a_command_runs_on_a_twin_node_and_its_exit_code_is_returned() -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
 def test_a_study_under_ray_finds_the_twins_front() -> None:
-    found = run_study(max_probes=10, limit_s=1100)  # benchmarks.twin makes 16
+    found = run_study(max_probes=16, limit_s=1100)  # as benchmarks.twin
     told = found.told
     assert told["devices"] == 2  # by Ray's own NVML calls
     assert told["locked_after"] == [None, None]
