@@ -42,6 +42,11 @@ def test_json_has_bytes_and_changes(capsys: pytest.CaptureFixture[str]) -> None:
     assert said["spare_bytes"] == pytest.approx(said["capacity_bytes"] - said["memory_bytes"])
     assert said["changes"][0]["probability"] >= 0.9
     assert said["largest_micro_batch"]["likely"] == 0
+    assert (said["precision"], said["program"]["optimizer"], said["lora"]) == (
+        "bf16",
+        "adamw",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
