@@ -55,10 +55,9 @@ class AccumulationPlan:
     """Accumulations to measure in a launch.
 
     Attributes:
-        own: micro-batches of the job's own step.
-        measured: three smaller numbers, ascending; empty if whole steps are measured.
-        why_whole: why whole steps are measured although there are many micro-batches, one
-            sentence; "" without such a reason.
+       own: micro-batches of the job's own step.
+       measured: three smaller numbers, ascending; empty if whole steps are measured.
+       why_whole: why whole steps are measured although there are many micro-batches; else "".
     """
 
     own: int = 0
@@ -73,8 +72,7 @@ def accumulation_plan(
 
     The least is one micro-batch; in a pipeline as many as are in flight, and with the optimizer on
     the host two, because a single micro-batch skips the sum that is kept there (DeepSpeed's
-    `async_accumulate_grad_in_cpu_via_gpu`). The largest is at most half of the job's own: beyond
-    that a whole step costs little more.
+    `async_accumulate_grad_in_cpu_via_gpu`). The largest is at most half of the job's own.
     """
     try:
         own = configuration.accumulation(job.at(configuration).global_batch)

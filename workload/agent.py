@@ -47,10 +47,7 @@ def run_safely(
 ) -> ProbeRecord:
     """Run one probe; return an exception as a failed record, so that it cannot stop a study.
 
-    Args:
-        keep_in: the run's folder, where the record is kept until it is in the trace, so that
-            nothing is lost if the driver dies before. The measurements of an extendable request
-            are kept each time it asks for settings.
+    The record is kept in the run's folder `keep_in` until it is in the trace.
     """
     partial = ProbeRecord(request, (), runner.meter)
 
@@ -90,11 +87,7 @@ def extended(record: ProbeRecord, next_settings: Continuation) -> ProbeRequest |
 
 @dataclass(frozen=True)
 class Entered:
-    """State of a node when a study first asks to use it.
-
-    Attributes:
-        exposures: how others can enter the cluster that the node belongs to, a sentence each.
-    """
+    """State of a node when a study first asks to use it; how others can enter, a sentence each."""
 
     facts: NodeFacts
     refused: tuple[str, ...] = ()
@@ -109,11 +102,7 @@ def unusable(trouble: str) -> Entered:
 
 
 class Agent:
-    """Agent of one node: inspects it, makes its runner and runs probes, alone or with peers.
-
-    Args:
-        run_dir: folder of logs and power samples, on this node.
-    """
+    """Agent of one node: inspects it, makes its runner and runs probes, alone or with peers."""
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
@@ -139,10 +128,9 @@ class Agent:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
         Args:
-            make_runner: makes the runner; None makes the real one, after checking its needs.
-            devices: UUIDs of this agent's GPUs; empty for all of the node.
-            prepare: import the frameworks at once, as `prepare` does.
-            copy: the folder of the job's script, packed, for a node that does not have it.
+           make_runner: None makes the real one, after checking its needs.
+           devices: UUIDs of this agent's GPUs; empty for all of the node.
+           copy: the folder of the job's script, packed, for a node that does not have it.
         """
         if isinstance(job, ScriptJob) and (trouble := _without_folder(job, copy)):
             return unusable(trouble)
@@ -189,11 +177,7 @@ class Agent:
         """Run a probe; return its record as JSON, or {"busy": sentence} if a GPU is in use.
 
         An extendable probe may return {"visited": record so far} instead; `continue_probe` then
-        gives it its next settings.
-
-        Args:
-            peers: the other nodes of the lease, in the order of their ranks.
-            address: address at which they reach this node.
+        gives it its next settings. Peers reach this node at `address`.
         """
         probe = ProbeRequest.from_json(request)
         try:

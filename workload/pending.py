@@ -25,11 +25,7 @@ def _pending_path(run_dir: str | Path, probe_id: str) -> Path:
 
 
 def save_pending(run_dir: str | Path, record: ProbeRecord) -> None:
-    """Save a record beside its probe's files until the driver has it in the trace.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Save a record beside its probe's files until the driver has it in the trace."""
     path = _pending_path(run_dir, record.request.probe_id)
     make_folder(path.parent, inside=run_dir)
     write_text(path, json.dumps(strict_json(record.to_json()), default=str), durable=True)
@@ -57,10 +53,7 @@ def partial_record(
 
 
 def save_partial(run_dir: str | Path | None, record: ProbeRecord) -> None:
-    """Call `save_pending` if there is a folder; a probe does not fail for want of its copy.
-
-    An inspection belongs to no trace: recovered, it would count as a probe of the search.
-    """
+    """Call `save_pending` if there is a folder, for what is no inspection; never fail."""
     if run_dir is not None and not record.request.inspects:
         with contextlib.suppress(OSError):
             save_pending(run_dir, record)
@@ -73,10 +66,7 @@ def drop_pending(run_dir: str | Path, record: ProbeRecord) -> None:
 
 
 def recover_pending(run_dir: str | Path) -> tuple[ProbeRecord, ...]:
-    """Return the records that never reached the trace, by the names of their probes.
-
-    One that cannot be read is passed over, for it was never used.
-    """
+    """Return the records that never reached the trace, by the names of their probes."""
     found = []
     for path in sorted(Path(run_dir).glob(f"probes/*/{PENDING_NAME}")):
         with contextlib.suppress(OSError, ValueError, RecursionError):  # InputError is the second

@@ -148,11 +148,7 @@ class ProbeRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRequest:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError, KeyError, TypeError, ValueError: it is no request.
-        """
+        """Read what `to_json` wrote; InputError, KeyError, TypeError or ValueError if none."""
         name = data["probe_id"]
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
             # It names files of the run folder, and must not lead out of it.
@@ -281,8 +277,7 @@ class Measurement:
     def as_delivered(self) -> Settings:
         """The live setting as the devices delivered it, from which models learn.
 
-        A requested clock is replaced by the one that ran; a knob that was left to the device, or
-        of which nothing was read back, stays as requested.
+        A requested clock is replaced by the one that ran; what was not read back stays.
         """
         live = dict(self.live)
         for name in ("clock_MHz", "memory_clock_MHz"):
@@ -302,11 +297,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError, TypeError: it is no measurement.
-        """
+        """Read what `to_json` wrote; InputError or TypeError if it is no measurement."""
         positive = ("window_s", "step_time_s", "power_W")
         return read_fields(
             cls,
@@ -324,12 +315,7 @@ def _ran_at(asked: Any, ran: float | None) -> Any:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for which a probe ended early.
-
-    Attributes:
-        kind: a key of `FAILURES`, or a kind that a later release recorded.
-        log_tail: the last lines that the ranks printed.
-    """
+    """Reason for which a probe ended early; `kind` is a key of `FAILURES`, or a later release's."""
 
     kind: FailureKind
     message: str
@@ -415,11 +401,7 @@ class ProbeRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRecord:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no record, or its schema is newer than this release reads.
-        """
+        """Read what `to_json` wrote; InputError if it is no record, or of a newer schema."""
         version = data.get("schema")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InputError(

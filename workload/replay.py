@@ -43,9 +43,6 @@ class TableRunner:
     A visit draws from the point's repeats where there are several, else from its standard
     deviations, else from the table's [noise], else it returns the recorded mean. Seconds and
     joules of a record follow the table's [cost].
-
-    Args:
-        group: a group's name; not needed where there is only one.
     """
 
     def __init__(self, table: RecordedTable, group: str | None = None, *, seed: int = 0) -> None:
@@ -117,17 +114,12 @@ class TableRunner:
 
 
 class TraceRunner:
-    """Runner that answers from a trace.
+    """Runner that answers from a trace, or the run folder that holds one.
 
     A configuration that was measured several times gives one of those measurements, drawn. A
     launch that only ever failed fails again in the same way. Cost: the launch's own part is what
     its record spent outside the windows; each visited setting adds its share of the rest.
-
-    Args:
-        path: the trace, or a run folder that holds one.
-
-    Raises:
-        InputError: the trace cannot be read, is empty, or mixes two scopes of energy.
+    InputError if the trace cannot be read, is empty, or mixes two scopes of energy.
     """
 
     def __init__(self, path: str | Path, *, seed: int = 0) -> None:

@@ -26,12 +26,7 @@ class KnobRefused(GovernorError):
 
 @dataclass(frozen=True)
 class Applied:
-    """Result of a request.
-
-    Attributes:
-        settings: what was set: the request, snapped to what the devices support.
-        notes: what a reader must know, a phrase each ("clock_MHz 1000 snapped to 1005").
-    """
+    """Settings as set, snapped to what the devices support, and notes, a phrase each."""
 
     requested: Settings
     settings: Settings
@@ -72,11 +67,7 @@ class Governor(Protocol):
         ...
 
     def restore(self) -> None:
-        """Put back what stood before the first `apply`.
-
-        Raises:
-            GovernorError: something could not be put back; the sentence says what.
-        """
+        """Put back what stood before the first `apply`; GovernorError says what could not be."""
         ...
 
     def close(self) -> None:
@@ -85,12 +76,7 @@ class Governor(Protocol):
 
 
 def require_settable(governor: Governor, live: Settings) -> None:
-    """Check that a governor may set these knobs.
-
-    Raises:
-        UnknownName: one is no live knob.
-        InputError: none may be set here; the sentence says why.
-    """
+    """Raise UnknownName for what is no live knob, InputError if a governor may not set one."""
     for name in live:
         if name not in LIVE:
             raise UnknownName("live knob", name, LIVE)
@@ -99,10 +85,9 @@ def require_settable(governor: Governor, live: Settings) -> None:
 
 
 def per_device(name: str, value: Value, devices: int, kind: str) -> tuple[Value, ...]:
-    """Return one value for each device in use; a tuple holds one for each stage, a block of them.
+    """Return one value for each device; a tuple holds one a stage, a block of devices.
 
-    Raises:
-        InvalidValue: the stages do not divide the devices.
+    InvalidValue if the stages do not divide the devices.
     """
     stages = value if isinstance(value, tuple) else (value,)
     if devices % len(stages):
@@ -116,8 +101,7 @@ def snapped(
 ) -> int:
     """Return the nearest of the offered clocks, ascending; add a note if it is another.
 
-    Raises:
-        InvalidValue: the clock is below or above all of them; `where` ends the sentence.
+    InvalidValue if the clock is below or above all of them; `where` ends the sentence.
     """
     if not offered[0] <= clock_MHz <= offered[-1]:
         raise InvalidValue(name, clock_MHz, f"from {offered[0]} to {offered[-1]}{where}")
@@ -132,11 +116,7 @@ def snapped(
 def all_or_nothing(
     governor: Governor, live: Settings, devices: str, refusal: type[Exception]
 ) -> Iterator[None]:
-    """Put the earlier settings back if the devices refuse what is set within.
-
-    Raises:
-        GovernorError: they refused, or no guard stands by.
-    """
+    """Put the earlier settings back, and raise GovernorError, if the devices refuse."""
     try:
         yield
     except (refusal, GovernorError) as error:

@@ -31,11 +31,7 @@ class Elsewhere:
 
 
 def connected(path: str, timeout_s: float) -> socket.socket:
-    """Return a connection to a Unix socket at which root or this user listens.
-
-    Raises:
-        OSError: nobody does, or another user, who would learn what is sent and answer at will.
-    """
+    """Connect to a Unix socket of root or this user; OSError if nobody or another listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)

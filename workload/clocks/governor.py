@@ -277,7 +277,7 @@ class NvmlGovernor:
     def _change(self, wanted: _Wanted, used: Sequence[Gpu]) -> None:
         """Set the GPUs in use; restore knobs, and other GPUs, that were changed before.
 
-        GPUs that no rank uses are left alone, as by clocks.sh: a lock raises their idle power.
+        GPUs that no rank uses are left alone: a lock raises their idle power.
         """
         nvml, by_application = self._nvml, self.means == "application clocks"
         sets_clock, sets_memory = wanted.clock_MHz is not None, wanted.memory_clock_MHz is not None

@@ -67,12 +67,7 @@ class EarlierCommand:
     cwd: str
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end.
-
-        Raises:
-            OSError: it cannot be started.
-            subprocess.TimeoutExpired: it does not end.
-        """
+        """Run the command to its end; OSError or subprocess.TimeoutExpired if that fails."""
         return subprocess.run(
             self.words,
             cwd=self.cwd,
@@ -102,10 +97,7 @@ def put_back_commands(earlier: Sequence[EarlierCommand]) -> list[str]:
 
 
 def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
-    """Write the earlier contents, in this order; return a sentence for each failure.
-
-    A file that reads as it did is not written.
-    """
+    """Write the earlier contents where they differ; return a sentence for each failure."""
     problems = []
     for file in earlier:
         for attempt in range(guard.TRIES):
@@ -124,9 +116,8 @@ def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
 class Guard:
     """The guard of one governor: started before the first change, replaced if it was killed.
 
-    Args:
-        nvml: where the guard process finds NVML: a module, or "module:object", where an object that
-            can be called is called for it; "" if only files are to be restored; None for no guard.
+    `nvml` says where its process finds NVML: a module, or "module:object", where an object that
+    can be called is called for it; "" if only files are to be restored; None for no guard.
     """
 
     def __init__(self, nvml: str | None = "pynvml") -> None:
@@ -169,10 +160,9 @@ class Guard:
         files: Sequence[EarlierFile] = (),
         commands: Sequence[EarlierCommand] = (),
     ) -> None:
-        """Send the guard the settings to restore, *before* changing any. Replaces earlier messages.
+        """Send the guard the settings to restore, *before* changing any; replaces earlier ones.
 
-        Raises:
-            GuardError: it does not run; nothing may be touched.
+        GuardError if it does not run; nothing may be touched.
         """
         words = {
             "earlier": [asdict(old) for old in earlier],
@@ -216,10 +206,7 @@ class Guard:
 class RootGuardNvml(Elsewhere):
     """Substitute for the pynvml module whose setters are made by a guard that runs as root.
 
-    That guard notes what stood, checks what is asked for, and restores if this process ends.
-
-    Args:
-        lock_MHz: the lock that an administrator has set, which NVML does not tell.
+    `lock_MHz` is the lock that an administrator has set, which NVML does not tell.
     """
 
     def __init__(
@@ -251,11 +238,7 @@ class RootGuardNvml(Elsewhere):
         return self._sudo_said() or why
 
     def _connect(self) -> socket.socket:
-        """Return a connection to the guard.
-
-        Raises:
-            OSError: there is no guard, or another user's listens in its place.
-        """
+        """Connect to the guard; OSError if there is none, or another user's."""
         if os.path.exists(self._path):
             return connected(self._path, ANSWER_S)
         ours, theirs = socket.socketpair()
@@ -273,11 +256,7 @@ class RootGuardNvml(Elsewhere):
         return ours
 
     def ask(self, **message: Any) -> dict[str, Any]:
-        """Send one message and return the answer; a guard that was killed is replaced once.
-
-        Raises:
-            OSError: there is no guard.
-        """
+        """Send one message and return the answer; a guard that was killed is replaced once."""
         fresh = self._socket is None
         try:
             self._socket = self._socket or self._connect()

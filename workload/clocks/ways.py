@@ -85,8 +85,8 @@ def needs_root(gpu: Gpu) -> str:
 def has_right(proc: str | Path = "/proc") -> bool:
     """Return True if the driver permits settings to this process: it has CAP_SYS_ADMIN.
 
-    In a user namespace of its own (a rootless container) it has the capability for that namespace
-    only, and the driver asks for the machine's (man 7 user_namespaces).
+    In a rootless container it has that for its namespace only, and the driver asks for the
+    machine's (man 7 user_namespaces).
     """
     folder = Path(f"{os.environ['JOULEFRONT_TWIN']}.proc" if on_twin() else proc) / "self"
     try:
@@ -99,11 +99,7 @@ def has_right(proc: str | Path = "/proc") -> bool:
 
 
 def earlier_lock(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the lock that the environment names; None if it names none.
-
-    Raises:
-        InvalidValue: it is no pair of clocks.
-    """
+    """Return the lock that the environment names, or None; InvalidValue for another text."""
     text = environ.get(EARLIER, "")
     if not text:
         return None

@@ -112,11 +112,7 @@ class ZeusdNvml(Elsewhere):
         )
 
     def why_not(self) -> str:
-        """Return the reason why this daemon must not be used; empty if it may.
-
-        Raises:
-            NVMLError: the daemon does not answer, or asks for a token.
-        """
+        """Return why this daemon must not be used, or ""; NVMLError if it does not answer."""
         if self._why_not is None:
             try:
                 self._why_not = self._discover()

@@ -12,11 +12,7 @@ from . import state, watching
 
 
 class Steering:
-    """Accumulation that the agent wants, and the micro-batches that the program took.
-
-    Attributes:
-        wanted: micro-batches of a step; 0 leaves them to the program.
-    """
+    """Accumulation that the agent wants (0: the program's own), and what the program took."""
 
     def __init__(self, wanted: int = 0) -> None:
         self.wanted = wanted

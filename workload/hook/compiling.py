@@ -15,10 +15,7 @@ COMPILATION, BETWEEN = "compilation", "boundary"
 
 
 def mark_compilations(_: str, module: Any) -> None:
-    """Mark the compilations of torch, given its module `torch._dynamo.callback`.
-
-    Releases of torch without it compile unmarked.
-    """
+    """Mark compilations, given `torch._dynamo.callback`; releases of torch without it do not."""
     handler = getattr(module, "callback_handler", None)
     if handler is None or not hasattr(handler, "register_start_callback"):
         return

@@ -77,11 +77,7 @@ class StepCounts:
             self.current["shapes"].append(shape)
 
     def attempt(self, optimizer: int, *, skipped_too: bool = False) -> None:
-        """End a group: an optimizer has stepped, or would have.
-
-        Args:
-            skipped_too: told by a gradient scaler, which answers for its optimizer's own steps.
-        """
+        """End a group: an optimizer has stepped, or a gradient scaler has skipped its step."""
         if self.over or (self._scaling and not skipped_too):
             return
         if self._optimizer is None:

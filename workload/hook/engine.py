@@ -37,10 +37,7 @@ BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_ac
 
 
 def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
-    """Return (micro-batch, accumulation) of a DeepSpeed configuration on `replicas` replicas.
-
-    (0, 0) where it does not say: transformers fills "auto" in from its own arguments.
-    """
+    """Return (micro-batch, accumulation) of a DeepSpeed configuration; (0, 0) if unknown."""
     whole, micro, times = (config.get(name) for name in BATCH_KEYS)
     if any(value is not None and type(value) is not int for value in (whole, micro, times)):
         return 0, 0
@@ -58,10 +55,7 @@ def halved(micro: int, times: int) -> tuple[int, int] | None:
 
 
 def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
-    """Return settings that split the same global batch differently; empty if there are none.
-
-    A program whose batches then change in size takes it from DeepSpeed, and any other does not.
-    """
+    """Return settings that split the same global batch differently; empty if there are none."""
     micro, times = micro_batches(config, replicas)
     other = halved(micro, times) if micro else None
     return dict(zip(BATCH_KEYS, (None, *other), strict=True)) if other else {}
@@ -200,8 +194,7 @@ def patch_deepspeed(deepspeed: Any) -> None:
 def ask_cuda_for_memory(accelerator: Any) -> None:
     """Have ZeRO 1 and 2 ask CUDA for the free memory.
 
-    They ask NVML by the entry of CUDA_VISIBLE_DEVICES, which may be a UUID, and counts other GPUs
-    than NVML does where a control group hides some or one is lost.
+    They ask NVML by the entry of CUDA_VISIBLE_DEVICES, which may be a UUID or another's number.
     """
 
     def available_memory(self: Any, device_index: int | None = None) -> int:
@@ -213,11 +206,7 @@ def ask_cuda_for_memory(accelerator: Any) -> None:
 
 
 def _after_group(deepspeed: Any, plain_init: Any) -> Any:
-    """Wrap `deepspeed.zero.Init` so that it sees all ranks.
-
-    It reads the batch sizes before it joins the process group, as if it were alone; transformers on
-    a CPU has not joined DeepSpeed to the group by then, and the sizes are refused.
-    """
+    """Wrap `deepspeed.zero.Init`, which reads the batch sizes before it joins the process group."""
 
     def with_group(self: Any, *args: Any, **kwargs: Any) -> None:
         if "WORLD_SIZE" in os.environ and not deepspeed.comm.is_initialized():

@@ -46,10 +46,7 @@ class WhenImported:
 
 
 def own(**said: int) -> dict[str, int]:
-    """Note a framework's own batch settings, and return those to use instead.
-
-    `micro_batch` or `gradient_accumulation`, as far as this framework takes them by itself.
-    """
+    """Note a framework's own batch settings, and return those to use instead."""
     first = state.seen.setdefault("owned", dict(said))
     owned = state.options.get("owned") or {}
     return {name: owned.get(name, value) for name, value in first.items()}

@@ -250,8 +250,7 @@ def _cuda_in_use() -> Any:
 def _devices_with_tensors(cuda: Any) -> list[int]:
     """Return the devices that hold this rank's tensors, which need not be the current one.
 
-    A program may use `cuda:{local_rank}` without `set_device`; asking for another device's work
-    would start a context there.
+    Asking for another device's work would start a context there.
     """
     try:
         return [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]

@@ -72,8 +72,7 @@ class _Asked(dict[str, Any]):
 def configuration() -> dict[str, Any]:
     """Return this process's configuration, by knob name; empty outside tuning.
 
-    Every launch knob is there, its default included, and `gradient_accumulation`. A knob that the
-    program reads here is one that it turns, so the search may offer it.
+    Every launch knob is there, and `gradient_accumulation`; the search may offer what is read.
     """
     if "asked" not in seen:
         seen["asked"] = _Asked(options.get("configuration", {}))
@@ -83,8 +82,7 @@ def configuration() -> dict[str, Any]:
 def phase(name: str) -> None:
     """Mark that a part of the step (data, forward, backward, optimizer, ...) begins now.
 
-    A name is one word, or a part and where it runs: `forward.encoder`. It costs some microseconds.
-    A program that marks nothing has the calls of its DeepSpeed engine marked.
+    A name is one word, or a part and where it runs: `forward.encoder`.
     """
     seen["marks_itself"] = True
     mark(name)
@@ -98,10 +96,7 @@ def mark(name: str) -> None:
 
 
 def mark_seen(name: str) -> None:
-    """Mark a call of the engine, unless the program marks its steps itself.
-
-    A pipeline's engine calls itself, and not for all of its work.
-    """
+    """Mark a call of the engine, unless the program, or the engine of a pipeline, marks itself."""
     if not seen.get("marks_itself") and not seen.get("pipeline"):
         mark(name)
 

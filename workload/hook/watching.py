@@ -25,11 +25,7 @@ def step() -> None:
 
 
 def count(source: str) -> None:
-    """Count a step, from the first source that reports one.
-
-    The DeepSpeed engine, the first torch optimizer and the program itself may all report the same
-    step.
-    """
+    """Count a step, from the first source (engine, optimizer, program) that reports one."""
     if state.seen.setdefault("counts", source) != source:
         return
     _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
@@ -57,10 +53,7 @@ def _observe(optimizer: int) -> None:
 
 
 def look(counts: StepCounts) -> None:
-    """Note what the frames that are up at a step tell: its loops, and what decides when it is due.
-
-    Where the loop is a framework's, its own objects tell.
-    """
+    """Note what the frames of a step tell: its loops, and what decides when it is due."""
     frame = inspect.currentframe()
     drawn = [loader for loader, *_ in counts.current["drawn"]]
     single = len(counts.sources) == 1  # of several, each step may take a batch of each
@@ -151,11 +144,7 @@ def owner() -> str:
 
 
 def stated_length() -> dict[str, Any]:
-    """Return the optimizer steps that the calling framework's own object says; {} if it says none.
-
-    `{"steps": n, "by": framework}`, and "done" if it continues from a checkpoint. Lightning counts
-    by its loaders, which it has by then.
-    """
+    """Return the steps that the calling framework's own object says, and by which; {} if none."""
     frame = inspect.currentframe()
     while frame is not None:
         holder = frame.f_locals.get("self")

@@ -103,11 +103,8 @@ def measure_accumulated(
 ) -> AccumulatedWindow:
     """Measure steps of the accumulations in turn until the extrapolated step is known well enough.
 
-    The conductor's ranks are left at the smallest accumulation.
-
-    Args:
-        known: what other configurations reach; a step that they beat is measured once.
-        policy: its lengths hold for all windows together, its target for the extrapolated step.
+    The ranks are left at the smallest accumulation. The policy's lengths hold for all windows
+    together, its target for the extrapolated step; one beaten by a known one is measured once.
     """
     parts: list[Window] = []
     points: list[AccumulationPoint] = []
@@ -140,8 +137,7 @@ def measure_accumulated(
 def _beaten_by(estimate: StepEstimate, known: Sequence[Reached]) -> Reached | None:
     """Return a known configuration that is faster and takes less energy, or None.
 
-    As `tuner.workload.measure.window_end.beaten_by`, by the lower ends of the estimated step's 90 %
-    intervals, whose errors are Student's already.
+    By the lower ends of the step's 90 % intervals, whose errors are Student's already.
     """
     time_rse = estimate.step_time_se_s / estimate.step_time_s
     both = math.hypot(time_rse, estimate.power_se_W / estimate.power_W)

@@ -65,8 +65,7 @@ class StepEstimate:
 def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstimate:
     """Fit time and energy of a step, and return the step of `own` micro-batches.
 
-    Raises:
-        ValueError: all windows have the same accumulation.
+    ValueError if all windows have the same accumulation.
     """
     k = np.array([p.micro_batches for p in points], dtype=float)
     if np.ptp(k) == 0:
@@ -127,10 +126,7 @@ def _line(design: np.ndarray, se: np.ndarray) -> np.ndarray:
 def _time_errors(
     points: Sequence[AccumulationPoint], n: np.ndarray, time: np.ndarray
 ) -> np.ndarray:
-    """Return the standard error of each window's step time, by the spread that all share.
-
-    Windows have few steps, so the spread of a single one is drawn to the pooled one.
-    """
+    """Return the standard error of each window's step time, drawn to the pooled spread."""
     rse = np.array([p.step_time_rse for p in points])
     free = np.where(np.isnan(rse), 0.0, n - 1)
     squares = np.where(np.isnan(rse), 0.0, rse**2 * n)

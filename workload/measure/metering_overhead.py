@@ -23,9 +23,7 @@ from tuner.workload.probe import ProbeRecord, ProbeRequest
 class MeteringOverhead:
     """Step times with and without metering, block by block; the n-th of each form a pair.
 
-    Attributes:
-        busy_share: processor time of the sampling thread over the time it ran: the share of one
-            core that metering takes.
+    `busy_share` is the share of one core that the sampling thread takes.
     """
 
     metered_s: tuple[float, ...]
@@ -77,11 +75,7 @@ def measure_overhead(
 ) -> tuple[ProbeRecord, MeteringOverhead]:
     """Run one probe and, in the same launch, steps with and without metering.
 
-    Returns:
-        The record, possibly with a failure, and the times until then.
-
-    Raises:
-        InputError: the request cannot be run here.
+    Return the record, possibly with a failure, and the times until then.
     """
     made: list[_OverheadProbe] = []
 

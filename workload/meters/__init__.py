@@ -37,14 +37,9 @@ def open_named(
     hwmon: str | Path = "/sys/class/hwmon",
     envelope: Device | None = None,
 ) -> Meter:
-    """Open one of `METERS`.
+    """Open one of `METERS`, or raise MeterError.
 
-    Args:
-        envelope: the core whose idle_W and max_W the estimate assumes; by default the cluster's
-            own, and the shipped "cpu-core" where the cluster is of GPUs.
-
-    Raises:
-        MeterError: it cannot be opened.
+    The estimate assumes the `envelope`, by default the cluster's own core's, or "cpu-core".
     """
     if name == "nvml":
         from tuner.workload.meters.nvml import NvmlMeter
@@ -69,18 +64,15 @@ def open_named(
 
 
 def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **more: Any) -> Meter:
-    """Open the best meter for this node of `cluster`.
+    """Open the best meter for this node of `cluster`, or the first that opens without one.
 
     GPUs are metered by NVML, or on request by their superchip modules' meter, and by nothing else,
     since a processor's joules would pass for theirs. Cores are metered by RAPL where it may be
     read, else estimated.
 
-    Args:
-        cluster: what does the work; None takes the first meter of `METERS` that opens.
-
     Raises:
-        UnknownName: no meter is called `prefer`.
-        InputError: the meter asked for, or the only right one, cannot be opened; says why.
+       UnknownName: no meter is called `prefer`.
+       InputError: the meter asked for, or the only right one, cannot be opened.
     """
     from tuner.workload.platforms import platform_of
 
@@ -107,7 +99,7 @@ def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **m
 def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tuple[Meter, ...]:
     """Open the meters of other scopes that this node can read beside `meter`.
 
-    Their figures are shown beside its own and never added to them: a GPU is part of its module.
+    Their figures are never added to its own: a GPU is part of its module.
     """
     if meter.info.name != "nvml" or meter.info.scope == "module":
         return ()

@@ -37,13 +37,11 @@ class EstimatedMeter:
     """Meter of utilisation times a stated envelope; scope "node".
 
     Args:
-        cpus: the kernel's numbers of the cores; None takes those this process may use.
-        host_W: what the rest of the node is charged all the time.
-        tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).
+       cpus: the kernel's numbers of the cores; None takes those this process may use.
+       host_W: what the rest of the node is charged all the time.
+       tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).
 
-    Raises:
-        InvalidValue: the envelope is negative, or less when busy than when idle.
-        MeterError: the file cannot be read, or holds none of these cores.
+    InvalidValue if the envelope is no range, MeterError if the file has none of these cores.
     """
 
     def __init__(

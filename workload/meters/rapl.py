@@ -92,8 +92,7 @@ def _zones(root: Path) -> list[_Zone]:
 class RaplMeter:
     """Meter of all packages and their DRAM; scope "node" (without fans, disks, GPUs).
 
-    Raises:
-        MeterError: there are no such zones, or they may not be read; the sentence says what to run.
+    MeterError if there are no such zones, or they may not be read, with what to run.
     """
 
     def __init__(

@@ -10,12 +10,7 @@ from tuner.workload.meters.base import PowerSample, Reading
 
 
 class Slope:
-    """Converter of successive readings of one counter to power samples.
-
-    Args:
-        min_s: two readings closer than this say little (the counter's resolution); the second is
-            then taken after a short wait.
-    """
+    """Converter of readings of one counter to power; two closer than `min_s` say little."""
 
     def __init__(
         self,

@@ -125,8 +125,7 @@ class MultiNodeMeter:
 def merged(samples: Sequence[PowerSample], devices_per_node: int) -> PowerSample:
     """Combine simultaneous samples of all nodes: power summed, devices numbered through.
 
-    Means over devices become means over nodes, each having as many; of temperatures and throttling
-    the highest counts, and figures in watts are added up.
+    Means over devices become means over nodes; of temperatures and throttling the highest counts.
     """
     extra: dict[str, list[float]] = {}
     several = len(samples) > 1
@@ -205,12 +204,7 @@ class MultiNodeGovernor:
         self._own, self._nodes, self._devices = own, nodes, devices_per_node
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        """Set every node.
-
-        Raises:
-            GovernorError: a node refused or is gone; every other was put back.
-            InputError: the setting is not one that these devices take.
-        """
+        """Set every node, or put all back and raise GovernorError or InputError."""
         count = 1 + len(self._nodes.peers)
         parts = [settings_of_part(live, part, count) for part in range(count)]
         try:
@@ -231,11 +225,7 @@ class MultiNodeGovernor:
         return dict(self._own.delivered())
 
     def restore(self) -> None:
-        """Restore every node.
-
-        Raises:
-            GovernorError: one could not be; the others were.
-        """
+        """Restore every node; raise GovernorError if one could not be, after the others were."""
 
         def put_back(number: int, peer: Peer) -> str:
             try:
@@ -259,13 +249,9 @@ class MultiNodeGovernor:
 
 
 def settings_of_part(live: Settings, part: int, parts: int) -> Settings:
-    """Return the settings for node `part` of `parts`.
+    """Return the settings for node `part` of `parts`, of one value for all or one a stage.
 
-    Stages and nodes are equal blocks of ranks. A node is told one value where all its ranks want
-    the same, and else one a rank.
-
-    Args:
-        live: one value for all, or a tuple with one a stage.
+    A node is told one value where all its ranks want the same, and else one a rank.
     """
     return Settings({name: _part(value, part, parts) for name, value in live.items()})
 
@@ -281,11 +267,7 @@ def _part(value: Any, part: int, parts: int) -> Any:
 
 
 def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
-    """Return the settings applied on all nodes together, in the form of the request.
-
-    Args:
-        done: what each node set, in order; where nodes set one value differently, the first's.
-    """
+    """Return the settings that nodes applied, in the form of the request; the first's if unlike."""
     joined: dict[str, Any] = {}
     for name, asked in live.items():
         told = [settings.get(name) for settings in done]

@@ -47,10 +47,7 @@ class Joined:
 
 
 class Peer(Protocol):
-    """Agent of another node, as the lead calls it.
-
-    Every call may cross a network. All raise `PeerLost` where the node does not answer.
-    """
+    """Agent of another node, as the lead calls it; every call may raise `PeerLost`."""
 
     def clock_s(self) -> float:
         """Return its CLOCK_MONOTONIC, seconds."""
@@ -198,8 +195,7 @@ class NodeShare:
 def interface_of(*, towards: str) -> str:
     """Return the network interface with this node's address towards a host; empty if unknown.
 
-    The framework's own choice is the interface that the host's name resolves to, which on many
-    hosts is loopback (/etc/hosts): no other node reaches that.
+    A framework takes the one that the host's name resolves to, on many hosts loopback.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:

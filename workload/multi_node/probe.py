@@ -111,11 +111,7 @@ class _MultiNodeRanks:
 
 
 class MultiNodeProbe(Probe):
-    """Probe with ranks on several nodes, led by this one.
-
-    Args:
-        address: where the others reach this node.
-    """
+    """Probe with ranks on several nodes, led by this one, which the others reach at `address`."""
 
     def __init__(
         self, node: ProbeNode, request: ProbeRequest, peers: Sequence[Peer], address: str
@@ -137,12 +133,7 @@ class MultiNodeProbe(Probe):
             self._nodes.close()
 
     def open_timeline(self) -> Timeline:
-        """Gather the peers, compare clocks and meters, and begin to sample.
-
-        Raises:
-            PeerLost: a node does not answer.
-            MeterError: the nodes' energies cannot be added up.
-        """
+        """Gather the peers, compare clocks and meters, and begin to sample."""
         joined = self._nodes.ask(lambda i, peer: peer.join(self.request, self.nodes))()
         self._nodes.set_clocks()
         mine = self.meter.info

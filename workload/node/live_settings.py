@@ -25,11 +25,7 @@ def apply_live(
     *,
     ranks: int,
 ) -> Applied | NotApplied:
-    """Put a live setting in force while the ranks wait at a boundary, and confirm it.
-
-    Raises:
-        GovernorError, InputError: as `Governor.apply`.
-    """
+    """Put a live setting in force while the ranks wait at a boundary, and confirm it."""
     own = {knob.name: knob for knob in knobs if knob.by_script and knob.name in live}
     rest = Settings({name: value for name, value in live.items() if name not in own})
     try:

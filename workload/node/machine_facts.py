@@ -222,12 +222,7 @@ def machine_facts(
     sys: str | Path = "/sys",
     environ: Mapping[str, str] | None = None,
 ) -> MachineFacts:
-    """Collect the facts without changing anything or importing a framework.
-
-    Args:
-        extensions: where compiled DeepSpeed ops are kept; None takes
-            `tuner.workload.node.rank_server`'s folder.
-    """
+    """Collect the facts without changing anything or importing a framework."""
     environ = os.environ if environ is None else environ
     total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
     platforms = [kind(environ, sys=sys) for kind in PLATFORMS.values()]

@@ -34,11 +34,9 @@ class NodeFacts:
     """Facts about one node.
 
     Attributes:
-        cluster: the node as a cluster of one; None where that cannot be found out.
-        clock_note: why clocks cannot be set; empty where they can.
-        compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
-        cores: those that were granted; 0 if unknown.
-        gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
+       clock_note: why clocks cannot be set; empty where they can.
+       compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
+       gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
     """
 
     host: str
@@ -60,11 +58,7 @@ class NodeFacts:
         return self.cluster.device.name if self.cluster is not None else ""
 
     def refusals(self, asked: Cluster | None = None) -> tuple[str, ...]:
-        """Return the reasons against this node for a study, one sentence each; empty if it fits.
-
-        Args:
-            asked: the kind of node that the study wants; None asks for no kind.
-        """
+        """Return the reasons against this node for a study, one sentence each; empty if it fits."""
         here = f"node {self.host}"
         if self.cluster is None:
             return (f"{here} is not used: {self.trouble}",)

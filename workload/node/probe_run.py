@@ -76,11 +76,7 @@ class Probe:
         self._began_s = 0.0
 
     def run(self, next_settings: Continuation | None = None) -> ProbeRecord:
-        """Run the probe; whatever goes wrong becomes the record's failure.
-
-        Args:
-            next_settings: extends an extendable request; None ends it with its own list.
-        """
+        """Run the probe; whatever goes wrong becomes the record's failure."""
         self._next_settings = next_settings
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
@@ -225,10 +221,7 @@ class Probe:
         return explain_exit(rank, code, oom_kills_before)
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
-        """Lead the ranks from the first step to the last: warm up, then measure.
-
-        An inspection ends here, with what the hook saw of the program.
-        """
+        """Lead the ranks from the first step to the last; an inspection ends after the first."""
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
             look_further(conductor)
@@ -413,10 +406,7 @@ def _devices_in_use(nodes: int, each: int, ranks: int) -> list[int]:
 
 
 def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:
-    """Return the fullest rank's peak, of its device if that has memory of its own, in bytes.
-
-    A device's peak is at least what NVML has seen a rank hold, its CUDA context included.
-    """
+    """Return the fullest rank's peak, bytes; of a device at least what NVML has seen it hold."""
     values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
     if held_bytes and any("device_bytes" in peak for peak in peaks):
         values.append(held_bytes)

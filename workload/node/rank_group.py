@@ -19,8 +19,8 @@ class ServerError(RuntimeError):
     """The fork server could not start, import or build.
 
     Attributes:
-        detail: what it printed, or its traceback.
-        kind: name of the exception that was raised in it; empty without one.
+       detail: what it printed, or its traceback.
+       kind: name of the exception that was raised in it; empty without one.
     """
 
     def __init__(self, message: str, detail: str = "", *, kind: str = "") -> None:
@@ -49,11 +49,7 @@ class Event:
 
 
 class Ranks(Protocol):
-    """The ranks of one probe, on one node or several.
-
-    Attributes:
-        patience_s: the time, seconds, that a cause may take to arrive after its effect.
-    """
+    """The ranks of one probe; `patience_s` is how long a cause may arrive after its effect."""
 
     size: int
     pids: tuple[int, ...]

@@ -76,9 +76,7 @@ class ProbeNode:
 class Place:
     """Position of one node's ranks among all ranks of a probe.
 
-    Attributes:
-        master: address and port at which rank 0 gathers them.
-        interface: their network interface; empty leaves it to the framework.
+    `master` is where rank 0 gathers them; an empty `interface` leaves it to the framework.
     """
 
     first: int
@@ -88,11 +86,7 @@ class Place:
 
 
 class RankLaunch:
-    """The start of the ranks of one probe on one node.
-
-    Args:
-        part: the folder below the probe's for the files of one node's share.
-    """
+    """The start of the ranks of one probe on one node; `part` is its folder below the probe's."""
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
         self.node, self.configuration = node, Configuration(request.launch)
@@ -276,9 +270,8 @@ class RankLaunch:
 def reserved_port(address: str = "127.0.0.1") -> Iterator[int]:
     """Keep a free TCP port of this node for rank 0 until the context ends.
 
-    The socket is bound and does not listen. Linux then gives its port to no other socket by
-    itself, and lets rank 0 bind it, because both set SO_REUSEADDR, as torch's TCPStore does
-    (man 7 socket).
+    The socket is bound and does not listen; rank 0 may bind it too, because both set
+    SO_REUSEADDR, as torch's TCPStore does (man 7 socket).
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

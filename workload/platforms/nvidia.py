@@ -108,9 +108,8 @@ class Nvidia(Platform):
     def busy(self, own: Collection[int] = ()) -> tuple[str, ...]:
         """Describe other processes on the visible GPUs, a phrase each; empty without GPUs.
 
-        Those that draw a display are no reason against a GPU, and an idle MPS server is none
-        either. If NVML lists none of `own` on any GPU, it numbers processes as another container
-        does, and no other can be told from them.
+        Those that draw a display and an idle MPS server do not count. If NVML lists none of `own`,
+        it numbers processes as another container does, and no other can be told from them.
         """
         try:
             nvml = open_nvml()
@@ -131,8 +130,7 @@ class Nvidia(Platform):
     def memory_held(self, pids: Collection[int]) -> int | None:
         """Return the memory of processes on the GPU where they hold most, bytes; None if unknown.
 
-        It includes what torch's allocator does not count: the CUDA context, buffers of NCCL and
-        cuBLAS.
+        It includes what torch's allocator does not: the CUDA context, buffers of NCCL and cuBLAS.
         """
 
         def held(nvml: Any, gpu: Gpu) -> int:
@@ -149,8 +147,7 @@ class Nvidia(Platform):
     ) -> float:
         """Wait until nothing is left on the GPUs; return the seconds that it took.
 
-        Not only until the ranks are off NVML's lists: in a container those may be empty, and what
-        the ranks still hold would pass for the memory of another process.
+        In a container NVML's lists may be empty while the ranks still hold memory.
         """
         began_s = clock()
         with contextlib.suppress(InputError, MeterError):

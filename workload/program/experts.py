@@ -79,11 +79,7 @@ class SpreadExperts(torch.nn.Module):
 
 
 def spread(model: Any, degree: int) -> None:
-    """Distribute the experts of every layer over `degree` ranks.
-
-    Raises:
-        NotImplementedError: a family whose experts are not stacked as OLMoE's are.
-    """
+    """Distribute each layer's experts over ranks; NotImplementedError if not stacked as OLMoE's."""
     for block in model.get_decoder().layers:
         sparse: Any = getattr(block, "mlp", None)
         stacked = getattr(sparse, "experts", None)

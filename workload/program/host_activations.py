@@ -20,11 +20,7 @@ SMALLEST_BYTES = 64 * 1024
 def activations_on_host(
     mode: str, runtime: Any = torch.cuda
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which to run a forward pass.
-
-    Args:
-        mode: "none", "sync" or "async".
-    """
+    """Return the context in which to run a forward pass: mode "none", "sync" or "async"."""
     if mode == "none":
         return contextlib.nullcontext()
     offload = Blocking() if mode == "sync" else SideStream(runtime)

@@ -48,10 +48,7 @@ _HAS_RANK = re.compile(
 
 
 def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...]:
-    """Return the frameworks among a script's own import lines, worth importing once for all.
-
-    Nothing is run and nothing of the user's is imported. A script that cannot be read needs none.
-    """
+    """Return the frameworks among a script's own import lines, worth importing once for all."""
     named = _IMPORTS.findall(_source(words, cwd))
     modules = [module for name in named for module in _FRAMEWORKS.get(name, ())]
     return tuple(dict.fromkeys(modules))
@@ -60,7 +57,7 @@ def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...
 def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
     """Return True if a script asks whether it has a rank, and trains in one process without.
 
-    One that does not ask may need a rank, and DeepSpeed does: without one it looks for MPI's.
+    Under DeepSpeed it may need one: without, DeepSpeed looks for MPI's.
     """
     text = _source(words, cwd)
     return bool(_HAS_RANK.search(text)) and "deepspeed" not in _IMPORTS.findall(text)
@@ -120,9 +117,7 @@ class Script:
     def words(self) -> tuple[str, ...]:
         """The words that each rank runs, without the interpreter or a launcher.
 
-        Raises:
-            InputError: there is no script, its launcher cannot be read, or a placeholder is
-                unknown.
+        InputError if there is no script, its launcher cannot be read, or a placeholder is unknown.
         """
         words = self._read[0]
         if not words:
@@ -153,30 +148,18 @@ class Script:
 
     @property
     def launcher(self) -> Launcher | None:
-        """The launcher in front of the script; None without one.
-
-        Raises:
-            InputError: it cannot be read or honoured.
-        """
+        """The launcher in front of the script, or None; InputError if it cannot be honoured."""
         return self._read[1]
 
     @cached_property
     def framework_of_command(self) -> Bound | None:
-        """The framework of the command and the keys that its installed version lacks, or None.
-
-        Raises:
-            InputError: the driver that the user names cannot be read.
-        """
+        """The framework of the command and the keys that its installed version lacks, or None."""
         launcher = self.launcher.kind if self.launcher else ""
         return recognised(self.words, Path(self.cwd), launcher, self.framework)
 
     @property
     def framework_knobs(self) -> tuple[Knob, ...]:
-        """Knobs that the driver of the command's framework declares beside the standard ones.
-
-        Raises:
-            InputError: no framework is recognised.
-        """
+        """Knobs that the framework's driver declares; InputError if none is recognised."""
         found = self.framework_of_command
         if found is None:
             raise InputError(
@@ -200,20 +183,12 @@ class Script:
 
     @property
     def shown(self) -> str:
-        """The command as it may be shown: without the values of its secrets.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """The command without the values of its secrets; InputError if it cannot be read."""
         return shlex.join(self._kept[0])
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The values that are not kept, by the variables that stand for them.
-
-        Raises:
-            InputError: the command cannot be read.
-        """
+        """The values that are not kept, by the variables that stand for them."""
         return self._kept[1]
 
     @property

@@ -26,12 +26,9 @@ _DEEPSPEED_KEYS = (
 
 
 def overlay(job: ScriptJob, configuration: Configuration) -> dict[str, Any]:
-    """Return a configuration's changes to the DeepSpeed settings; None removes a key.
+    """Return a configuration's changes to the DeepSpeed settings (0.19); None removes a key.
 
-    Keys are DeepSpeed 0.19's (deepspeed.ai/docs/config-json). Only knobs in play are said.
-
-    Raises:
-        InvalidValue: micro-batch x data parallelism does not divide the global batch.
+    InvalidValue if micro-batch x data parallelism does not divide the global batch.
     """
     said: dict[str, Any] = {}
     if job.driver is not None and not job.frame.on_deepspeed:
@@ -73,11 +70,7 @@ def _optimizer_on_host(job: ScriptJob) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a DeepSpeed configuration.
-
-    Raises:
-        InputError: the file cannot be read, or holds no object.
-    """
+    """Return a DeepSpeed configuration; InputError if the file holds no object."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

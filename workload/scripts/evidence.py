@@ -39,12 +39,7 @@ class _Group:
 
 
 def batches_seen(facts: Mapping[str, Any]) -> Counted:
-    """Return the batches that the counts of the first steps show.
-
-    Args:
-        facts: of the hook: `groups` and `named`, and `first_batches`, of each rank whose digest is
-            known.
-    """
+    """Return the batches that the hook's counts of the first steps show."""
     groups = list(facts.get("groups", ()))[1:]  # the first step may be special
     if not groups:
         return Counted(how="no second optimizer step was seen")

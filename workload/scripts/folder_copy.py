@@ -29,12 +29,9 @@ _SECRET = re.compile(r"\.env(\..*|rc)?|.*\.(pem|key|p12|pfx)|id_(rsa|dsa|ecdsa|e
 
 
 def packed(folder: Path) -> bytes:
-    """Return a folder's files as a compressed archive.
+    """Return a folder's files as a compressed archive, but what git ignores and likely secrets.
 
-    What git ignores is left out, and what is likely to hold secrets.
-
-    Raises:
-        InputError: the folder is too large to copy, cannot be read, or a link leads out of it.
+    InputError if the folder is too large, cannot be read, or a link leads out of it.
     """
     stream, size = io.BytesIO(), 0
     try:
@@ -85,10 +82,7 @@ def _list_of(folder: Path) -> Path:
 
 
 def unpacked(archive: bytes, folder: Path) -> str:
-    """Write a copy where there is none; return what prevents it, or "".
-
-    A folder that is there and no copy is left as it is: the node has its own.
-    """
+    """Write a copy where there is none; return what prevents it, or ""."""
     listed = _list_of(folder)
     try:
         require_own(folder)

@@ -106,11 +106,7 @@ class Framework:
         return zero if isinstance(zero, Mapping) else {"stage": 1}
 
     def batch_words(self, configuration: Configuration, global_batch: int) -> dict[str, str]:
-        """Return what stands for the batch's placeholders: an argument may carry more than a part.
-
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
-        """
+        """Return what stands for the batch's placeholders, which may carry more than a part."""
         # An unknown global batch leaves the script's own accumulation.
         times = configuration.accumulation(global_batch) if global_batch else self.accumulation
         parts = {"micro_batch": configuration.micro_batch, "gradient_accumulation": times}
@@ -128,12 +124,7 @@ class Framework:
 
 @dataclass(frozen=True)
 class KnobSupport:
-    """Support of one launch knob by a script.
-
-    Attributes:
-        why: by what it is turned, or why it is not, as a phrase.
-        values: those that can be had; empty for all.
-    """
+    """Support of one launch knob by a script, with why (not), a phrase; no values for all."""
 
     turned: bool
     why: str

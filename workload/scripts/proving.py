@@ -321,10 +321,7 @@ def _placed(job: ScriptJob, arguments: Sequence[Argument] | Any) -> ScriptJob:
 def _with_placeholder(
     words: tuple[str, ...], argument: Argument, placeholder: str
 ) -> tuple[str, ...] | None:
-    """Return a command that sets an argument by a placeholder; None if it cannot be placed.
-
-    Where the command does not name it, it is added: argparse takes the last value of an option.
-    """
+    """Return a command that sets an argument by a placeholder; None if it cannot be placed."""
     made, first = list(words), 2 if words[0] == "-m" else 1
     if not argument.options:  # positional: the one word that is its value
         places = [n for n in range(first, len(made)) if made[n] == str(argument.value)]

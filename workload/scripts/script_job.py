@@ -117,11 +117,7 @@ class ScriptJob(TrainingJob):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScriptJob:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no such job.
-        """
+        """Read what `to_json` wrote; InputError if it is no such job."""
         try:
             told = json.loads(data["frame"])
             sequences = ("reads", "turns", "given")
@@ -257,11 +253,7 @@ class ScriptJob(TrainingJob):
         return with_baseline(Configuration.of(values), self.knobs)
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
-        """Return this job with declared knobs and their present values.
-
-        Raises:
-            InputError: one of them cannot be applied to this script.
-        """
+        """Return this job with declared knobs at today's values; InputError if one cannot be."""
         made, left_out = [], []
         for knob in knobs:
             try:
@@ -323,22 +315,14 @@ class ScriptJob(TrainingJob):
     # ---- how it starts
 
     def overlay(self, configuration: Configuration) -> dict[str, Any]:
-        """Return a configuration's changes to the DeepSpeed settings; None removes a key.
-
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
-        """
+        """Return a configuration's changes to the DeepSpeed settings; None removes a key."""
         return overlay(self, configuration)
 
     def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
         """Write the files of this configuration to `folder`, and return the start of its ranks.
 
-        Args:
-            probe: leave loggers and checkpoints out, and check the batches' size.
-
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
-            OSError: the file cannot be written.
+        A probe leaves loggers and checkpoints out, and checks the batches' size. InvalidValue if
+        micro-batch x replicas does not divide the global batch; OSError if it cannot write.
         """
         changes = self.overlay(configuration)
         base = self.frame.config or self.file_config

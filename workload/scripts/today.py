@@ -40,11 +40,7 @@ class Today:
 
 
 def seen_today(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Today:
-    """Return what a script trains today.
-
-    Raises:
-        InputError: what the user says contradicts what was seen.
-    """
+    """Return what a script trains today; InputError if the user says otherwise."""
     placed = "deepspeed_config" in blank.placeholders
     config = blank.file_config or ({} if placed else facts.get("config", {}))
     if "micro_batch" in facts:

@@ -34,8 +34,7 @@ _FOLLOW = ("global_batch", "gradient_accumulation")
 class Bound:
     """Driver of the framework of a command, as far as the installed version has its keys.
 
-    Attributes:
-        given: values of its keys today that a function of the user's returns.
+    `given` are today's values of its keys that a function of the user's returns.
     """
 
     driver: Driver
@@ -58,11 +57,7 @@ class Bound:
 
     @classmethod
     def from_json(cls, text: str) -> Bound:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no such text.
-        """
+        """Read what `to_json` wrote; InputError if it is no such text."""
         try:
             data = json.loads(text)
             driver = Driver.from_json(json.dumps(data["driver"]))
@@ -75,9 +70,7 @@ class Bound:
 class Driven:
     """Driver, the command that it applies to, and the ranks that it starts on today.
 
-    Attributes:
-        taken: knobs that the command has a placeholder for, which are not the driver's, with
-            today's value or "".
+    `taken` are knobs that the command has a placeholder for, with today's value or "".
     """
 
     bound: Bound
@@ -225,11 +218,7 @@ class Driven:
     def changes(
         self, configuration: Configuration, today: Configuration, global_batch: int
     ) -> dict[str, Any]:
-        """Return the settings that a configuration changes, by key.
-
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
-        """
+        """Return the settings that a configuration changes, by key."""
         changed: dict[str, Any] = {}
         if configuration.launch == today.launch:
             return changed
@@ -262,11 +251,7 @@ class Driven:
         return changed
 
     def declared(self, knob: Knob) -> Any:
-        """Return today's value of a declared knob of the driver; None where it is not given.
-
-        Raises:
-            InputError: the installed version does not have its key.
-        """
+        """Return today's value of a declared knob, or None; InputError if its key is gone."""
         if knob.target[1] in self.bound.gone:
             raise InputError(f"{self.bound.title} has no {knob.target[1]}")
         now = self.settings.get(knob.target[1])
@@ -303,9 +288,7 @@ class Driven:
     ) -> tuple[tuple[str, ...], dict[str, str]]:
         """Write the changed file or module to a folder; return the words and more variables.
 
-        Raises:
-            InputError: a key can be given nowhere, or the file cannot be changed.
-            OSError: a file cannot be written.
+        InputError if a key can be given nowhere; OSError if a file cannot be written.
         """
         driver = self.bound.driver
         quiet = {k: v for k, v in driver.quiet.items() if k not in self.bound.gone} if probe else {}

@@ -106,10 +106,8 @@ class Rule:
 class Step:
     """Sign of an optimizer step.
 
-    Attributes:
-        count: "optimizer" (a torch optimizer steps), "call" (a function returns) or "log" (a line
-            is printed).
-        call: the function, "module:function" or "module:Class.method".
+    A torch optimizer steps ("optimizer"), `call`, "module:function", returns ("call"), or `line` is
+    printed ("log").
     """
 
     count: str = "optimizer"
@@ -141,8 +139,7 @@ class Source:
 class Wrapper:
     """Framework that is configured by a function: a module is generated that calls it.
 
-    Attributes:
-        search: where the module is, in this order, with {module}.
+    `search` says where the module is, in this order, with {module}.
     """
 
     module: str

@@ -56,11 +56,7 @@ class Settings:
         return None
 
     def get(self, key: str) -> Any:
-        """Return the value of a key; None where it is not given.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
+        """Return the value of a key, or None; InputError if the file cannot be read."""
         kind, _, name = key.rpartition(":")
         if kind == "env":
             value = self.env.get(name)
@@ -133,12 +129,8 @@ class Settings:
     ) -> tuple[tuple[str, ...], dict[str, str]]:
         """Write the file with other values to a folder; return the command and more variables.
 
-        Args:
-            changes: by key, the new value; `UNSET` takes the key away.
-
-        Raises:
-            InputError: a key can be given nowhere, or the file cannot be changed.
-            OSError: the file cannot be written.
+        The value `UNSET` takes a key away. InputError if a key can be given nowhere, or the file
+        cannot be changed; OSError if it cannot be written.
         """
         words, env, in_file = list(self.words), {}, {}
         file = self.file

@@ -61,11 +61,7 @@ class Launcher:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launcher:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no launcher.
-        """
+        """Read what `to_json` wrote; InputError if it is no launcher."""
         try:
             lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
             return cls(**{**data, **lists})

@@ -38,11 +38,7 @@ LAUNCHER_WORDS = frozenset(
 
 
 def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:
-    """Return the words that each rank runs, without the interpreter, and the launcher if any.
-
-    Raises:
-        InputError: the launcher refuses the command, or it cannot be honoured.
-    """
+    """Return the words that each rank runs, without the interpreter, and the launcher if any."""
     assigned, rest = assignments(words)
     if "CUDA_VISIBLE_DEVICES" in assigned:
         raise InputError(
@@ -91,13 +87,9 @@ def _read(
 
 
 def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """Return a command whose first word is an installed one as `-m MODULE ...`, others as they are.
+    """Return a command that a package installs as `-m MODULE ...`, others as they are.
 
-    Args:
-        cwd: the folder that it is started in; a file of that name there is a script.
-
-    Raises:
-        InputError: `python -m` does not start what the command starts.
+    InputError if `python -m` does not start what the command starts.
     """
     name = words[0] if words else ""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():

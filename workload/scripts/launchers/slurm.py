@@ -51,9 +51,8 @@ class Srun(Kind):
     def read(self, typed: Typed) -> Read:
         """Return what it starts, inside an allocation by Slurm's own figures.
 
-        Raises:
-            InputError: an option is unknown, nodes have different numbers of tasks, or no command
-                follows whose ranks are seen from here.
+        InputError if an option is unknown, nodes have different numbers of tasks, or no command
+        follows whose ranks are seen from here.
         """
         words = list(typed.words)
         told, at = options_of_srun(words)
@@ -166,11 +165,7 @@ def is_srun(words: Sequence[str]) -> bool:
 
 
 def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
-    """Return srun's options with their values, and the place of the command.
-
-    Raises:
-        InputError: an option is unknown or lacks its value.
-    """
+    """Return srun's options, and the place of the command; InputError for an unknown one."""
     told: dict[str, str] = {}
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] != "-":

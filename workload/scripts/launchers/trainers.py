@@ -63,11 +63,7 @@ class _Framework(Kind):
         file: Path | None,
         keys: dict[str, Any],
     ) -> list[str]:
-        """Set a value where it stands among the words, else by a key of the file or a new option.
-
-        Args:
-            options: the spellings of its option, the last of them the key.
-        """
+        """Set a value where it stands, else by the key, the last option, or a new option."""
         if (at := place(words, options)) is not None:
             return with_value(words, at, value)
         if file is not None and self.takes_key(file, options[-1]):

@@ -58,11 +58,7 @@ class Rewriting:
         return -(-self.world // max(each, 1))
 
     def wanted(self, framework: str) -> Iterator[tuple[str, Any, Any]]:
-        """Yield what the hook would set beside DeepSpeed's JSON: key, today's and the new value.
-
-        Args:
-            framework: kind of launcher by whose driver the keys are named.
-        """
+        """Yield what the hook would set beside DeepSpeed's JSON: key, today's and the new value."""
         from tuner.workload.scripts.knob_support import SWITCH
 
         driver = next(d for d in shipped_drivers() if framework in d.recognised.launchers)
@@ -121,11 +117,7 @@ class Rewriting:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the keys of a configuration file.
-
-    Raises:
-        InputError: it cannot be read, or holds none.
-    """
+    """Return the keys of a configuration file; InputError if it holds none."""
     data = parsed_file(path)
     if not isinstance(data, dict):
         raise InputError(f"{path} holds no keys")
