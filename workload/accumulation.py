@@ -55,9 +55,9 @@ class AccumulationPlan:
     """Accumulations to measure in a launch.
 
     Attributes:
-       own: micro-batches of the job's own step.
-       measured: three smaller numbers, ascending; empty if whole steps are measured.
-       why_whole: why whole steps are measured although there are many micro-batches; else "".
+        own: micro-batches of the job's own step.
+        measured: three smaller numbers, ascending; empty if whole steps are measured.
+        why_whole: why whole steps are measured although there are many micro-batches; else "".
     """
 
     own: int = 0

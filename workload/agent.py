@@ -128,9 +128,9 @@ class Agent:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
         Args:
-           make_runner: None makes the real one, after checking its needs.
-           devices: UUIDs of this agent's GPUs; empty for all of the node.
-           copy: the folder of the job's script, packed, for a node that does not have it.
+            make_runner: None makes the real one, after checking its needs.
+            devices: UUIDs of this agent's GPUs; empty for all of the node.
+            copy: the folder of the job's script, packed, for a node that does not have it.
         """
         if isinstance(job, ScriptJob) and (trouble := _without_folder(job, copy)):
             return unusable(trouble)

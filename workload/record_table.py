@@ -51,9 +51,9 @@ def record_space(
     """Measure the candidates and write them as a recorded table.
 
     Args:
-       folder: where the table and its trace go; an existing recording is continued.
-       workload, hardware: what the rows are about; the table's grouping columns.
-       sample: launch settings to measure, drawn at random; None is all of them.
+        folder: where the table and its trace go; an existing recording is continued.
+        workload, hardware: what the rows are about; the table's grouping columns.
+        sample: launch settings to measure, drawn at random; None is all of them.
 
     InputError if the sample is not positive, or the folder holds a broken trace.
     """

@@ -73,9 +73,9 @@ class TablePoint:
     """Configuration as recorded.
 
     Attributes:
-       repeats: (time s, power W) of each repeat; empty where the table has none.
-       time_sd_s: standard deviation of a repeated window's time; None where unknown.
-       lines: the lines of table.csv that it comes from.
+        repeats: (time s, power W) of each repeat; empty where the table has none.
+        time_sd_s: standard deviation of a repeated window's time; None where unknown.
+        lines: the lines of table.csv that it comes from.
     """
 
     configuration: Configuration
@@ -106,9 +106,9 @@ class RecordedTable:
     """Table of recorded configurations.
 
     Attributes:
-       noise: spread to draw from where it has neither repeats nor deviations.
-       unit_of_work: what one "step" of it is.
-       estimated: True if the energy is not metered (`estimated = true` in the toml).
+        noise: spread to draw from where it has neither repeats nor deviations.
+        unit_of_work: what one "step" of it is.
+        estimated: True if the energy is not metered (`estimated = true` in the toml).
     """
 
     name: str

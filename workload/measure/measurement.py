@@ -181,10 +181,10 @@ def measurement(
     """Return the measurement of one live setting from its window.
 
     Args:
-       settings: the applied settings (the request, snapped to supported values); default `live`.
-       began_s: the probe's start on the window's clock, seconds.
-       independent: sampled power is another source than the energy (`MeterInfo.independent`).
-       devices: numbers of those that the ranks use; None: all.
+        settings: the applied settings (the request, snapped to supported values); default `live`.
+        began_s: the probe's start on the window's clock, seconds.
+        independent: sampled power is another source than the energy (`MeterInfo.independent`).
+        devices: numbers of those that the ranks use; None: all.
     """
     set_to = live if settings is None else settings
     lease = _devices(window.samples)

@@ -71,8 +71,8 @@ def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **m
     read, else estimated.
 
     Raises:
-       UnknownName: no meter is called `prefer`.
-       InputError: the meter asked for, or the only right one, cannot be opened.
+        UnknownName: no meter is called `prefer`.
+        InputError: the meter asked for, or the only right one, cannot be opened.
     """
     from tuner.workload.platforms import platform_of
 

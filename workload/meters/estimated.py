@@ -37,9 +37,9 @@ class EstimatedMeter:
     """Meter of utilisation times a stated envelope; scope "node".
 
     Args:
-       cpus: the kernel's numbers of the cores; None takes those this process may use.
-       host_W: what the rest of the node is charged all the time.
-       tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).
+        cpus: the kernel's numbers of the cores; None takes those this process may use.
+        host_W: what the rest of the node is charged all the time.
+        tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).
 
     InvalidValue if the envelope is no range, MeterError if the file has none of these cores.
     """

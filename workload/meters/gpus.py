@@ -52,8 +52,8 @@ def open_nvml(nvml: Any = None, *, dev: str | Path = "/dev") -> Any:
     """Initialise NVML: `nvml` itself, or the pynvml module. Each call needs one `nvmlShutdown`.
 
     Raises:
-       NoDriver: this machine has no driver, or the Python package is missing, and no GPU's file.
-       MeterError: NVML does not start, although there are GPUs.
+        NoDriver: this machine has no driver, or the Python package is missing, and no GPU's file.
+        MeterError: NVML does not start, although there are GPUs.
     """
     absent = NoDriver if not any(Path(dev).glob("nvidia[0-9]*")) else MeterError
     if nvml is None:

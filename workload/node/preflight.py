@@ -34,9 +34,9 @@ class NodeFacts:
     """Facts about one node.
 
     Attributes:
-       clock_note: why clocks cannot be set; empty where they can.
-       compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
-       gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
+        clock_note: why clocks cannot be set; empty where they can.
+        compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
+        gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
     """
 
     host: str

@@ -19,8 +19,8 @@ class ServerError(RuntimeError):
     """The fork server could not start, import or build.
 
     Attributes:
-       detail: what it printed, or its traceback.
-       kind: name of the exception that was raised in it; empty without one.
+        detail: what it printed, or its traceback.
+        kind: name of the exception that was raised in it; empty without one.
     """
 
     def __init__(self, message: str, detail: str = "", *, kind: str = "") -> None:

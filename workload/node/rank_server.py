@@ -87,12 +87,12 @@ class RankServer:
     """The agent's end of the fork server; InputError if sudo started this process for a user.
 
     Args:
-       needs: modules without which nothing can be trained, imported before the first fork.
-       optional: further modules to import before the first fork if they exist.
-       platform: of the devices that ops are compiled for; None leaves them to the builder.
+        needs: modules without which nothing can be trained, imported before the first fork.
+        optional: further modules to import before the first fork if they exist.
+        platform: of the devices that ops are compiled for; None leaves them to the builder.
 
     Attributes:
-       fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
+        fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
     """
 
     def __init__(

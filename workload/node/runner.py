@@ -47,10 +47,10 @@ class LocalRunner:
     """Runner of probes on this node, one at a time.
 
     Args:
-       run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
-       meter, governor: opened for this cluster if not given; closed with the runner.
-       beside: meters of other scopes, read at the same boundaries.
-       keep: save what was measured after every window, until the driver has the whole record.
+        run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
+        meter, governor: opened for this cluster if not given; closed with the runner.
+        beside: meters of other scopes, read at the same boundaries.
+        keep: save what was measured after every window, until the driver has the whole record.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class Engine:
     """Parts of the model on this rank, their optimizer, and the schedule that runs them.
 
     Args:
-       fill: gives modules their weights; each rank calls it for its own parts.
-       degree, virtual: ranks of the pipeline, and parts that each holds.
+        fill: gives modules their weights; each rank calls it for its own parts.
+        degree, virtual: ranks of the pipeline, and parts that each holds.
     """
 
     def __init__(
