@@ -27,7 +27,7 @@ from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.window import Conductor
 from tuner.workload.node.first_steps import choose_accumulation
 from tuner.workload.probe import Failure, Measurement, WindowPolicy
-from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 JOB = replace(load_job(), global_batch=128)

@@ -22,13 +22,10 @@ from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.recognise import recognised
 from tuner.workload.scripts.launchers import Launcher, read_command
 from tuner.workload.scripts.launchers.secrets import hidden, revealed
+from tuner.workload.scripts.script_facts import LAUNCH, PLACEHOLDER
 
-PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 #: What a command may hold beside the launch knobs. The last three differ from rank to rank.
 _EXTRA = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank")
-#: A script's global batch is the user's: the number of steps at another one is unknown.
-LAUNCH = tuple(n for n, knob in KNOBS.items() if knob.kind == "launch" and n != "global_batch")
-
 #: Frameworks that take long to import, and the modules of theirs that training needs.
 _FRAMEWORKS = {
     "accelerate": ("accelerate",),

@@ -27,7 +27,8 @@ from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
-from tuner.workload.scripts.script_job import Framework, ScriptJob
+from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.today import seen_today
 from tuner.workload.scripts.todays_values import require_todays_values
 

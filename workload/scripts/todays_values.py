@@ -15,8 +15,8 @@ from pathlib import Path
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.named_values import ACCUMULATION, BATCH
-from tuner.workload.scripts.command import LAUNCH, PLACEHOLDER
-from tuner.workload.scripts.knob_support import NO_BATCH, OFFLOADS
+from tuner.workload.scripts.knob_support import NO_BATCH
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, PLACEHOLDER
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Options of scripts that carry a part of the batch.

@@ -19,7 +19,7 @@ from tuner.workload.scripts.frameworks import shipped_drivers
 from tuner.workload.scripts.launchers.launcher import Launcher
 
 if TYPE_CHECKING:
-    from tuner.workload.scripts.script_job import ScriptJob
+    from tuner.workload.scripts.script_facts import ScriptFacts
 
 #: Keys of Accelerate's file, below its section `deepspeed_config`, by the section or key of
 #: DeepSpeed's own configuration.
@@ -33,7 +33,7 @@ class Rewriting:
     """One command as it is written back."""
 
     def __init__(
-        self, launcher: Launcher, configuration: Configuration, job: ScriptJob, folder: Path
+        self, launcher: Launcher, configuration: Configuration, job: ScriptFacts, folder: Path
     ) -> None:
         self.launcher, self.job, self.configuration = launcher, job, configuration
         self.folder = folder.resolve()
@@ -59,8 +59,6 @@ class Rewriting:
 
     def wanted(self, framework: str) -> Iterator[tuple[str, Any, Any]]:
         """Yield what the hook would set beside DeepSpeed's JSON: key, today's and the new value."""
-        from tuner.workload.scripts.knob_support import SWITCH
-
         driver = next(d for d in shipped_drivers() if framework in d.recognised.launchers)
         job, today, new = self.job, self.job.baseline, self.configuration
         values: dict[str, tuple[Any, Any]] = {}
@@ -70,7 +68,7 @@ class Rewriting:
             times = (each.accumulation(job.global_batch) for each in (today, new))
             values["gradient_accumulation"] = next(times), next(times)
         knob = "activation_checkpointing"
-        if job.offers[knob].why == SWITCH and new.get(knob) != today.get(knob):
+        if job.by_switch and new.get(knob) != today.get(knob):
             values[knob] = today.get(knob) != "none", new.get(knob) != "none"
         for name, (before, after) in values.items():
             key = driver.knobs[name].keys[0]
