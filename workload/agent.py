@@ -26,7 +26,6 @@ from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, InteractiveRunner, Runner
-from tuner.workload.scripts.folder_copy import unpacked
 from tuner.workload.scripts.script_job import ScriptJob
 
 if TYPE_CHECKING:
@@ -123,17 +122,18 @@ class Agent:
         make_runner: MakeRunner | None,
         devices: Sequence[str] = (),
         prepare: bool = False,
-        copy: bytes | None = None,
     ) -> Entered:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
         Args:
             make_runner: None makes the real one, after checking its needs.
             devices: UUIDs of this agent's GPUs; empty for all of the node.
-            copy: the folder of the job's script, packed, for a node that does not have it.
         """
-        if isinstance(job, ScriptJob) and (trouble := _without_folder(job, copy)):
-            return unusable(trouble)
+        if isinstance(job, ScriptJob) and not Path(job.cwd).is_dir():
+            return unusable(
+                f"it has no folder {job.cwd}, which the script starts in; copy it there, or put it "
+                "on a shared file system"
+            )
         if devices or cluster.device.type == "cpu":  # what its GPUs do is no reason against cores
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if make_runner is not None:
@@ -232,19 +232,6 @@ class Agent:
         """Close the runner."""
         if self._runner is not None:
             self._runner.close()
-
-
-def _without_folder(job: ScriptJob, copy: bytes | None) -> str:
-    """Copy a script's folder to this node if it is lacking; return why it stays so, or ""."""
-    folder = Path(job.cwd)
-    if copy is not None:
-        return unpacked(copy, folder)
-    if folder.is_dir():
-        return ""
-    return (
-        f"it has no folder {folder}, which the script starts in; --sync copies it there, or put it "
-        "on a shared file system"
-    )
 
 
 class _Dialogue:

@@ -96,7 +96,6 @@ class Script:
     nodes: int | None = option(
         None, "nodes that it runs on today, through --ray (default: all usable ones)", least=1
     )
-    sync: bool = option(False, "copy its folder to the nodes of --ray that do not have it")
     model_config: Path | None = option(
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
