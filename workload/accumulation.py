@@ -1,8 +1,7 @@
 """Measurement of micro-batches in place of whole optimizer steps: plan, rule and result.
 
-A step of a real job is mostly accumulation: of k micro-batches it takes T(k) = a + k b, with a what
-occurs once (reduction, optimizer, the fill of a pipeline). A few steps of small k in one launch
-tell a and b, and with them the step of the job's own accumulation, in seconds and in joules
+Of k micro-batches a step takes T(k) = a + k b, with a what occurs once (reduction, optimizer, the
+fill of a pipeline). A few steps of small k in one launch tell a and b, in seconds and in joules
 (`tuner.workload.measure.accumulation_fit`).
 """
 
@@ -23,13 +22,8 @@ WHOLE_STEPS_WINDOWS = 2.0
 class AccumulationFit:
     """Steps of smaller accumulation from which a measurement was extrapolated; of each window one.
 
-    Attributes:
-        accumulation: micro-batches of the job's own step, for which the measurement is.
-        micro_batches: micro-batches of a step of each window.
-        once_s, once_J: what a step takes once.
-        each_s, each_J: what each micro-batch adds.
-        curvature: distance of the middle accumulation's time from the line through the others, as
-            a share of it.
+    A step takes `once_s` and `once_J`, and `each_s` and `each_J` for each micro-batch. `curvature`
+    is the distance of the middle accumulation's time from the others' line, as a share of it.
     """
 
     accumulation: int
@@ -52,12 +46,9 @@ class AccumulationFit:
 
 @dataclass(frozen=True)
 class AccumulationPlan:
-    """Accumulations to measure in a launch.
+    """Accumulations to measure in a launch: three below the job's own, ascending, or none.
 
-    Attributes:
-        own: micro-batches of the job's own step.
-        measured: three smaller numbers, ascending; empty if whole steps are measured.
-        why_whole: why whole steps are measured although there are many micro-batches; else "".
+    `why_whole` says why whole steps are measured although there are many micro-batches; else "".
     """
 
     own: int = 0

@@ -1,9 +1,8 @@
 """Agent of a node: runs the probes that a driver sends it, whatever carries the calls.
 
-An agent holds one runner, inspects its node before it takes any probe, and serves a share of a
-probe that another node leads. Records are returned as plain JSON; logs, rendered files and power
-samples stay in the run folder, where the agent wrote them. `tuner.executors.ray_agent` makes it a
-Ray actor; an executor of one process calls `run_safely`.
+It inspects its node before it takes any probe, and serves a share of a probe that another node
+leads. Records are returned as plain JSON; logs and power samples stay in the run folder.
+`tuner.executors.ray_agent` makes it a Ray actor; an executor of one process calls `run_safely`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Rendering of a configuration as DeepSpeed JSON and arguments of the training program.
 
-Probes differ in nothing else: every other setting comes from the job. `train_batch_size` is the
-job's global batch, so DeepSpeed itself refuses a micro-batch and accumulation that do not multiply
-to it. Settings without a DeepSpeed key, because they change the model, are arguments of the
-built-in training program.
+`train_batch_size` is the job's global batch, so DeepSpeed itself refuses a micro-batch and
+accumulation that do not multiply to it. Settings without a DeepSpeed key are arguments.
 """
 
 from __future__ import annotations

@@ -40,13 +40,7 @@ def partial_record(
     meter: MeterInfo,
     failure: Failure = _ENDED_FIRST,
 ) -> ProbeRecord:
-    """Make the record of a probe that did not come to its end.
-
-    Its energy is that of the windows: the least that it has cost.
-
-    Args:
-        failure: how it ended; by default because the session did.
-    """
+    """Make the record of a probe that did not end, with its windows' energy: the least it cost."""
     windows = tuple(measurements)
     spent_J = math.fsum(window.energy_J for window in windows)
     return ProbeRecord(request, windows, meter, failure, energy_J=spent_J)

@@ -1,9 +1,8 @@
 """Requests and records of probes: the protocol between a search and what runs its probes.
 
-A *runner* takes a `ProbeRequest` and returns a `ProbeRecord`. Three exist: the real one
-(`tuner.workload.node.runner`), the replay (`tuner.workload.replay`) and the simulation
-(`tuner.models.simulated`); a caller cannot tell them apart. The meter's scope, its source and
-whether it is an estimate are part of every record.
+A *runner* takes a `ProbeRequest` and returns a `ProbeRecord`: the real one
+(`tuner.workload.node.runner`), the replay (`tuner.workload.replay`) or the simulation
+(`tuner.models.simulated`); a caller cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -170,17 +169,14 @@ def _settings(data: Any) -> Settings:
 
 @dataclass(frozen=True)
 class MeterInfo:
-    """Source of an energy figure.
+    """Source of an energy figure; one that is estimated or of a twin is labelled wherever shown.
 
     Attributes:
-        name: "nvml", "rapl", "estimated", "table", "simulated".
-        estimated: True if nothing was metered. Such figures are labelled wherever shown.
-        host: what of the node besides the GPUs is charged to the job, and what is not; empty if
-            unknown.
-        independent: True if sampled power is another source than the energy, so that the two check
-            each other; False if one is computed from the other.
-        twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
-            Such figures are labelled wherever shown.
+       name: "nvml", "rapl", "estimated", "table", "simulated".
+       host: what of the node besides the GPUs is charged to the job; empty if unknown.
+       independent: True if sampled power is another source than the energy, so that the two check
+           each other; False if one is computed from the other.
+       twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
     """
 
     name: str

@@ -1,10 +1,8 @@
 """Runners that answer from recorded results instead of starting processes.
 
 `TraceRunner` answers from a trace of this project's own recorder, `TableRunner` from a recorded
-table. Callers cannot tell them from the real runner: they return records with windows, spreads and
-costs, and a configuration that was never recorded is a refused probe. A visit's draw depends only
-on the seed, the configuration and the probe's name, so a resumed study gets the same values as an
-uninterrupted one.
+table. A configuration that was never recorded is a refused probe. A visit's draw depends only on
+the seed, the configuration and the probe's name, so a resumed study gets the same values.
 """
 
 from __future__ import annotations

@@ -70,12 +70,9 @@ class PredictedBy:
 
 @dataclass(frozen=True)
 class TablePoint:
-    """Configuration as recorded.
+    """Configuration as recorded, from these lines of table.csv.
 
-    Attributes:
-        repeats: (time s, power W) of each repeat; empty where the table has none.
-        time_sd_s: standard deviation of a repeated window's time; None where unknown.
-        lines: the lines of table.csv that it comes from.
+    `repeats` are (time s, power W); standard deviations of a repeated window are None if unknown.
     """
 
     configuration: Configuration

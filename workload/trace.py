@@ -1,9 +1,8 @@
 """The trace: an append-only file of probe records, one JSON line for each probe.
 
 The log is the state: resume, replay and report all read it. A record is on disk (fsynced) before it
-is used, so a crash costs at most the probe that was running. A line that a crash cut short is moved
-aside on reopening, never overwritten; a line that is broken anywhere else is an error, because then
-the file was edited.
+is used. A line that a crash cut short is moved aside on reopening, never overwritten; a line that
+is broken anywhere else is an error, because then the file was edited.
 """
 
 from __future__ import annotations

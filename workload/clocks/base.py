@@ -49,13 +49,12 @@ class Governor(Protocol):
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         """Make `live` the whole live setting: a knob it does not name goes back to what it was.
 
-        Args:
-            live: one value for all devices, or a tuple with one a pipeline stage.
-            ranks: how many devices the job uses, which its stages share; None: all.
+        A value is one for all devices, or a tuple with one a pipeline stage, which share the
+        devices of `ranks` (None: all).
 
         Raises:
-            InputError: the setting is not one that these devices take, or none may be set.
-            GovernorError: a device refused; the earlier settings were put back.
+           InputError: the setting is not one that these devices take, or none may be set.
+           GovernorError: a device refused; the earlier settings were put back.
         """
         ...
 

@@ -1,11 +1,9 @@
 """Governors: set clocks and power limits, read back the delivered values, restore the earlier ones.
 
 Permission is found out before the first probe without a write to the GPU, but for ways of which
-only a setting that is tried tells (`tuner.workload.clocks.ways`). A request is
-snapped to the nearest supported value, with a note; `delivered` is what the device then runs at,
-and models learn from it. Before the first change a guard process is given the earlier settings
-(`tuner.workload.clocks.guard_client`), so that a killed agent leaves no clock wrong. Without the
-right to lock clocks, other ways are tried (`tuner.workload.clocks.ways`).
+only a setting that is tried tells (`tuner.workload.clocks.ways`). A request is snapped to the
+nearest supported value; `delivered` is what the device then runs at. Before the first change a
+guard process is given the earlier settings (`tuner.workload.clocks.guard_client`).
 """
 
 from __future__ import annotations
@@ -49,21 +47,18 @@ class NvmlGovernor:
     """SM clock, memory clock and power limit of the visible GPUs, through NVML.
 
     Args:
-        devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-        earlier_clocks_MHz: the (lowest, highest) lock that an administrator has set. NVML cannot be
-            asked for it; without this, or EARLIER_CLOCKS_MHZ=MIN,MAX in the environment (as for
-            clocks.sh), putting back releases the lock.
-        guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard_client.Guard`);
-            "" starts none. By default the real NVML is guarded and a stand-in is not.
+       devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
+       earlier_clocks_MHz: the (lowest, highest) lock that an administrator has set, by default
+           EARLIER_CLOCKS_MHZ=MIN,MAX of the environment. NVML cannot be asked for it; without,
+           putting back releases the lock.
+       guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard_client.Guard`);
+           "" starts none. By default the real NVML is guarded and a stand-in is not.
 
     Attributes:
-        means: how clocks are set: "locked clocks", "application clocks", or another way
-            (`tuner.workload.clocks.ways`).
-        needs_root: True if the driver permits a way to set clocks to root only.
+       means: how clocks are set: "locked clocks", "application clocks", or another way.
+       needs_root: True if the driver permits a way to set clocks to root only.
 
-    Raises:
-        MeterError: NVML does not start, or no GPU is visible.
-        InputError: the devices cannot be used as named (`tuner.workload.meters.gpus`).
+    MeterError if no GPU is visible, InputError if the devices cannot be used as named.
     """
 
     def __init__(

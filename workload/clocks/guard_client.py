@@ -3,12 +3,8 @@
 An agent that has a way to set clocks starts a guard of its own, with its own rights (`Guard`; its
 process is this file, too). It sends it the earlier settings over a pipe before the first change,
 and ends it with "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the
-guard restores them: those of GPUs through NVML, those of processors by writing the kernel's files,
-those of declared knobs by their commands.
-
-Where only root may set clocks, the setters go to the guard of root (`RootGuardNvml`,
-`tuner.workload.clocks.guard`): the one whose socket a unit keeps, or one that is started here by
-`sudo -n`, if an administrator has installed it.
+guard restores them. Where only root may set clocks, the setters go to the guard of root
+(`RootGuardNvml`, `tuner.workload.clocks.guard`), of a unit or started by `sudo -n`.
 """
 
 from __future__ import annotations

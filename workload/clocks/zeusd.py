@@ -1,8 +1,7 @@
 """NVML with its setters sent to Zeus's daemon, for users without the right to set clocks.
 
-`zeusd` (ml-energy/zeus) runs with the right to set clocks and wraps NVML's setters as HTTP requests
-on a Unix socket, named by ZEUSD_SOCK_PATH. `ZeusdNvml` replaces the NVML module: it queries NVML
-itself and sends the setters to the daemon, so that governor and guard need no change.
+`zeusd` (ml-energy/zeus) wraps NVML's setters as HTTP requests on a Unix socket, named by
+ZEUSD_SOCK_PATH. `ZeusdNvml` queries NVML itself and sends the setters to the daemon.
 
 Two protocols (zeusd/src/routes/gpu.rs and server.rs). Release 0.2: POST /gpu/INDEX/COMMAND with a
 JSON object of the arguments and "block". Release 0.3 and later: POST /gpu/COMMAND with gpu_ids, the

@@ -1,9 +1,8 @@
 """The gradient accumulation of the running program, which the agent changes between steps.
 
-Two loops let it change: that of a DeepSpeed engine whose batches are the program's own, where the
-engine decides at which micro-batch it steps, and that of transformers' Trainer, which asks for the
-micro-batches of a step before each. What was really taken is counted and reported: a program that
-decides by itself is seen to do so.
+Two loops let it change: that of a DeepSpeed engine whose batches are the program's own, and that of
+transformers' Trainer, which asks for the micro-batches of a step before each. What was really taken
+is counted and reported: a program that decides by itself is seen to do so.
 """
 
 from typing import Any

@@ -1,9 +1,8 @@
 """A DeepSpeed configuration, and the engine that is made from it.
 
-The program's DeepSpeed configuration is read from any form that it may have, and the settings of
-this launch are merged in, table by table; the rest stays the program's. The engine then reports its
-steps, at accumulation boundaries only, and its phases. The functions on dictionaries also serve
-outside a rank, for planning.
+The settings of this launch are merged into the program's configuration, table by table; the rest
+stays the program's. The engine then reports its steps, at accumulation boundaries only, and its
+phases. The functions on dictionaries also serve outside a rank, for planning.
 """
 
 import base64

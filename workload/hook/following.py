@@ -3,7 +3,7 @@
 From a call or an expression the walk goes backwards in the source of the frames that are up: a
 local to its assignments, a parameter to the caller's call, `**kwargs` to the dictionary, arithmetic
 to its parts; an attribute of what a parser returned is an argument. Nothing of the program's is
-called. What cannot be followed is no evidence, and neither is an error here.
+called, and what cannot be followed is no evidence.
 """
 
 import ast

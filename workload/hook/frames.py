@@ -1,9 +1,8 @@
 """Patches of the frameworks that own a training loop: their batches, and no writing in a probe.
 
-transformers, Lightning, Fabric and Accelerate are patched when the program imports them, so that
-none is imported in vain. Each gets the micro-batch and accumulation that it takes by itself, and
-the program's own values are noted. In a probe the methods that write checkpoints and logs do
-nothing: they would cost time that a step does not, and disk.
+transformers, Lightning, Fabric and Accelerate are patched when the program imports them. Each gets
+the micro-batch and accumulation that it takes by itself, and the program's own values are noted.
+In a probe the methods that write checkpoints and logs do nothing.
 """
 
 import functools

@@ -1,9 +1,8 @@
 """The rank's connection to its agent: steps, phase marks, the end, and the waits between.
 
-One `Link` counts the optimizer steps of its rank and reports each. At the boundaries that the agent
-names it finishes the device's work, reports it and waits for the command to continue. `DeviceTimes`
-holds the ends of steps and the phase marks until the device has reached them. The package's
-docstring describes the lines.
+One `Link` counts the optimizer steps of its rank and reports each (the package's docstring
+describes the lines). `DeviceTimes` holds the ends of steps and the phase marks until the device has
+reached them.
 """
 
 import json

@@ -1,9 +1,8 @@
 """Number of optimizer steps of a training, from the loops around a step.
 
-At a step the frames of the program are up. Their source says in which loops the step lies, and
-bounds are evaluated in the frames: `range(...)`, a loader's length, and a counter that grew in
-each step and is compared where a loop ends. An end that cannot be evaluated (early stopping, a
-target of the loss) makes the number unknown.
+The source of the frames that are up at a step says in which loops it lies, and bounds are evaluated
+there: `range(...)`, a loader's length, and a counter that grew in each step and is compared where a
+loop ends. An end that cannot be evaluated (early stopping) makes the number unknown.
 """
 
 import ast

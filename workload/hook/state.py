@@ -1,9 +1,7 @@
 """State of the hook in one rank, and the functions that a program may call.
 
-`link` is the connection to the agent (None outside a probe), `options` are the agent's options for
-this launch, and `seen` are the observations of the program. They are kept here alone: the other
-modules write `state.link`, so that each sees the same value. `configuration` and `phase` are the
-program's interface.
+`link` is the connection to the agent (None outside a probe), `options` are the agent's for this
+launch, `seen` what was observed. Other modules write `state.link`, so that each sees the same.
 """
 
 from __future__ import annotations

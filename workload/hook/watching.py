@@ -1,9 +1,8 @@
 """Observation of the program while it trains: its steps, its first batch, its model.
 
 The first source that reports an optimizer step (the DeepSpeed engine, a torch optimizer, the
-program) is the one that counts. Until the first step the calls of modules are watched too, for the
-micro-batches, the model, and the model's own switch for activation checkpointing. A program that
-does not train as requested raises `NotAsAsked`.
+program) is the one that counts. Until the first step the calls of modules are watched too. A
+program that does not train as requested raises `NotAsAsked`.
 """
 
 import contextlib
@@ -169,11 +168,8 @@ class Forwards:
     """Watcher of module calls in the first optimizer steps, for programs without DeepSpeed.
 
     Of the outermost modules that are called before the first step, the one with the most parameters
-    is the model (a loss may be a module too). Whether a module is in training is not asked: models
-    with frozen statistics are trained in evaluation mode.
-
-    Args:
-        counts: what counts the rows of the calls; None where only the model is wanted.
+    is the model (a loss may be a module too). Models with frozen statistics are trained in
+    evaluation mode, so that mode is not asked.
     """
 
     def __init__(self, torch: Any, counts: StepCounts | None = None) -> None:

@@ -81,11 +81,10 @@ def not_applied(
 ) -> str:
     """Return a sentence if the devices did not run as they were set, else an empty string.
 
-    `power_W` is drawn by that number of `devices`, 0 if unknown; `samples` are of those in use.
-
-    A clock above the one set was not locked. One below it may be held back by power or heat, which
-    the devices tell as throttling: that is a delivered clock and a data point. Without any such
-    reason it was not taken either. Cores are set to a highest clock, which they need not reach.
+    `power_W` is drawn by that number of `devices`, 0 if unknown. A clock above the one set was not
+    locked. One below it may be held back by power or heat, which the devices tell as throttling:
+    that is a delivered clock and a data point; without any such reason it was not taken either.
+    Cores are set to a highest clock, which they need not reach.
     """
     throttled = any(FASTEST in s.extra for s in samples) or any(
         value for s in samples for name, value in s.extra.items() if name.startswith("throttle")

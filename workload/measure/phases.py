@@ -2,8 +2,7 @@
 
 A mark says which phase begins, and lasts until the next one. Names are a part of the step, or a
 part and where in the model it runs: `data`, `forward`, `backward`, `optimizer`, `communication` (of
-a pipeline), `forward.encoder`, `forward.language`, `backward.language`, `backward.encoder`. Between
-windows the ranks stand at a `boundary`: the hook marks that itself, and it belongs to no step.
+a pipeline), `forward.encoder`, ... Between windows the ranks stand at a `boundary`.
 """
 
 from __future__ import annotations

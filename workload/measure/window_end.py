@@ -1,9 +1,8 @@
 """End of a window: its errors are small enough, its time is up, or its configuration is beaten.
 
-Only what may be on the front is worth measuring to the target error. A window whose configuration
-is shown to be slower and to take more energy than one that is known already ends before. The test
-is Student's t, because a short window knows its own scatter badly, on both axes at once. Ending by
-mistake costs precision alone: the record keeps the mean and the error of the short window.
+A window whose configuration is shown to be slower and to take more energy than one that is known
+already ends before. The test is Student's t, because a short window knows its own scatter badly, on
+both axes at once. Ending by mistake costs precision alone: mean and error are kept.
 """
 
 from __future__ import annotations

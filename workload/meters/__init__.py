@@ -68,11 +68,7 @@ def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **m
 
     GPUs are metered by NVML, or on request by their superchip modules' meter, and by nothing else,
     since a processor's joules would pass for theirs. Cores are metered by RAPL where it may be
-    read, else estimated.
-
-    Raises:
-        UnknownName: no meter is called `prefer`.
-        InputError: the meter asked for, or the only right one, cannot be opened.
+    read, else estimated. InputError if the meter asked for, or the only right one, does not open.
     """
     from tuner.workload.platforms import platform_of
 

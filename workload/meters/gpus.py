@@ -198,13 +198,12 @@ def visible_gpus(
 ) -> tuple[Gpu, ...]:
     """Return the GPUs this process may use, in CUDA's order.
 
-    Args:
-        devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES, and every
-            GPU where that is not set.
+    Devices are indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES, and every GPU
+    where that is not set.
 
     Raises:
-        InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
-        MeterError: NVML does not answer, or none of the GPUs that it counts can be used.
+       InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
+       MeterError: NVML does not answer, or none of the GPUs that it counts can be used.
     """
     environ = os.environ if environ is None else environ
     listed = _list(nvml)
@@ -281,14 +280,11 @@ def temperature_C(nvml: Any, handle: Any) -> float:
 
 
 def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
-    """Return the GPU's present clocks, temperature, utilisation and throttling.
+    """Return the GPU's present clocks, temperature, utilisation and throttling, as far as it tells.
 
-    Returns: those that the GPU tells of "clock_MHz" and "memory_clock_MHz"; "temperature_C";
-        "utilisation" (0 to 1); "throttle_power", "throttle_thermal" and "throttle_hw", 1 where the
-        power limit, the temperature or the board (power brake, hardware slowdown) lowers the clock.
-
-    Raises:
-        MeterError: the GPU is lost.
+    "clock_MHz", "memory_clock_MHz", "temperature_C", "utilisation" (0 to 1); "throttle_power",
+    "throttle_thermal" and "throttle_hw" are 1 where the power limit, the temperature or the board
+    (power brake, hardware slowdown) lowers the clock. MeterError if the GPU is lost.
     """
     state: dict[str, float] = {}
 

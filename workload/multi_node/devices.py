@@ -92,10 +92,9 @@ class MultiNodeMeter:
     def boundary(self, *, opens: bool) -> Reading:
         """Return the sum of all nodes' readings at one edge.
 
-        Nodes wait for the updates of their own counters, so they open at different moments, up to
-        a second apart; the ranks stand still meanwhile. Those that opened early are brought up to
-        the last by the power that they draw there. Closing readings tell the moment of the call,
-        which differs by the way to the node only.
+        Nodes wait for the updates of their own counters, so they open up to a second apart; those
+        that opened early are brought up to the last by the power that they draw there. Closing
+        readings tell the moment of the call, which differs by the way to the node only.
         """
         others = self._nodes.ask(lambda i, peer: peer.boundary(opens=opens))
         own = self._own.boundary(opens=opens)

@@ -1,9 +1,8 @@
 """Protocol between the agent that leads a probe and the agents of the other nodes.
 
-A probe across nodes is led by one agent (`tuner.workload.multi_node.probe`). It sees another node
-as a `Peer`: a few calls that start that node's ranks, relay their events, read its meter and set
-its clocks. `NodeShare` implements them over that node's own runner; the caller transports the
-calls, by Ray's actor calls in a study (`tuner.executors.ray_agent`) and plain ones in tests.
+The lead sees another node as a `Peer`: a few calls that start that node's ranks, relay their
+events, read its meter and set its clocks. `NodeShare` implements them over that node's own runner;
+the caller transports the calls, by Ray's actor calls in a study (`tuner.executors.ray_agent`).
 """
 
 from __future__ import annotations

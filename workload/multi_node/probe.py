@@ -1,9 +1,7 @@
 """Probes across nodes: one agent leads, the others hold their share of the ranks for it.
 
-The lead runs the probe as on one node, with three things put together from all nodes: the ranks
-(what the others' ranks say is relayed), the meter (energies of the same window added up) and the
-governor (a setting is set on every node or on none). The ranks of all nodes meet at the lead's
-address.
+The lead runs the probe as on one node, with ranks, meter and governor put together from all nodes.
+The ranks of all nodes meet at the lead's address.
 """
 
 from __future__ import annotations

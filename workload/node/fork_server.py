@@ -3,9 +3,8 @@
 A node agent starts it by path (`fork_server.py FD`) and speaks JSON lines over the socket:
 "prepare" imports modules and loads DeepSpeed ops, "spawn" forks the ranks of a probe, "kill" ends
 them with all that they started, and the end of a rank is reported when it happens. What a rank then
-runs is the package `hook` beside this file, by path too: nothing else of joulefront is imported,
-here or in a rank. The closing socket says that the agent is gone; then nothing of the server is
-left.
+runs is the package `hook` beside this file, by path too: nothing else of joulefront is imported.
+When the socket closes, nothing of the server is left.
 """
 
 import contextlib

@@ -1,9 +1,7 @@
 """Check of a node before a study measures on it, run on the node itself.
 
-A cluster is shared: drivers differ, some nodes permit no clocks, other processes hold GPUs. `look`
-gathers the facts of one node in about a second and changes nothing; `NodeFacts.refusals` then gives
-the reasons against the node, one sentence each. Busy devices are checked again before every probe
-(`Platform.busy`).
+`look` gathers the facts of one node in about a second and changes nothing; `NodeFacts.refusals`
+gives the reasons against it. Busy devices are checked again before every probe (`Platform.busy`).
 """
 
 from __future__ import annotations
@@ -33,10 +31,8 @@ FREE_EACH_BYTES = 2**30
 class NodeFacts:
     """Facts about one node.
 
-    Attributes:
-        clock_note: why clocks cannot be set; empty where they can.
-        compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
-        gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
+    `clock_note` says why clocks cannot be set, `compiler` is the C++ compiler's path, each "" if
+    there is none; `gpus` are the UUIDs of the visible GPUs, in CUDA's order.
     """
 
     host: str

@@ -49,10 +49,9 @@ class ProbeNode:
     """A node's devices and settings, which its runner lends to a probe.
 
     Attributes:
-        meter: its energies are charged; those of `beside` are shown beside them.
-        keep: save what was measured after every window (`tuner.workload.pending`).
-        prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
-        check: raises InvalidConfiguration if a request cannot run on some number of nodes.
+       meter: its energies are charged; those of `beside` are shown beside them.
+       prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
+       check: raises InvalidConfiguration if a request cannot run on some number of nodes.
     """
 
     job: TrainingJob

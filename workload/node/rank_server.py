@@ -1,9 +1,8 @@
 """The agent's end of the fork server, which starts and kills the ranks of probes.
 
-One `RankServer` lives as long as its agent. It holds the fork server
-(`tuner.workload.node.fork_server`), which has imported the frameworks once, and gets a `RankGroup`
-from it for each probe: all ranks in one process group, each tied to the fork server's life, so that
-the death of the agent, SIGKILL included, ends them.
+One `RankServer` lives as long as its agent, and gets a `RankGroup` for each probe: all ranks in one
+process group, each tied to the fork server's life, so that the death of the agent, SIGKILL
+included, ends them.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ class RankSpec:
     """One rank to start.
 
     Attributes:
-        cpus: cores it may use; empty leaves them as they are.
-        memory, policy: memory nodes, and how they are used (set_mempolicy(2)); empty likewise.
-        address: the agent's Unix socket.
-        fresh: start a new interpreter instead of forking one that has imported.
-        options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
+       cpus: cores it may use; empty leaves them as they are.
+       memory, policy: memory nodes, and how they are used (set_mempolicy(2)); empty likewise.
+       fresh: start a new interpreter instead of forking one that has imported.
+       options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
     """
 
     argv: tuple[str, ...]
@@ -86,13 +84,9 @@ class RankSpec:
 class RankServer:
     """The agent's end of the fork server; InputError if sudo started this process for a user.
 
-    Args:
-        needs: modules without which nothing can be trained, imported before the first fork.
-        optional: further modules to import before the first fork if they exist.
-        platform: of the devices that ops are compiled for; None leaves them to the builder.
-
-    Attributes:
-        fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
+    Modules `needs`, without which nothing can be trained, and `optional` are imported before the
+    first fork. `platform` is of the devices that ops are compiled for. `fork_unsafe` is the reason
+    why ranks must start in new interpreters; empty if they are forked.
     """
 
     def __init__(

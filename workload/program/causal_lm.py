@@ -1,9 +1,8 @@
 """The model, by `transformers` with random weights, and the tokens, which are synthetic.
 
 Both depend on the job alone, never on how ranks share the work: each module's weights are drawn
-from the job's seed and the module's name, and one step's tokens are drawn whole before each rank
-takes its part. That is what lets the loss of two parallelisms be compared digit by digit, and a
-rank draw the weights of its own layers alone.
+from the job's seed and the module's name, and one step's tokens are drawn whole. So the loss of two
+parallelisms can be compared digit by digit.
 """
 
 import zlib

@@ -1,9 +1,8 @@
 """Expert parallelism by DeepSpeed: the experts of each layer distributed over ranks.
 
 `transformers` keeps all experts of a layer in one tensor; `deepspeed.moe.layer.MoE` holds each
-rank's own and sends tokens to where their experts live. The weights are taken over, no token is
-dropped, and DeepSpeed's gate, which always makes the chosen experts' weights sum to one, is scaled
-back where the model does not: the layer computes what it computed before.
+rank's own. The weights are taken over, no token is dropped, and DeepSpeed's gate, which makes the
+chosen experts' weights sum to one, is scaled back where the model does not.
 """
 
 from typing import Any

@@ -14,12 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Counted:
-    """Batches of the first optimizer steps.
+    """Batches of the first optimizer steps: samples of a backward pass of one rank, and passes.
 
-    Attributes:
-        micro_batch: samples of one backward pass of one rank; 0 if unknown.
-        accumulation: micro-batches of an optimizer step; 0 if unknown.
-        how: the evidence, a phrase; the reason where they are unknown.
+    Numbers are 0 if unknown; `how` is the evidence, or the reason why they are, a phrase.
     """
 
     micro_batch: int = 0

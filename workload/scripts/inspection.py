@@ -1,10 +1,9 @@
 """Inspection of a user's script: one launch that shows how it trains, before any search.
 
 The script is started as it runs today, on all devices of its nodes and under the hook, and stopped
-after its first optimizer step. The batch is split differently where that is possible
+after its first steps. The batch is split differently where that is possible
 (`tuner.workload.scripts.inspection_start`); a script that does not start this way is started once
-more unchanged. The launch is a request like any other, so it runs wherever probes run. What was
-seen becomes the `Framework` of a `ScriptJob`.
+more unchanged. What was seen becomes the `Framework` of a `ScriptJob`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The *frame* that a script trains in (DeepSpeed, transformers' Trainer, Accelerate, Lightning, a
 plain torch loop) decides: it may own the batches, the accumulation, the optimizer and the model.
-One inspected launch shows it (`tuner.workload.scripts.inspection`). A knob without evidence is not
-offered, and the user gets the reason for each knob that is not offered.
+A knob without evidence of one inspected launch is not offered, and the user gets the reason.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Arguments that carry a script's batch, proven by launches that split it otherwise.
 
-The hook follows the batch size of the training loader, and what decides when a step is due, back
-to the script's arguments (`tuner.workload.hook.following`). A name or a path is no proof: the
-script is started once more at half the micro-batch and twice the accumulation, and on another
-number of ranks. What then moves as predicted, with the same samples, losses, optimizer settings
-and steps, becomes a placeholder of the command. What does not is left alone, and said.
+A name, or a path that the hook followed (`tuner.workload.hook.following`), is no proof: the script
+is started once more at half the micro-batch and twice the accumulation, and on another number of
+ranks. What then moves as predicted, with the same samples, losses, optimizer settings and steps,
+becomes a placeholder of the command. What does not is left alone, and said.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class Argument:
     """Argument of a script that may carry a part of its batch.
 
     Attributes:
-        name: of the placeholder that it would become: micro_batch or gradient_accumulation.
-        options: the words that set it; a single one may end in "=".
-        carries: what its value holds beside that part (`Framework.carries`).
+       name: of the placeholder that it would become: micro_batch or gradient_accumulation.
+       options: the words that set it; a single one may end in "=".
+       carries: what its value holds beside that part (`Framework.carries`).
     """
 
     name: str

@@ -1,9 +1,7 @@
-"""A user's own training script as a job: its present state, and its start under a configuration.
+"""A user's own training script as a job: its knobs, and its start under a configuration.
 
-`tuner.workload.scripts.command` holds the command, `tuner.workload.scripts.knob_support` the knobs
-that can be set and the reasons against the others. `ScriptJob` keeps both with the facts of one
-inspected launch, writes the merged DeepSpeed configuration of a probe and the options of the hook.
-The user's choices (optimizer, scheduler, precision, global batch) are kept.
+`ScriptJob` writes the merged DeepSpeed configuration of a probe and the options of the hook. The
+user's choices (optimizer, scheduler, precision, global batch) are kept.
 """
 
 from __future__ import annotations

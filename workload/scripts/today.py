@@ -20,12 +20,10 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 @dataclass(frozen=True)
 class Today:
-    """Batches that a script trains today.
+    """Batches that a script trains today; 0 if unknown.
 
-    Attributes:
-        global_batch, micro_batch, accumulation: 0 if unknown.
-        follows: batches follow DeepSpeed's micro-batch.
-        driver_holds: False if the driver of the framework reads other values than were seen.
+    `follows`: batches follow DeepSpeed's micro-batch. `driver_holds` is False if the driver of the
+    framework reads other values than were seen.
     """
 
     global_batch: int

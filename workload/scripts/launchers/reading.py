@@ -1,9 +1,8 @@
 """Reading of a pasted command: its launcher, and the words of the script that each rank runs.
 
 Any other command that a package installs is its module: `litgpt pretrain` is started as
-`python -m litgpt pretrain`. Its name is looked up among the entry points of the installed
-distributions. Nothing is imported: that the module starts the same function under `python -m` is
-read from its source.
+`python -m litgpt pretrain`. Nothing is imported: that the module starts the same function under
+`python -m` is read from its source.
 """
 
 from __future__ import annotations

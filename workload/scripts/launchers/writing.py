@@ -2,8 +2,7 @@
 
 The number of processes, and the batches and ZeRO settings where the launcher or its framework takes
 them, are changed where they stand: in an option, in a variable, or in a copy of the configuration
-file beside the launch files. Everything else stays as it was typed. What each launcher takes, its
-class says (`tuner.workload.scripts.launchers.kinds`); here is what they have in common.
+file beside the launch files. What each launcher takes, its class says (`kinds`).
 """
 
 from __future__ import annotations
