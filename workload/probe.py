@@ -172,11 +172,11 @@ class MeterInfo:
     """Source of an energy figure; one that is estimated or of a twin is labelled wherever shown.
 
     Attributes:
-       name: "nvml", "rapl", "estimated", "table", "simulated".
-       host: what of the node besides the GPUs is charged to the job; empty if unknown.
-       independent: True if sampled power is another source than the energy, so that the two check
-           each other; False if one is computed from the other.
-       twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
+        name: "nvml", "rapl", "estimated", "table", "simulated".
+        host: what of the node besides the GPUs is charged to the job; empty if unknown.
+        independent: True if sampled power is another source than the energy, so that the two check
+            each other; False if one is computed from the other.
+        twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
     """
 
     name: str

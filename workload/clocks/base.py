@@ -53,8 +53,8 @@ class Governor(Protocol):
         devices of `ranks` (None: all).
 
         Raises:
-           InputError: the setting is not one that these devices take, or none may be set.
-           GovernorError: a device refused; the earlier settings were put back.
+            InputError: the setting is not one that these devices take, or none may be set.
+            GovernorError: a device refused; the earlier settings were put back.
         """
         ...
 

@@ -47,16 +47,15 @@ class NvmlGovernor:
     """SM clock, memory clock and power limit of the visible GPUs, through NVML.
 
     Args:
-       devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-       earlier_clocks_MHz: the (lowest, highest) lock that an administrator has set, by default
-           EARLIER_CLOCKS_MHZ=MIN,MAX of the environment. NVML cannot be asked for it; without,
-           putting back releases the lock.
-       guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard_client.Guard`);
-           "" starts none. By default the real NVML is guarded and a stand-in is not.
+        devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
+        environ: with EARLIER_CLOCKS_MHZ=MIN,MAX, the lock that an administrator has set. NVML
+            cannot be asked for it; without, putting back releases the lock.
+        guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard_client.Guard`);
+            "" starts none. By default the real NVML is guarded and a stand-in is not.
 
     Attributes:
-       means: how clocks are set: "locked clocks", "application clocks", or another way.
-       needs_root: True if the driver permits a way to set clocks to root only.
+        means: how clocks are set: "locked clocks", "application clocks", or another way.
+        needs_root: True if the driver permits a way to set clocks to root only.
 
     MeterError if no GPU is visible, InputError if the devices cannot be used as named.
     """
@@ -67,14 +66,13 @@ class NvmlGovernor:
         *,
         nvml: Any = None,
         environ: Mapping[str, str] | None = None,
-        earlier_clocks_MHz: tuple[int, int] | None = None,
         leave_alone: bool = False,
         guard_nvml: str | None = None,
     ) -> None:
         self._guard_nvml = ("pynvml" if nvml is None else "") if guard_nvml is None else guard_nvml
         self._closed = False
         self._environ = os.environ if environ is None else environ
-        self._earlier_clocks_MHz = earlier_clocks_MHz or earlier_lock(self._environ)
+        self._earlier_clocks_MHz = earlier_lock(self._environ)
         self._nvml = open_nvml(nvml)
         try:
             self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)

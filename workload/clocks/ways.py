@@ -3,7 +3,7 @@
 1. NVML itself: root, CAP_SYS_ADMIN.
 2. Zeus's daemon, where ZEUSD_SOCK_PATH names its socket.
 3. joulefront's guard, where an administrator has installed it: nothing else is tried by sudo,
-    because a refused sudo is reported to the administrator.
+   because a refused sudo is reported to the administrator.
 4. Application clocks, where an administrator has permitted them to every user.
 
 NVML itself is not tried: the kernel tells whether the driver would permit it, and looking at a GPU

@@ -20,7 +20,7 @@ import os
 from functools import partial
 from typing import Any
 
-from tuner.workload.clocks.elsewhere import Elsewhere, connected
+from tuner.workload.clocks.guard_client import Elsewhere, connected
 from tuner.workload.meters.gpus import ask
 
 #: Where Zeus's users name the daemon's socket.

@@ -27,13 +27,13 @@ class StepCounts:
     """Counter of the first optimizer steps; `look` is called before each and notes more.
 
     Attributes:
-       groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
-           `passes` (outermost backward calls) and `shapes` (first input of each outermost forward
-           call with gradients). Where it looks, `loss` too, the sum of what the passes went back
-           from (None if one was no number), and `scale`, by which a scaler has multiplied it.
-       first_batch: a digest of the first batch that was drawn, its indices included; None before.
-       loaders: of each loader that was drawn from, the arguments that carry its batch size, and
-           the number of its batches, None if it does not say.
+        groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
+            `passes` (outermost backward calls) and `shapes` (first input of each outermost forward
+            call with gradients). Where it looks, `loss` too, the sum of what the passes went back
+            from (None if one was no number), and `scale`, by which a scaler has multiplied it.
+        first_batch: a digest of the first batch that was drawn, its indices included; None before.
+        loaders: of each loader that was drawn from, the arguments that carry its batch size, and
+            the number of its batches, None if it does not say.
     """
 
     def __init__(self, torch: Any, look: Callable[[Any], None] | None = None) -> None:
@@ -215,9 +215,6 @@ class StepCounts:
         self.current["loss"] = None if loss is None or added is None else loss + added
 
     def _watch_scaler(self, torch: Any) -> None:
-        scaler = getattr(torch.amp, "GradScaler", None)
-        if scaler is None:  # torch before 2.3
-            return
 
         def attempted(plain: Any) -> Any:
             def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +231,7 @@ class StepCounts:
 
             return step
 
-        self._patch(scaler, "step", attempted)
+        self._patch(torch.amp.GradScaler, "step", attempted)
 
 
 def _group() -> dict[str, Any]:

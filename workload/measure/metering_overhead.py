@@ -91,5 +91,5 @@ def measure_overhead(
         probe.busy_s / probe.sampled_s if probe.sampled_s else 0.0,
         probe.samples,
         probe.lost,
-        runner.resolution_s,
+        runner.node.meter.resolution_s,
     )

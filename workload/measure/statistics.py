@@ -97,10 +97,10 @@ class Window:
     """Measurements between two boundaries.
 
     Attributes:
-       step_times_s: wall time of each step, as the last rank finished it.
-       ends_s: when each step ended (CLOCK_MONOTONIC).
-       beside_J: the same span by the meters of other scopes, joules.
-       beaten_by: the known configuration that beats this one and ended the window, or None.
+        step_times_s: wall time of each step, as the last rank finished it.
+        ends_s: when each step ended (CLOCK_MONOTONIC).
+        beside_J: the same span by the meters of other scopes, joules.
+        beaten_by: the known configuration that beats this one and ended the window, or None.
     """
 
     opened: Reading

@@ -16,7 +16,7 @@ from pathlib import Path
 from tuner.search_spaces.errors import InvalidValue
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.slope import Slope
+from tuner.workload.meters.integral import Slope
 from tuner.workload.node.host import busy_ticks
 from tuner.workload.probe import MeterInfo
 

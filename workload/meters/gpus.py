@@ -95,10 +95,6 @@ def ask(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
         return default
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # bindings before 11.5 give bytes
-
-
 @dataclass(frozen=True)
 class _Listed:
     """GPUs that NVML counts."""
@@ -129,7 +125,7 @@ def _list(nvml: Any) -> _Listed:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-            gpus.append(Gpu(index, _text(uuid), _text(name), handle))
+            gpus.append(Gpu(index, uuid, name, handle))
         except nvml.NVMLError as error:
             unusable[index] = str(error)
             if error.value != nvml.NVML_ERROR_NO_PERMISSION:
@@ -202,8 +198,8 @@ def visible_gpus(
     where that is not set.
 
     Raises:
-       InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
-       MeterError: NVML does not answer, or none of the GPUs that it counts can be used.
+        InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
+        MeterError: NVML does not answer, or none of the GPUs that it counts can be used.
     """
     environ = os.environ if environ is None else environ
     listed = _list(nvml)

@@ -68,11 +68,11 @@ class NvmlRecording:
     """What NVML answered on one node.
 
     Attributes:
-       system: answers about the node, by function; an error is {"error": code}.
-       devices: answers about each GPU, in NVML's order, likewise.
-       rows: readings of each GPU, (rows, 1 + len(COLUMNS)): seconds since the recording began, and
-           `COLUMNS`; None for a reading that failed.
-       errors: failed calls by GPU, function and code ({"0 nvmlDeviceGetPowerUsage 3": 6000}).
+        system: answers about the node, by function; an error is {"error": code}.
+        devices: answers about each GPU, in NVML's order, likewise.
+        rows: readings of each GPU, (rows, 1 + len(COLUMNS)): seconds since the recording began, and
+            `COLUMNS`; None for a reading that failed.
+        errors: failed calls by GPU, function and code ({"0 nvmlDeviceGetPowerUsage 3": 6000}).
     """
 
     system: dict[str, Any]

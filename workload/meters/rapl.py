@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.slope import Slope
+from tuner.workload.meters.integral import Slope
 from tuner.workload.meters.ticker import Ticker
 from tuner.workload.probe import MeterInfo
 

@@ -72,16 +72,11 @@ class MultiNodeMeter:
     def __init__(self, own: Meter, nodes: Nodes, devices_per_node: int) -> None:
         self.info = own.info
         self._own, self._nodes, self._devices = own, nodes, devices_per_node
-        self._resolution_s = own.resolution_s
-
-    @property
-    def resolution_s(self) -> float:
-        """The slowest counter's update period, seconds."""
-        return self._resolution_s
+        self.resolution_s = own.resolution_s  # of the slowest counter
 
     def join(self, resolutions_s: Iterable[float]) -> None:
         """Note the update periods of the other nodes' counters, seconds."""
-        self._resolution_s = max(self._resolution_s, *resolutions_s)
+        self.resolution_s = max(self.resolution_s, *resolutions_s)
 
     def read(self) -> Reading:
         """Return the sum of all nodes' counters now."""

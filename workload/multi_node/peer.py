@@ -118,7 +118,9 @@ class NodeShare:
         self._ended.clear()
         self._request, self._launch = request, None
         self._timeline = Timeline(self._runner.node.meter)
-        return Joined(socket.gethostname(), self._runner.meter, self._runner.resolution_s)
+        return Joined(
+            socket.gethostname(), self._runner.meter, self._runner.node.meter.resolution_s
+        )
 
     def spawn(self, place: Place) -> None:
         assert self._request is not None

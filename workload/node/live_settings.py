@@ -7,8 +7,7 @@ the launch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
@@ -40,7 +39,7 @@ def apply_live(
         if "refused" in answer:
             return NotApplied(live, str(answer["refused"]))
     for name, knob in own.items():
-        read = [_read_back(answer, name) for answer in told]
+        read = [answer.get("read", {}).get(name) for answer in told]
         if all(value is None for value in read):
             notes.append(f"{name} was set by the script, and nothing reads it back")
         for value in read:
@@ -49,8 +48,3 @@ def apply_live(
     return Applied(
         live, Settings({**applied.settings, **{name: live[name] for name in own}}), tuple(notes)
     )
-
-
-def _read_back(answer: Mapping[str, Any], name: str) -> Any:
-    read = answer.get("read")
-    return read.get(name) if isinstance(read, Mapping) else None

@@ -55,10 +55,10 @@ class MachineFacts:
     """Equipment of this machine.
 
     Attributes:
-       memory_bytes: what this process may use; `free_bytes` of it is free now.
-       shm_bytes: size of /dev/shm, through which ranks on one host exchange; 0: there is none.
-       clock_control: whether clocks may be set; `clock_note` says why not and what to run.
-       deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones.
+        memory_bytes: what this process may use; `free_bytes` of it is free now.
+        shm_bytes: size of /dev/shm, through which ranks on one host exchange; 0: there is none.
+        clock_control: whether clocks may be set; `clock_note` says why not and what to run.
+        deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones.
     """
 
     host: str

@@ -41,11 +41,10 @@ from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch, reserved_port
 from tuner.workload.node.rank_server import control_socket
-from tuner.workload.pending import partial_record, save_partial
+from tuner.workload.pending import partial_record, save_partial, write_phase
 from tuner.workload.platforms import platform_of
 from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
-from tuner.workload.probe_phase import write_phase
 from tuner.workload.runners import Continuation
 
 

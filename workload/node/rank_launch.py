@@ -32,7 +32,6 @@ from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import INSPECTIONS, ProbeRequest
-from tuner.workload.scripts.inspection_start import inspection_start
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 LOG_TAIL_LINES = 20
@@ -49,9 +48,9 @@ class ProbeNode:
     """A node's devices and settings, which its runner lends to a probe.
 
     Attributes:
-       meter: its energies are charged; those of `beside` are shown beside them.
-       prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
-       check: raises InvalidConfiguration if a request cannot run on some number of nodes.
+        meter: its energies are charged; those of `beside` are shown beside them.
+        prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
+        check: raises InvalidConfiguration if a request cannot run on some number of nodes.
     """
 
     job: TrainingJob
@@ -107,7 +106,7 @@ class RankLaunch:
         make_folder(self.folder, inside=self.node.run_dir)
         if isinstance(self.node.job, ScriptJob) and self._request.inspects:
             alter = self._request.purpose == INSPECTIONS[0]
-            return inspection_start(self.node.job, self.configuration, self.folder, alter=alter)
+            return self.node.job.inspection_start(self.configuration, self.folder, alter=alter)
         if isinstance(self.node.job, ScriptJob):
             return self.node.job.start(self.configuration, self.folder)
         job_file, config_file = self.folder / "job.json", self.folder / "ds_config.json"

@@ -63,10 +63,10 @@ class RankSpec:
     """One rank to start.
 
     Attributes:
-       cpus: cores it may use; empty leaves them as they are.
-       memory, policy: memory nodes, and how they are used (set_mempolicy(2)); empty likewise.
-       fresh: start a new interpreter instead of forking one that has imported.
-       options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
+        cpus: cores it may use; empty leaves them as they are.
+        memory, policy: memory nodes, and how they are used (set_mempolicy(2)); empty likewise.
+        fresh: start a new interpreter instead of forking one that has imported.
+        options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
     """
 
     argv: tuple[str, ...]

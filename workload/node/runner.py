@@ -141,11 +141,6 @@ class LocalRunner:
             self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
         return time.monotonic() - began
 
-    @property
-    def resolution_s(self) -> float:
-        """The energy counter's update period, seconds."""
-        return self.node.meter.resolution_s
-
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""
         cwd = Path(job.cwd) if isinstance(job, ScriptJob) else self.node.run_dir

@@ -302,7 +302,7 @@ def _processes(nvml: Any, handle: Any, kind: str) -> Any:
 def _serves(nvml: Any, pid: int) -> bool:
     """Return True if a process only passes on the work of others and has none itself."""
     name = ask(nvml, "", lambda: nvml.nvmlSystemGetProcessName(pid))
-    return "nvidia-cuda-mps" in (name.decode() if isinstance(name, bytes) else name)
+    return "nvidia-cuda-mps" in name
 
 
 def _memory(nvml: Any, handle: Any) -> Any:

@@ -78,10 +78,10 @@ class Script:
     """Script as the user names it.
 
     Attributes:
-       command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json" or
-           "torchrun --nproc-per-node 8 train.py"; joulefront starts the ranks that the launcher
-           would start. `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is
-           today's.
+        command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json" or
+            "torchrun --nproc-per-node 8 train.py"; joulefront starts the ranks that the launcher
+            would start. `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is
+            today's.
     """
 
     command: str
@@ -198,14 +198,14 @@ class Start:
     """Start of the ranks of one configuration.
 
     Attributes:
-       words: the command with every placeholder but those of a rank filled in.
-       options: for the hook: `configuration` (every launch knob), `deepspeed` (laid over what the
-           script passes; null takes a key away), `owned` (what its framework is told of batches),
-           `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
-           must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
-           `bare` (it is started as if without a launcher), `inspect` and `alter`.
-       env: what is added to the environment; `{rank}` and the like as in the words.
-       secrets: values that words and env name as `{env:NAME}`; others are the environment's.
+        words: the command with every placeholder but those of a rank filled in.
+        options: for the hook: `configuration` (every launch knob), `deepspeed` (laid over what the
+            script passes; null takes a key away), `owned` (what its framework is told of batches),
+            `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
+            must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
+            `bare` (it is started as if without a launcher), `inspect` and `alter`.
+        env: what is added to the environment; `{rank}` and the like as in the words.
+        secrets: values that words and env name as `{env:NAME}`; others are the environment's.
     """
 
     words: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 The script is started as it runs today, on all devices of its nodes and under the hook, and stopped
 after its first steps. The batch is split differently where that is possible
-(`tuner.workload.scripts.inspection_start`); a script that does not start this way is started once
+(`ScriptJob.inspection_start`); a script that does not start this way is started once
 more unchanged. What was seen becomes the `Framework` of a `ScriptJob`.
 """
 

@@ -41,9 +41,9 @@ class Argument:
     """Argument of a script that may carry a part of its batch.
 
     Attributes:
-       name: of the placeholder that it would become: micro_batch or gradient_accumulation.
-       options: the words that set it; a single one may end in "=".
-       carries: what its value holds beside that part (`Framework.carries`).
+        name: of the placeholder that it would become: micro_batch or gradient_accumulation.
+        options: the words that set it; a single one may end in "=".
+        carries: what its value holds beside that part (`Framework.carries`).
     """
 
     name: str

@@ -19,6 +19,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
+    deepspeed_settings,
     environment,
     framework_settings,
     native_values,
@@ -28,11 +29,17 @@ from tuner.workload.declared_knobs import (
     text_values,
     with_files,
 )
-from tuner.workload.hook import merge
+from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.workload.hook import merge, split_differently
 from tuner.workload.scripts.command import Start, asks_for_a_rank, filled
-from tuner.workload.scripts.deepspeed_overlay import overlay
 from tuner.workload.scripts.knob_support import narrowed, offers, refused, sentences
-from tuner.workload.scripts.script_facts import LAUNCH, KnobSupport, ScriptFacts
+from tuner.workload.scripts.script_facts import (
+    LAUNCH,
+    OFFLOADS,
+    OLD_OFFLOADS,
+    KnobSupport,
+    ScriptFacts,
+)
 
 #: Nothing of a probe is logged: a run of twenty steps is no experiment.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
@@ -110,8 +117,47 @@ class ScriptJob(ScriptFacts):
     # ---- how it starts
 
     def overlay(self, configuration: Configuration) -> dict[str, Any]:
-        """Return a configuration's changes to the DeepSpeed settings; None removes a key."""
-        return overlay(self, configuration)
+        """Return a configuration's changes to the DeepSpeed settings (0.19); None removes a key.
+
+        InvalidValue if micro-batch x data parallelism does not divide the global batch.
+        """
+        said: dict[str, Any] = {}
+        if self.driver is not None and not self.frame.on_deepspeed:
+            return deepspeed_settings(configuration, self.knobs)
+        if self.accumulates and (self.sets_micro_batch or self.frame.micro_batch):
+            said |= {
+                "train_batch_size": self.global_batch,
+                "train_micro_batch_size_per_gpu": configuration.micro_batch,
+                "gradient_accumulation_steps": configuration.accumulation(self.global_batch),
+            }
+        if self.offers["zero_stage"].turned:
+            stage = configuration.zero_stage
+            said["zero_optimization"] = zero = {"stage": stage}
+            if stage != 3:  # nowhere else does DeepSpeed take it
+                zero["offload_param"] = None
+            if stage and (self.frame.client_optimizer or "deepspeed_config" in self.placeholders):
+                # The user's own optimizer is as exact under ZeRO as without it.
+                said["zero_allow_untested_optimizer"] = True
+        rendered = render_deepspeed_config(configuration, self)["zero_optimization"]
+        for knob, section in OFFLOADS.items():
+            if knob in self.offers and self.offers[knob].turned:
+                zero = said.setdefault("zero_optimization", {})
+                zero[section] = rendered.get(section)
+                # DeepSpeed refuses the old spelling beside the new one.
+                zero |= {name: None for name in OLD_OFFLOADS[section] if name in self.frame.zero}
+        if (said.get("zero_optimization") or {}).get("offload_optimizer"):
+            said |= self._optimizer_on_host
+        return merge(said, deepspeed_settings(configuration, self.knobs))
+
+    @property
+    def _optimizer_on_host(self) -> dict[str, Any]:
+        optimizer = self.frame.config.get("optimizer") or {}
+        if self.frame.client_optimizer or not optimizer:
+            return {"zero_force_ds_cpu_optimizer": False}
+        if (optimizer.get("params") or {}).get("torch_adam"):
+            # The same update by DeepSpeed's kernel for the host, which it insists on.
+            return {"optimizer": {"params": {"torch_adam": False}}}
+        return {}
 
     def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
         """Write the files of this configuration to `folder`, and return the start of its ranks.
@@ -169,6 +215,23 @@ class ScriptJob(ScriptFacts):
             **environment(configuration, self.knobs),
         }
         return Start(tuple(words), self.cwd, options, config, env, self.secrets)
+
+    def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
+        """Return the start of a look at the script: under the hook, until its first steps.
+
+        With `alter`, and if DeepSpeed's configuration allows it, the batch is split otherwise: the
+        size of the first one shows if the script follows DeepSpeed or makes its batches itself.
+        """
+        start = self.start(configuration, folder)
+        options = {**start.options, "inspect": True, "alter": False}
+        if alter and "micro_batch" not in self.placeholders:
+            other = split_differently(start.config, configuration.data_parallel)
+            if other:  # in the file too: the script may read it by itself
+                config = merge(start.config, other)
+                write_text(folder / "ds_config.json", json.dumps(config))
+                options["deepspeed"] = {**start.options["deepspeed"], **other}
+            options["alter"] = not start.config
+        return replace(start, options=options)
 
     def _with_framework(
         self, words: list[str], configuration: Configuration, folder: Path, *, probe: bool

@@ -118,12 +118,12 @@ class Source:
     """File of the framework in which its keys are declared.
 
     Attributes:
-       file: path below the folder that its package is imported from.
-       kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
-           (argparse, and dataclasses from which it is made), "parameters" (of a function), "texts"
-           (any text in the file) or "own" (keys below a table of the user's, which none verifies).
-       name: the class of "fields" or function of "parameters"; empty for every one in the file.
-       below: the table of its keys, "parallelism" for a class that declares that table alone.
+        file: path below the folder that its package is imported from.
+        kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
+            (argparse, and dataclasses from which it is made), "parameters" (of a function), "texts"
+            (any text in the file) or "own" (keys below a table of the user's, which none verifies).
+        name: the class of "fields" or function of "parameters"; empty for every one in the file.
+        below: the table of its keys, "parallelism" for a class that declares that table alone.
     """
 
     file: str

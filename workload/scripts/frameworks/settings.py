@@ -137,7 +137,7 @@ class Settings:
         for key, value in changes.items():
             kind, _, name = key.rpartition(":")
             if kind == "env":
-                env[name] = "" if value == UNSET else _text(value).lower()
+                env[name] = "" if value == UNSET else str(value).lower()
                 continue
             now = Settings(self.command, tuple(words), self.cwd, self.env)
             at = now._at(key)
@@ -175,8 +175,8 @@ class Settings:
             tables, dot, last = key.rpartition(".")
             return [f"{self.command.option.partition('{key}')[0]}{tables}{dot}no-{last}"]
         if " {value}" in option:
-            return [option.replace(" {value}", "").replace("{key}", key), _text(value)]
-        return [option.replace("{key}", key).replace("{value}", _text(value))]
+            return [option.replace(" {value}", "").replace("{key}", key), str(value)]
+        return [option.replace("{key}", key).replace("{value}", str(value))]
 
 
 def _constant(node: ast.expr) -> Any:
@@ -208,7 +208,3 @@ def _native(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _text(value: Any) -> str:
-    return str(value)

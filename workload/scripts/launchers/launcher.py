@@ -25,15 +25,15 @@ class Launcher:
     """Launcher of a pasted command.
 
     Attributes:
-       kind: name of its `Kind`, or "" for a command with nothing but variables in front of it.
-       words: its own words as typed, up to the script, without variables in front.
-       processes: ranks that it would start on a node; 0 for one on each device.
-       env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
-           `{world_size}` stand for values that differ from rank to rank.
-       assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`); a
-           value that is not kept is `{env:NAME}` (`tuner.workload.scripts.launchers.secrets`).
-       notes: what joulefront leaves out, one sentence each.
-       binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`), or "".
+        kind: name of its `Kind`, or "" for a command with nothing but variables in front of it.
+        words: its own words as typed, up to the script, without variables in front.
+        processes: ranks that it would start on a node; 0 for one on each device.
+        env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
+            `{world_size}` stand for values that differ from rank to rank.
+        assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`); a
+            value that is not kept is `{env:NAME}` (`tuner.workload.scripts.launchers.secrets`).
+        notes: what joulefront leaves out, one sentence each.
+        binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`), or "".
     """
 
     kind: str
