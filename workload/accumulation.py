@@ -46,10 +46,7 @@ class AccumulationFit:
 
 @dataclass(frozen=True)
 class AccumulationPlan:
-    """Accumulations to measure in a launch: three below the job's own, ascending, or none.
-
-    `why_whole` says why whole steps are measured although there are many micro-batches; else "".
-    """
+    """Accumulations to measure, three below the job's `own`, or none and perhaps `why_whole`."""
 
     own: int = 0
     measured: tuple[int, ...] = ()

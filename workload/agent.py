@@ -43,10 +43,7 @@ def run_safely(
     *,
     next_settings: Continuation | None = None,
 ) -> ProbeRecord:
-    """Run one probe; return an exception as a failed record, so that it cannot stop a study.
-
-    The record is kept in the run's folder `keep_in` until it is in the trace.
-    """
+    """Run one probe; an exception becomes a failed record. It is kept in `keep_in`."""
     partial = ProbeRecord(request, (), runner.meter)
 
     def keep_and_continue(
@@ -124,9 +121,7 @@ class Agent:
     ) -> Entered:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
-        Args:
-            make_runner: None makes the real one, after checking its needs.
-            devices: UUIDs of this agent's GPUs; empty for all of the node.
+        `devices` are UUIDs of this agent's GPUs, empty for all; without `make_runner` it measures.
         """
         if isinstance(job, ScriptJob) and not Path(job.cwd).is_dir():
             return unusable(
@@ -234,11 +229,7 @@ class Agent:
 
 
 class _Dialogue:
-    """Extendable probe that runs in a thread of its own.
-
-    A report is (True if it has ended, the record so far); each report of a probe that has not ended
-    is answered by the next settings.
-    """
+    """Extendable probe in a thread: reports (ended, record so far), each answered by settings."""
 
     def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
         self.reports: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()

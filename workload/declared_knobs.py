@@ -142,10 +142,7 @@ def _named(words: Sequence[str], cwd: Path, file: str) -> list[int]:
 
 
 def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
-    """Return declared knobs of the built-in training program, with their baselines.
-
-    InputError if one is not applied by the environment or DeepSpeed's configuration.
-    """
+    """Return the built-in program's declared knobs; InputError for a script's."""
     for knob in knobs:
         if knob.target[0] not in ("env", "deepspeed") and not knob.set:
             raise InputError(

@@ -48,14 +48,9 @@ def record_space(
     seed: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Recording:
-    """Measure the candidates and write them as a recorded table.
+    """Measure candidates, or a random `sample` of launches, into a new or continued table.
 
-    Args:
-        folder: where the table and its trace go; an existing recording is continued.
-        workload, hardware: what the rows are about; the table's grouping columns.
-        sample: launch settings to measure, drawn at random; None is all of them.
-
-    InputError if the sample is not positive, or the folder holds a broken trace.
+    Workload and hardware are the table's grouping columns.
     """
     folder = Path(folder)
     launches = list(candidates.launches)

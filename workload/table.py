@@ -70,10 +70,7 @@ class PredictedBy:
 
 @dataclass(frozen=True)
 class TablePoint:
-    """Configuration as recorded, from these lines of table.csv.
-
-    `repeats` are (time s, power W); standard deviations of a repeated window are None if unknown.
-    """
+    """Configuration as recorded; repeats are (s, W), unknown standard deviations None."""
 
     configuration: Configuration
     time_s: float
@@ -382,10 +379,7 @@ def _merged(points: list[TablePoint]) -> TablePoint:
 
 
 def load_table(folder: str | Path) -> RecordedTable:
-    """Read a recorded table from its folder, or the path of either file.
-
-    InputError if a file is missing or malformed, naming the line or the key.
-    """
+    """Read a recorded table by its folder or file; InputError names the line or the key."""
     folder = Path(folder)
     if folder.is_file():
         folder = folder.parent

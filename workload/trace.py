@@ -203,10 +203,7 @@ def read_trace(path: str | Path) -> TraceContents:
 
 
 def compact(record: ProbeRecord) -> ProbeRecord:
-    """Drop what a driver need not keep in memory of a record that is in the trace.
-
-    A window of 512 steps holds 16 KiB of step times alone; the answer reads them from the trace.
-    """
+    """Drop what only the answer needs of a record in the trace: step times alone take 16 KiB."""
     live = {setting: setting for setting in record.request.live}
     return replace(
         record,

@@ -37,9 +37,8 @@ class Applied:
 class Governor(Protocol):
     """Control of the live knobs of one node's devices.
 
-    Attributes:
-        why_not: where not, one sentence with what an administrator would run; else empty.
-        supported_clocks_MHz: the clocks that may be asked for, ascending; empty where none may.
+    `why_not` is a sentence with what an administrator would run, else empty; the supported clocks
+    are ascending, empty where none may be asked for.
     """
 
     can_set: bool
@@ -84,10 +83,7 @@ def require_settable(governor: Governor, live: Settings) -> None:
 
 
 def per_device(name: str, value: Value, devices: int, kind: str) -> tuple[Value, ...]:
-    """Return one value for each device; a tuple holds one a stage, a block of devices.
-
-    InvalidValue if the stages do not divide the devices.
-    """
+    """Return one value for each device of a value, or tuple of one a stage that divide them."""
     stages = value if isinstance(value, tuple) else (value,)
     if devices % len(stages):
         legal = f"one value, or one for each of stages that divide the {devices} {kind}"

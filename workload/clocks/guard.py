@@ -44,10 +44,7 @@ LONGEST, TAKEN_S = 4096, 10.0
 
 @dataclass(frozen=True)
 class Earlier:
-    """What stood in one setting of one GPU before its first change.
-
-    `values` are as NVML takes them, MHz or milliwatts; empty: nothing was set, so it is reset.
-    """
+    """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset."""
 
     uuid: str
     what: str
@@ -242,10 +239,7 @@ def serve(users: Sequence[str]) -> int:
 
 
 def gone(agent: int) -> int | None:
-    """Return a descriptor that is readable when the agent ends; None if unsupported.
-
-    The pipe alone would do, but for a child of the agent that inherited its end of the pipe.
-    """
+    """Return a descriptor, readable when the agent ends, unlike a pipe that a child inherited."""
     try:
         return os.pidfd_open(agent)
     except (AttributeError, OSError):

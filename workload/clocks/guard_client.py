@@ -156,10 +156,7 @@ class Guard:
         files: Sequence[EarlierFile] = (),
         commands: Sequence[EarlierCommand] = (),
     ) -> None:
-        """Send the guard the settings to restore, *before* changing any; replaces earlier ones.
-
-        GuardError if it does not run; nothing may be touched.
-        """
+        """Send the settings to restore before changing any; after GuardError none may be."""
         words = {
             "earlier": [asdict(old) for old in earlier],
             "files": [asdict(file) for file in files],
@@ -234,10 +231,7 @@ def connected(path: str, timeout_s: float) -> socket.socket:
 
 
 class RootGuardNvml(Elsewhere):
-    """Substitute for the pynvml module whose setters are made by a guard that runs as root.
-
-    `lock_MHz` is the lock that an administrator has set, which NVML does not tell.
-    """
+    """Substitute for pynvml whose setters a guard of root makes; `lock_MHz` is the earlier lock."""
 
     def __init__(
         self, nvml: Any, path: str = DEFAULT_SOCKET, lock_MHz: Sequence[int] | None = None

@@ -3,7 +3,7 @@
 1. NVML itself: root, CAP_SYS_ADMIN.
 2. Zeus's daemon, where ZEUSD_SOCK_PATH names its socket.
 3. joulefront's guard, where an administrator has installed it: nothing else is tried by sudo,
-   because a refused sudo is reported to the administrator.
+    because a refused sudo is reported to the administrator.
 4. Application clocks, where an administrator has permitted them to every user.
 
 NVML itself is not tried: the kernel tells whether the driver would permit it, and looking at a GPU
@@ -36,9 +36,8 @@ EARLIER = "EARLIER_CLOCKS_MHZ"
 class Way:
     """One way to set clocks.
 
-    Attributes:
-        guard: where the guard process finds the same; empty for a way that restores by itself.
-        permitted: the kernel's answer, where it decides; None: only a setting that is tried tells.
+    `guard` says where the guard process finds the same, empty for a way that restores by itself;
+    `permitted` is the kernel's answer, None if only a setting that is tried tells.
     """
 
     means: str

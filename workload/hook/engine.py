@@ -191,10 +191,7 @@ def patch_deepspeed(deepspeed: Any) -> None:
 
 
 def ask_cuda_for_memory(accelerator: Any) -> None:
-    """Have ZeRO 1 and 2 ask CUDA for the free memory.
-
-    They ask NVML by the entry of CUDA_VISIBLE_DEVICES, which may be a UUID or another's number.
-    """
+    """Have ZeRO 1 and 2 ask CUDA for the free memory, not NVML by CUDA_VISIBLE_DEVICES' entry."""
 
     def available_memory(self: Any, device_index: int | None = None) -> int:
         import torch

@@ -247,10 +247,7 @@ def _cuda_in_use() -> Any:
 
 
 def _devices_with_tensors(cuda: Any) -> list[int]:
-    """Return the devices that hold this rank's tensors, which need not be the current one.
-
-    Asking for another device's work would start a context there.
-    """
+    """Return the devices with this rank's tensors: asking another's work would start a context."""
     try:
         return [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
     except Exception:  # an allocator of the program's own may not tell

@@ -18,10 +18,9 @@ _registered: dict[str, tuple[Callable[[Any], object], Callable[[], Any] | None]]
 def live(
     name: str, set_value: Callable[[Any], object], read: Callable[[], Any] | None = None
 ) -> None:
-    """Register the function that sets a live knob of the program, on every rank.
+    """Register what sets a live knob between optimizer steps, on every rank, and what reads it.
 
-    It is called between optimizer steps, with one of the knob's values; outside a probe once,
-    here, with the value that the run was started for. `read` returns the present value.
+    Outside a probe it is called once, here, with the value that the run was started for.
     """
     _registered[name] = set_value, read
     chosen = state.options.get("live", {})

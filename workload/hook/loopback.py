@@ -32,10 +32,7 @@ def listen_on_loopback(*modules: str) -> None:
 
 
 def meet_in_files(path: str) -> None:
-    """Let ranks that would meet at 127.0.0.1 meet in files, one for each time.
-
-    No port is open, and no resolver is asked. `path` is the files' without their number.
-    """
+    """Let ranks that would meet at 127.0.0.1 meet in files `path`-N, where no port is open."""
     with contextlib.suppress(ImportError):
         importlib.import_module(RANKS)
         module: Any = sys.modules[RANKS]

@@ -27,11 +27,7 @@ LEAST_STEPS = 2
 
 @dataclass(frozen=True)
 class AccumulatedWindow(Window):
-    """Several windows of one live setting, and the estimated whole step.
-
-    Steps, length, energy and samples are those of the parts; step time and power are those of the
-    estimated step.
-    """
+    """Several windows of one live setting; only step time and power are of the estimated step."""
 
     parts: tuple[Window, ...] = ()
     estimate: StepEstimate | None = field(default=None)

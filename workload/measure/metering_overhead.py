@@ -21,10 +21,7 @@ from tuner.workload.probe import ProbeRecord, ProbeRequest
 
 @dataclass(frozen=True)
 class MeteringOverhead:
-    """Step times with and without metering, block by block; the n-th of each form a pair.
-
-    `busy_share` is the share of one core that the sampling thread takes.
-    """
+    """Step times with and without metering in pairs, and the sampling thread's share of a core."""
 
     metered_s: tuple[float, ...]
     plain_s: tuple[float, ...]
@@ -73,10 +70,7 @@ class _OverheadProbe(Probe):
 def measure_overhead(
     runner: LocalRunner, request: ProbeRequest, *, pairs: int, block_s: float
 ) -> tuple[ProbeRecord, MeteringOverhead]:
-    """Run one probe and, in the same launch, steps with and without metering.
-
-    Return the record, possibly with a failure, and the times until then.
-    """
+    """Run one probe, then steps with and without metering; return its record and the times."""
     made: list[_OverheadProbe] = []
 
     def make(node: ProbeNode, request: ProbeRequest) -> Probe:

@@ -62,8 +62,7 @@ def _means(window: Window) -> tuple[_Mean, _Mean]:
 def beaten_by(window: Window, known: Sequence[Reached]) -> Reached | None:
     """Return a known configuration that beats the window's on both axes, or None.
 
-    The lower ends of step time and of energy per step (`LOOK_RISK`) must be more than `FAR` above
-    the known ones.
+    The lower ends (`LOOK_RISK`) must be more than `FAR` above the known ones.
     """
     time, power = _means(window)
     if math.isnan(time.rse) or math.isnan(power.rse):

@@ -37,10 +37,7 @@ def open_named(
     hwmon: str | Path = "/sys/class/hwmon",
     envelope: Device | None = None,
 ) -> Meter:
-    """Open one of `METERS`, or raise MeterError.
-
-    The estimate assumes the `envelope`, by default the cluster's own core's, or "cpu-core".
-    """
+    """Open one of `METERS`, or raise MeterError; the estimate's envelope is a core's."""
     if name == "nvml":
         from tuner.workload.meters.nvml import NvmlMeter
 
@@ -93,10 +90,7 @@ def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **m
 
 
 def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tuple[Meter, ...]:
-    """Open the meters of other scopes that this node can read beside `meter`.
-
-    Their figures are never added to its own: a GPU is part of its module.
-    """
+    """Open the meters of other scopes beside `meter`; they are never added to it."""
     if meter.info.name != "nvml" or meter.info.scope == "module":
         return ()
     from tuner.workload.meters.hwmon import HwmonMeter

@@ -44,11 +44,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use of a node's host.
-
-    Attributes:
-        core: device file with a core's envelope and speeds, name or path.
-    """
+    """What this process may use of a node's host; `core` is a device file's name or path."""
 
     memory_bytes: int
     cores: int

@@ -128,10 +128,7 @@ class Nvidia(Platform):
             ask(nvml, None, nvml.nvmlShutdown)
 
     def memory_held(self, pids: Collection[int]) -> int | None:
-        """Return the memory of processes on the GPU where they hold most, bytes; None if unknown.
-
-        It includes what torch's allocator does not: the CUDA context, buffers of NCCL and cuBLAS.
-        """
+        """Return what processes hold on the fullest GPU, CUDA's context included, bytes."""
 
         def held(nvml: Any, gpu: Gpu) -> int:
             running = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Compute"))
@@ -145,10 +142,7 @@ class Nvidia(Platform):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> float:
-        """Wait until nothing is left on the GPUs; return the seconds that it took.
-
-        In a container NVML's lists may be empty while the ranks still hold memory.
-        """
+        """Wait until nothing is left on the GPUs; return the seconds that it took."""
         began_s = clock()
         with contextlib.suppress(InputError, MeterError):
             while self.busy() and clock() - began_s <= limit_s:

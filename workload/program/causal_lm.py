@@ -216,10 +216,7 @@ def generator_of(job: dict[str, Any], step: int) -> torch.Generator:
 
 
 def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
-    """Draw one step's tokens, (global_batch, sequence_length + 1), the same on all ranks.
-
-    One more than the length, so that each position has a token to predict.
-    """
+    """Draw one step's tokens, (global_batch, sequence_length + 1), the same on all ranks."""
     if job.get("data"):
         return sequences(open_tokens(job), job, generator_of(job, step))
     shape = (job["global_batch"], job["sequence_length"] + 1)

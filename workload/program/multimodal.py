@@ -31,11 +31,7 @@ def tokens_a_side(model: Any) -> int:
 
 
 class Layout:
-    """Positions of text and video, the same in every sample of a job.
-
-    `visual` tokens of the video, its end included, follow `before` of text; the loss counts
-    `learnt`.
-    """
+    """Positions in every sample: text `before`, `visual` tokens; the loss counts `learnt`."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._length, self._frames = job["sequence_length"], job["frames"]

@@ -25,9 +25,7 @@ SCHEDULES = {
 class Engine:
     """Parts of the model on this rank, their optimizer, and the schedule that runs them.
 
-    Args:
-        fill: gives modules their weights; each rank calls it for its own parts.
-        degree, virtual: ranks of the pipeline, and parts that each holds.
+    The pipeline has `degree` ranks, each with `virtual` parts, whose weights `fill` gives.
     """
 
     def __init__(

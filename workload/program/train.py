@@ -184,8 +184,7 @@ def made_as(
 ) -> tuple[str, torch.dtype | None]:
     """Return the device on which weights are made, and the precision in which they stay.
 
-    It is this rank's GPU, or the host for a model that is split later and would not leave the
-    GPU half of its memory.
+    A model that is split later, and would fill half of the GPU, is made on the host.
     """
     accelerator = deepspeed.accelerator.get_accelerator()
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job["precision"])

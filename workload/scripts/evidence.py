@@ -14,10 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Counted:
-    """Batches of the first optimizer steps: samples of a backward pass of one rank, and passes.
-
-    Numbers are 0 if unknown; `how` is the evidence, or the reason why they are, a phrase.
-    """
+    """Batches of the first optimizer steps, 0 if unknown, and how that is known, a phrase."""
 
     micro_batch: int = 0
     accumulation: int = 0

@@ -146,10 +146,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
 
 
 def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
-    """Return (micro-batch, accumulation) as far as command and options say; 0 where they do not.
-
-    Of global batch, micro-batch and accumulation, two give the third.
-    """
+    """Return (micro-batch, accumulation) by command and options; 0 where they do not say."""
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
     if blank.driven is not None:
@@ -182,10 +179,7 @@ def require_one_node(script: Script) -> None:
 
 
 def ranks_today(script: Script, cluster: Cluster, nodes: int = 1) -> int:
-    """Return the ranks that the command starts on a node: those of its launcher, or one process.
-
-    InputError if they are more than its devices, or fewer across nodes.
-    """
+    """Return the ranks that the command starts on a node; InputError if it has not the devices."""
     launcher, devices = script.launcher, cluster.devices_per_node
     started = launcher is not None and bool(launcher.words)
     ranks = launcher.processes if launcher else 0
@@ -258,10 +252,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
 
 
 def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
-    """Check the user's number of steps against what the script's loop or framework states.
-
-    A loop may be left early, so that fewer steps than it states contradict nothing.
-    """
+    """Refuse more steps than the script's loop or framework states; fewer may be its early end."""
     told, found = script.steps, stated.get("steps")
     if told is None or found is None or told - found <= max(1, _SAME_STEPS * found):
         return

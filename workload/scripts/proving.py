@@ -38,12 +38,9 @@ _PARTS = {"micro_batch", "gradient_accumulation"}
 
 @dataclass(frozen=True)
 class Argument:
-    """Argument of a script that may carry a part of its batch.
+    """Argument of a script that may carry the part of its batch that `name` says.
 
-    Attributes:
-        name: of the placeholder that it would become: micro_batch or gradient_accumulation.
-        options: the words that set it; a single one may end in "=".
-        carries: what its value holds beside that part (`Framework.carries`).
+    `options` are the words that set it; `carries` is what else its value holds.
     """
 
     name: str

@@ -251,11 +251,7 @@ class ScriptJob(ScriptFacts):
 
     @property
     def needs_hook(self) -> bool:
-        """True if the script needs the hook outside a probe too.
-
-        It does where it reads its configuration there, takes its rank in its command, or builds
-        what is set (DeepSpeed's settings, the model's switch, its framework's batches) itself.
-        """
+        """True if the script needs the hook outside a probe too, to be told or set what it asks."""
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
         switched = self.by_switch or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")

@@ -20,11 +20,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 @dataclass(frozen=True)
 class Today:
-    """Batches that a script trains today; 0 if unknown.
-
-    `follows`: batches follow DeepSpeed's micro-batch. `driver_holds` is False if the driver of the
-    framework reads other values than were seen.
-    """
+    """Batches that a script trains today, 0 if unknown; `driver_holds` if its driver agrees."""
 
     global_batch: int
     micro_batch: int

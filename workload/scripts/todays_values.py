@@ -26,10 +26,7 @@ _WORKERS = re.compile(r"(\w+_)?(num_?)?workers|workers_per_\w+", re.I)
 
 
 def require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
-    """Raise InputError, with the words to write, unless today's value of each placeholder is known.
-
-    A declared knob that gives its baseline needs no value.
-    """
+    """Raise InputError, with the words to write, unless each placeholder's value today is known."""
     known = {name for name, value in job.told.items() if value}
     known |= {"micro_batch"} if job.frame.micro_batch else set()
     known |= {"gradient_accumulation"} if job.frame.accumulation else set()

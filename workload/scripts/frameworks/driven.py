@@ -32,10 +32,7 @@ _FOLLOW = ("global_batch", "gradient_accumulation")
 
 @dataclass(frozen=True)
 class Bound:
-    """Driver of the framework of a command, as far as the installed version has its keys.
-
-    `given` are today's values of its keys that a function of the user's returns.
-    """
+    """Driver of a command's framework in a version, and values `given` by a user's function."""
 
     driver: Driver
     version: str = ""
@@ -68,10 +65,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Driven:
-    """Driver, the command that it applies to, and the ranks that it starts on today.
-
-    `taken` are knobs that the command has a placeholder for, with today's value or "".
-    """
+    """Driver and the command that it applies to; `taken` knobs have placeholders of their own."""
 
     bound: Bound
     settings: Settings
@@ -286,10 +280,7 @@ class Driven:
     def start(
         self, changes: Mapping[str, Any], folder: Path, words: tuple[str, ...], *, probe: bool
     ) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Write the changed file or module to a folder; return the words and more variables.
-
-        InputError if a key can be given nowhere; OSError if a file cannot be written.
-        """
+        """Write the changed file or module; return words and variables, or raise InputError."""
         driver = self.bound.driver
         quiet = {k: v for k, v in driver.quiet.items() if k not in self.bound.gone} if probe else {}
         wanted = {**{k: v for k, v in quiet.items() if self.settings.get(k) != v}, **changes}

@@ -102,11 +102,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Step:
-    """Sign of an optimizer step.
-
-    A torch optimizer steps ("optimizer"), `call`, "module:function", returns ("call"), or `line` is
-    printed ("log").
-    """
+    """Sign of an optimizer step: of a torch "optimizer", a "call" or a line of a "log"."""
 
     count: str = "optimizer"
     call: str = ""
@@ -134,10 +130,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Framework that is configured by a function: a module is generated that calls it.
-
-    `search` says where the module is, in this order, with {module}.
-    """
+    """Framework configured by a function, which a generated module calls; `search` has {module}."""
 
     module: str
     function: str

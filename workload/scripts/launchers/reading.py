@@ -86,10 +86,7 @@ def _read(
 
 
 def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """Return a command that a package installs as `-m MODULE ...`, others as they are.
-
-    InputError if `python -m` does not start what the command starts.
-    """
+    """Return a package's command as `-m MODULE ...`, InputError if that starts something else."""
     name = words[0] if words else ""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():
         return tuple(words)

@@ -49,11 +49,7 @@ class Srun(Kind):
         return words
 
     def read(self, typed: Typed) -> Read:
-        """Return what it starts, inside an allocation by Slurm's own figures.
-
-        InputError if an option is unknown, nodes have different numbers of tasks, or no command
-        follows whose ranks are seen from here.
-        """
+        """Return what it starts, in an allocation by Slurm's own figures; or InputError."""
         words = list(typed.words)
         told, at = options_of_srun(words)
         _check_options(words[at:], told)

@@ -115,10 +115,7 @@ class _Trl(_Framework, Vendor):
 
 
 class _LlamaFactory(_Framework):
-    """`llamafactory-cli train`, after llamafactory/cli.py and launcher.py (0.9.4).
-
-    It starts its module launcher under torchrun on all devices, or NPROC_PER_NODE of them.
-    """
+    """`llamafactory-cli train` (0.9.4): its module under torchrun, on NPROC_PER_NODE devices."""
 
     name = "llamafactory"
     commands = ("llamafactory-cli", "llamafactory", "lmf")
