@@ -225,6 +225,7 @@ def test_finding_10_a_launch_decides_by_one_step_of_the_largest(
 ) -> None:
     conductor = SimpleNamespace(micro_batches=taken, accumulation=0)
     conductor.run = lambda steps: (micro_batch_s * conductor.accumulation,) * steps
+    conductor.set_accumulation = lambda number: setattr(conductor, "accumulation", number)
     plan = AccumulationPlan(128, (1, 2, 4))
     found = choose_accumulation(conductor, plan, WindowPolicy())  # type: ignore[arg-type]
     assert (conductor.accumulation, found.measured) == (left_at, short)

@@ -107,7 +107,7 @@ def measure_accumulated(
     while True:
         # There and back, so that what drifts does not look like a slope.
         for share, each in _there_and_back(accumulations, len(parts)):
-            conductor.accumulation = each
+            conductor.set_accumulation(each)
             least_s = share * policy.min_s
             short = replace(policy, min_s=least_s, max_s=least_s, min_steps=LEAST_STEPS)
             before = conductor.micro_batches
@@ -126,7 +126,7 @@ def measure_accumulated(
         beaten_by = _beaten_by(estimate, known) if worst > policy.target_se else None
         if worst <= policy.target_se or length_s >= policy.max_s or beaten_by:
             break
-    conductor.accumulation = accumulations[0]
+    conductor.set_accumulation(accumulations[0])
     return replace(AccumulatedWindow.of(parts, estimate), beaten_by=beaten_by)
 
 

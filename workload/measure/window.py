@@ -67,7 +67,7 @@ class Conductor:
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
         self.micro_batches = 0  # in them, as far as the ranks told
-        self._accumulation = 0
+        self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.arrivals = Arrivals()  # of the ranks, in each step
@@ -107,15 +107,9 @@ class Conductor:
         ends = self._wait_boundary(target)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
 
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches of the next steps; 0 leaves them to the program. Set at a boundary."""
-        return self._accumulation
-
-    @accumulation.setter
-    def accumulation(self, micro_batches: int) -> None:
-        """Set the micro-batches of the next steps."""
-        self._accumulation = micro_batches
+    def set_accumulation(self, micro_batches: int) -> None:
+        """Set the micro-batches of the next steps at a boundary."""
+        self.accumulation = micro_batches
         self.set_live({ACCUMULATION: micro_batches})
 
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -51,15 +51,16 @@ def choose_accumulation(
     if not plan.measured:
         return plan
     if conductor.micro_batches != plan.measured[0]:
-        conductor.accumulation = plan.own  # where it was set after all
+        conductor.set_accumulation(plan.own)  # where it was set after all
         return AccumulationPlan(
             plan.own,
             why_whole="whole steps are measured: the program decides on its accumulation",
         )
-    largest = conductor.accumulation = plan.measured[-1]
+    largest = plan.measured[-1]
+    conductor.set_accumulation(largest)
     whole_s = sum(conductor.run(1)) * plan.own / largest
     if steps_take_too_long(whole_s, policy.min_steps, policy.min_s):
-        conductor.accumulation = plan.measured[0]
+        conductor.set_accumulation(plan.measured[0])
         return plan
-    conductor.accumulation = plan.own
+    conductor.set_accumulation(plan.own)
     return replace(plan, measured=())

@@ -32,11 +32,12 @@ from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import INSPECTIONS, ProbeRequest
+from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 LOG_TAIL_LINES = 20
 #: Variables that describe a task of another launcher, such as the one that started this process: a
-#: rank would take them for its own (srun(1); PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
+#: rank would take them for its own (Slurm; PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
 _TASK = re.compile(r"(PMI_|PMIX_(?!MCA)|OMPI_COMM_|MV2_COMM_|MPI_LOCAL|PALS_|JSM_NAMESPACE_)\w+")
 _SLURM_TASK = re.compile(
     r"SLURM_(STEP\w+|NTASKS\w*|NPROCS|TASKS_PER_NODE|PROCID|LOCALID|NODEID|GTIDS|TASK_PID)"
@@ -218,12 +219,12 @@ class RankLaunch:
     def _inherited_env(self, node_rank: int) -> dict[str, str]:
         """Return this process's environment without what describes tasks of another launcher."""
         launcher = getattr(self.node.job, "launcher", None)
-        kind = launcher.kind if launcher is not None else ""
+        kind = kind_of(launcher) if launcher is not None else None
         env = {
             name: text
             for name, text in self.node.server.env.items()
-            # Tasks on a node are srun's own figure, which sets each rank's numbers anew.
-            if not _TASK.fullmatch(name) and (kind == "srun" or not _SLURM_TASK.fullmatch(name))
+            if not _TASK.fullmatch(name)
+            and ((kind and kind.numbers_tasks) or not _SLURM_TASK.fullmatch(name))
         }
         if "NODE_RANK" in env:
             env["NODE_RANK"] = str(node_rank)

@@ -62,6 +62,7 @@ class Kind:
             is written where none was given.
         abbreviates: its parser takes the beginning of an option for the option.
         takes_hook: the hook can stand in front of the script.
+        numbers_tasks: it sets Slurm's variables of a task for each rank.
     """
 
     name = ""
@@ -73,6 +74,7 @@ class Kind:
     nodes: tuple[str, ...] = ()
     abbreviates = False
     takes_hook = True
+    numbers_tasks = False
 
     def __init_subclass__(cls) -> None:
         if cls.commands or cls.modules:

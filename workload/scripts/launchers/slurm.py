@@ -39,6 +39,7 @@ class Srun(Kind):
     of_all = ("--ntasks", "-n")
     of_node = ("--ntasks-per-node", "--tasks-per-node")
     nodes = ("--nodes", "-N")
+    numbers_tasks = True
 
     def reaches_nodes(self, launcher: Launcher) -> bool:
         """Return True: its tasks are on all nodes."""
