@@ -25,7 +25,7 @@ _MOST_BYTES = 4 * 2**20
 
 def read_key(path: Path, key: str) -> Any:
     """Return the value of a key (names with dots); InputError if there is no single value."""
-    data: Any = _parsed(_text(path), path)
+    data: Any = _parsed(read_text(path), path)
     for name in key.split("."):
         if not isinstance(data, Mapping) or name not in data:
             raise InputError(
@@ -39,7 +39,7 @@ def read_key(path: Path, key: str) -> Any:
 
 def parsed_file(path: Path) -> Any:
     """Return the data of a JSON, YAML or TOML file; InputError if it cannot be read."""
-    return _parsed(_text(path), path)
+    return _parsed(read_text(path), path)
 
 
 def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = False) -> str:
@@ -48,7 +48,7 @@ def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = Fals
     With `may_add`, keys that the file lacks are added and those whose value is None taken away.
     InputError as `read_key`, or if a key's value cannot be replaced alone.
     """
-    text = _text(path)
+    text = read_text(path)
     wanted = copy.deepcopy(_parsed(text, path))
     for key, value in changes.items():
         if not may_add and read_key(path, key) == value:
@@ -159,22 +159,15 @@ def _added_to_toml(text: str, table: str, line: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; InputError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-
-
-def _text(path: Path) -> str:
+    """Return the text of a file; InputError if it cannot be read, or is no configuration's."""
     try:
         if not path.is_file():
             raise InputError(f"{path} is not a file (standard input cannot be read twice)")
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path} is too large for a configuration")
-    except OSError as error:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
-    return read_text(path)
 
 
 def _parsed(text: str, path: Path) -> Any:

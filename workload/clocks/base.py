@@ -28,7 +28,6 @@ class KnobRefused(GovernorError):
 class Applied:
     """Settings as set, snapped to what the devices support, and notes, a phrase each."""
 
-    requested: Settings
     settings: Settings
     notes: tuple[str, ...] = ()
 
@@ -137,7 +136,7 @@ class FixedGovernor:
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         if live:
             raise InputError(f"cannot set {live.short} here: {self.why_not}")
-        return Applied(live, live)
+        return Applied(live)
 
     def delivered(self) -> dict[str, float]:
         return {}

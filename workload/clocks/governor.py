@@ -250,7 +250,7 @@ class NvmlGovernor:
                 wanted = replace(wanted, limit_mW=self._limits(live["power_limit_W"], ranks))
             notes += self._notes(wanted)
             self._change(wanted, self.gpus[:ranks])
-        return Applied(live, Settings(settings), tuple(notes))
+        return Applied(Settings(settings), tuple(notes))
 
     def _notes(self, wanted: _Wanted) -> list[str]:
         """Return the notes to show when clocks are first changed."""

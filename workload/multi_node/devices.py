@@ -213,7 +213,7 @@ class MultiNodeGovernor:
             raise
         notes = dict.fromkeys(note for applied in done for note in applied.notes)
         settings = joined_settings(live, [applied.settings for applied in done])
-        return Applied(live, settings, tuple(notes))
+        return Applied(settings, tuple(notes))
 
     def delivered(self) -> dict[str, float]:
         return dict(self._own.delivered())

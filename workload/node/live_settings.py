@@ -45,6 +45,5 @@ def apply_live(
         for value in read:
             if value is not None and not knob.reads_as(value, live[name]):
                 return NotApplied(live, f"{name} was set to {live[name]}, and reads {value!r}")
-    return Applied(
-        live, Settings({**applied.settings, **{name: live[name] for name in own}}), tuple(notes)
-    )
+    settings = Settings({**applied.settings, **{name: live[name] for name in own}})
+    return Applied(settings, tuple(notes))

@@ -143,11 +143,6 @@ class RankGroup:
             link.close()
         self._selector.close()
 
-    @property
-    def running(self) -> int:
-        """The number of ranks that have not ended."""
-        return len(self._running)
-
     def _accept(self, listener: socket.socket) -> None:
         link, _ = listener.accept()
         self._buffers[link] = b""

@@ -21,7 +21,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.program import Program
 from tuner.search_spaces.when import holds, names_in
-from tuner.workload.scripts.frameworks.driver import Driver
+from tuner.workload.scripts.frameworks.driver import Driver, read_driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.frameworks.wrapper import wrapped
@@ -57,7 +57,7 @@ class Bound:
         """Read what `to_json` wrote; InputError if it is no such text."""
         try:
             data = json.loads(text)
-            driver = Driver.from_json(json.dumps(data["driver"]))
+            driver = read_driver(data["driver"], "the study's framework")
             return cls(driver, data["version"], tuple(data["gone"]), data["given"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the framework of a script: {error}") from error

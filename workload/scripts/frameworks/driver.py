@@ -7,7 +7,6 @@ run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -160,18 +159,6 @@ class Driver:
         routed = [key for route in self.knobs.values() for key in route.keys]
         declared = [knob.how.removeprefix("framework:") for knob in self.declared.values()]
         return tuple(dict.fromkeys([*routed, *declared, *self.quiet]))
-
-    def to_json(self) -> str:
-        """Convert to text that `from_json` reads."""
-        return json.dumps(self.table, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Driver:
-        """Read what `to_json` wrote; InputError if it is no driver."""
-        try:
-            return read_driver(json.loads(text), "the study's framework")
-        except ValueError as error:
-            raise InputError(f"this is no driver of a framework: {error}") from error
 
 
 _TOP = (
