@@ -132,13 +132,13 @@ class _Comparison(Probe):
         whole_s = warm.step_time_s * plan.own / plan.measured[0]
 
         def whole() -> Window:
-            conductor.accumulation = plan.own
+            conductor.set_accumulation(plan.own)
             policy = WindowPolicy(min_s=self.window_s, max_s=self.window_s, min_steps=4)
             return conductor.measure(meter, policy, whole_s)
 
         before = whole()
         for _ in range(self.rounds):
-            conductor.accumulation = plan.measured[0]
+            conductor.set_accumulation(plan.measured[0])
             short = measure_accumulated(
                 conductor,
                 meter,

@@ -25,9 +25,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.testing.commands import finished
 from tuner.testing.scripts import on_every_device
-from tuner.workload.scripts.command import LAUNCH, Script
+from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import Checked, check_keys
+from tuner.workload.scripts.script_facts import LAUNCH
 
 SCRIPTS = ROOT / "tests" / "scripts"
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)

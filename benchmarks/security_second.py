@@ -259,51 +259,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def copies(folder: Path) -> Sequence[Attempt]:
-    """Finding 5: a list of a stranger's, and a folder of another user's."""
-    from tuner.workload.scripts.folder_copy import packed, unpacked
-
-    source, copy, notes = folder / "a", folder / "node", folder / "notes"
-    source.mkdir()
-    (source / "train.py").write_text("")
-    notes.write_text("mine")
-    unpacked(packed(source), copy)
-    (copy / ".joulefront-copy").write_text(f"../notes\n{notes}\n")
-    unpacked(packed(source), copy)
-    attempts = [tried("a file in a folder says what --sync deletes", not notes.exists())]
-    what = "--sync writes to a folder of another user"
-    if os.geteuid() != 0:
-        return [*attempts, not_tried(what, "only root can give a folder away")]
-    (folder / "theirs").mkdir()
-    os.chown(folder / "theirs", OTHER_UID, OTHER_UID)
-    unpacked(packed(source), folder / "theirs")
-    return [*attempts, tried(what, any((folder / "theirs").iterdir()))]
-
-
-def copied_secrets(folder: Path) -> Sequence[Attempt]:
-    """Finding 11: what is copied, and who can read it there."""
-    from tuner.workload.scripts.folder_copy import packed, unpacked
-
-    source, copy, outside = folder / "a", folder / "node", folder / "outside"
-    source.mkdir(mode=0o700)
-    for name in ("train.py", ".env", "deploy.pem"):
-        (source / name).write_text("secret")
-    unpacked(packed(source), copy)
-    found = [path.name for path in copy.iterdir() if path.name in (".env", "deploy.pem")]
-    outside.write_text("secret")
-    (source / "link").symlink_to(outside)
-    try:
-        packed(source)
-        followed = True
-    except InputError:
-        followed = False
-    return [
-        tried("--sync copies secrets", bool(found), ", ".join(found)),
-        tried("--sync follows a link out of the folder", followed),
-        tried("others can enter the copy of a closed folder", bool(copy.stat().st_mode & 0o077)),
-    ]
-
-
 def secrets(folder: Path) -> Sequence[Attempt]:
     """Finding 7: variables and arguments of a pasted command, in all that is written."""
     from tuner.evidence.redact import Redactor

@@ -207,7 +207,6 @@ def search_for(
                 run,
                 say,
                 ray_address=request.ray_address,
-                copy=request.copy,
                 avoid_stragglers=request.avoid_stragglers,
                 in_flight=request.in_flight,
                 seed=request.search.seed,

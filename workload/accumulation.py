@@ -1,8 +1,7 @@
 """Measurement of micro-batches in place of whole optimizer steps: plan, rule and result.
 
-A step of a real job is mostly accumulation: of k micro-batches it takes T(k) = a + k b, with a what
-occurs once (reduction, optimizer, the fill of a pipeline). A few steps of small k in one launch
-tell a and b, and with them the step of the job's own accumulation, in seconds and in joules
+Of k micro-batches a step takes T(k) = a + k b, with a what occurs once (reduction, optimizer, the
+fill of a pipeline). A few steps of small k in one launch tell a and b, in seconds and in joules
 (`tuner.workload.measure.accumulation_fit`).
 """
 
@@ -23,13 +22,8 @@ WHOLE_STEPS_WINDOWS = 2.0
 class AccumulationFit:
     """Steps of smaller accumulation from which a measurement was extrapolated; of each window one.
 
-    Attributes:
-        accumulation: micro-batches of the job's own step, for which the measurement is.
-        micro_batches: micro-batches of a step of each window.
-        once_s, once_J: what a step takes once.
-        each_s, each_J: what each micro-batch adds.
-        curvature: distance of the middle accumulation's time from the line through the others, as
-            a share of it.
+    A step takes `once_s` and `once_J`, and `each_s` and `each_J` for each micro-batch. `curvature`
+    is the distance of the middle accumulation's time from the others' line, as a share of it.
     """
 
     accumulation: int
@@ -52,14 +46,7 @@ class AccumulationFit:
 
 @dataclass(frozen=True)
 class AccumulationPlan:
-    """Accumulations to measure in a launch.
-
-    Attributes:
-        own: micro-batches of the job's own step.
-        measured: three smaller numbers, ascending; empty if whole steps are measured.
-        why_whole: why whole steps are measured although there are many micro-batches, one
-            sentence; "" without such a reason.
-    """
+    """Accumulations to measure, three below the job's `own`, or none and perhaps `why_whole`."""
 
     own: int = 0
     measured: tuple[int, ...] = ()
@@ -73,8 +60,7 @@ def accumulation_plan(
 
     The least is one micro-batch; in a pipeline as many as are in flight, and with the optimizer on
     the host two, because a single micro-batch skips the sum that is kept there (DeepSpeed's
-    `async_accumulate_grad_in_cpu_via_gpu`). The largest is at most half of the job's own: beyond
-    that a whole step costs little more.
+    `async_accumulate_grad_in_cpu_via_gpu`). The largest is at most half of the job's own.
     """
     try:
         own = configuration.accumulation(job.at(configuration).global_batch)

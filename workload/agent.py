@@ -1,9 +1,8 @@
 """Agent of a node: runs the probes that a driver sends it, whatever carries the calls.
 
-An agent holds one runner, inspects its node before it takes any probe, and serves a share of a
-probe that another node leads. Records are returned as plain JSON; logs, rendered files and power
-samples stay in the run folder, where the agent wrote them. `tuner.executors.ray_agent` makes it a
-Ray actor; an executor of one process calls `run_safely`.
+It inspects its node before it takes any probe, and serves a share of a probe that another node
+leads. Records are returned as plain JSON; logs and power samples stay in the run folder.
+`tuner.executors.ray_agent` makes it a Ray actor; an executor of one process calls `run_safely`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, InteractiveRunner, Runner
-from tuner.workload.scripts.folder_copy import unpacked
 from tuner.workload.scripts.script_job import ScriptJob
 
 if TYPE_CHECKING:
@@ -45,13 +43,7 @@ def run_safely(
     *,
     next_settings: Continuation | None = None,
 ) -> ProbeRecord:
-    """Run one probe; return an exception as a failed record, so that it cannot stop a study.
-
-    Args:
-        keep_in: the run's folder, where the record is kept until it is in the trace, so that
-            nothing is lost if the driver dies before. The measurements of an extendable request
-            are kept each time it asks for settings.
-    """
+    """Run one probe; an exception becomes a failed record. It is kept in `keep_in`."""
     partial = ProbeRecord(request, (), runner.meter)
 
     def keep_and_continue(
@@ -90,11 +82,7 @@ def extended(record: ProbeRecord, next_settings: Continuation) -> ProbeRequest |
 
 @dataclass(frozen=True)
 class Entered:
-    """State of a node when a study first asks to use it.
-
-    Attributes:
-        exposures: how others can enter the cluster that the node belongs to, a sentence each.
-    """
+    """State of a node when a study first asks to use it; how others can enter, a sentence each."""
 
     facts: NodeFacts
     refused: tuple[str, ...] = ()
@@ -109,11 +97,7 @@ def unusable(trouble: str) -> Entered:
 
 
 class Agent:
-    """Agent of one node: inspects it, makes its runner and runs probes, alone or with peers.
-
-    Args:
-        run_dir: folder of logs and power samples, on this node.
-    """
+    """Agent of one node: inspects it, makes its runner and runs probes, alone or with peers."""
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
@@ -134,18 +118,16 @@ class Agent:
         make_runner: MakeRunner | None,
         devices: Sequence[str] = (),
         prepare: bool = False,
-        copy: bytes | None = None,
     ) -> Entered:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
-        Args:
-            make_runner: makes the runner; None makes the real one, after checking its needs.
-            devices: UUIDs of this agent's GPUs; empty for all of the node.
-            prepare: import the frameworks at once, as `prepare` does.
-            copy: the folder of the job's script, packed, for a node that does not have it.
+        `devices` are UUIDs of this agent's GPUs, empty for all; without `make_runner` it measures.
         """
-        if isinstance(job, ScriptJob) and (trouble := _without_folder(job, copy)):
-            return unusable(trouble)
+        if isinstance(job, ScriptJob) and not Path(job.cwd).is_dir():
+            return unusable(
+                f"it has no folder {job.cwd}, which the script starts in; copy it there, or put it "
+                "on a shared file system"
+            )
         if devices or cluster.device.type == "cpu":  # what its GPUs do is no reason against cores
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if make_runner is not None:
@@ -189,11 +171,7 @@ class Agent:
         """Run a probe; return its record as JSON, or {"busy": sentence} if a GPU is in use.
 
         An extendable probe may return {"visited": record so far} instead; `continue_probe` then
-        gives it its next settings.
-
-        Args:
-            peers: the other nodes of the lease, in the order of their ranks.
-            address: address at which they reach this node.
+        gives it its next settings. Peers reach this node at `address`.
         """
         probe = ProbeRequest.from_json(request)
         try:
@@ -250,25 +228,8 @@ class Agent:
             self._runner.close()
 
 
-def _without_folder(job: ScriptJob, copy: bytes | None) -> str:
-    """Copy a script's folder to this node if it is lacking; return why it stays so, or ""."""
-    folder = Path(job.cwd)
-    if copy is not None:
-        return unpacked(copy, folder)
-    if folder.is_dir():
-        return ""
-    return (
-        f"it has no folder {folder}, which the script starts in; --sync copies it there, or put it "
-        "on a shared file system"
-    )
-
-
 class _Dialogue:
-    """Extendable probe that runs in a thread of its own.
-
-    A report is (True if it has ended, the record so far); each report of a probe that has not ended
-    is answered by the next settings.
-    """
+    """Extendable probe in a thread: reports (ended, record so far), each answered by settings."""
 
     def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
         self.reports: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()

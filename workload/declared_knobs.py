@@ -50,11 +50,7 @@ def environment(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str
 
 
 def export_words(env: Mapping[str, str]) -> list[str]:
-    """Return variables as words for the shell's `export`, quoted.
-
-    Raises:
-        InputError: one has a name that no shell takes.
-    """
+    """Return quoted words for the shell's `export`; InputError for a name that no shell takes."""
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise InputError(f"{name!r} is no name of an environment variable")
@@ -115,9 +111,7 @@ def with_files(
 ) -> tuple[str, ...]:
     """Write the files whose keys are knobs to a folder, and return a command that names them.
 
-    Raises:
-        InputError: a file cannot be read, or a key of it cannot be changed.
-        OSError: a file cannot be written.
+    InputError if a file cannot be read, or a key of it changed; OSError if it cannot be written.
     """
     changes: dict[str, dict[str, Any]] = {}
     for knob in knobs:
@@ -148,11 +142,7 @@ def _named(words: Sequence[str], cwd: Path, file: str) -> list[int]:
 
 
 def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
-    """Return declared knobs of the built-in training program, with their baselines.
-
-    Raises:
-        InputError: one is not applied by the environment or DeepSpeed's configuration.
-    """
+    """Return the built-in program's declared knobs; InputError for a script's."""
     for knob in knobs:
         if knob.target[0] not in ("env", "deepspeed") and not knob.set:
             raise InputError(
@@ -176,11 +166,8 @@ def resolved(
 ) -> Knob:
     """Return a declared knob with `how` and the baseline filled in.
 
-    Args:
-        config_file: the DeepSpeed configuration that the command names; its keys are set there.
-
-    Raises:
-        InputError: the knob cannot be applied, or its baseline contradicts what is found.
+    InputError if it cannot be applied, or its baseline contradicts what is found. Keys of the
+    DeepSpeed configuration that the command names, `config_file`, are set there.
     """
     if knob.live:  # an inspection tells the present value, if the script reads it
         return at_baseline(knob, None)
@@ -217,11 +204,7 @@ def resolved(
 
 
 def at_baseline(knob: Knob, today: Any) -> Knob:
-    """Return a knob whose baseline is what was found today, if anything was.
-
-    Raises:
-        InputError: the baseline that the user gave is another.
-    """
+    """Return a knob at what was found today, if anything; InputError if its baseline is another."""
     found = None if today is None else replace(knob, baseline=today).baseline
     if found is not None and knob.baseline not in (None, found):
         raise InputError(
@@ -233,11 +216,7 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
 
 
 def read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
-    """Return a knob that a script reads, at the value that it has where nothing is set.
-
-    Raises:
-        InputError: it names none.
-    """
+    """Return a knob at the value that the script names where nothing is set; InputError if none."""
     if knob.name not in own:
         raise InputError(
             f"what knob {knob.name!r} is today is not known; read it in the script by "
@@ -248,13 +227,9 @@ def read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
 
 
 def set_by_script(knob: Knob, live: Mapping[str, Any]) -> Knob:
-    """Return a live knob that a script sets, at its present value.
+    """Return a live knob at its present value, as the script registered it (None: unread).
 
-    Args:
-        live: the registered knobs, each with its present value, None if nothing reads it.
-
-    Raises:
-        InputError: it is not registered, or what it is today is not known.
+    InputError if it is not registered, or what it is today is not known.
     """
     if knob.name not in live:
         raise InputError(

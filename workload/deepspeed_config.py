@@ -1,9 +1,7 @@
 """Rendering of a configuration as DeepSpeed JSON and arguments of the training program.
 
-Probes differ in nothing else: every other setting comes from the job. `train_batch_size` is the
-job's global batch, so DeepSpeed itself refuses a micro-batch and accumulation that do not multiply
-to it. Settings without a DeepSpeed key, because they change the model, are arguments of the
-built-in training program.
+`train_batch_size` is the job's global batch, so DeepSpeed itself refuses a micro-batch and
+accumulation that do not multiply to it. Settings without a DeepSpeed key are arguments.
 """
 
 from __future__ import annotations
@@ -29,16 +27,10 @@ def ops_needed(launch: Settings, job: TrainingJob | None = None) -> tuple[str, .
 def render_deepspeed_config(
     configuration: Configuration, job: TrainingJob, *, nvme_path: str = "", on_cuda: bool = False
 ) -> dict[str, Any]:
-    """Render the DeepSpeed JSON of one configuration.
+    """Render the DeepSpeed JSON of one configuration (deepspeed.ai/docs/config-json, 0.19).
 
-    Keys are DeepSpeed 0.19's (deepspeed.ai/docs/config-json).
-
-    Args:
-        on_cuda: the devices are GPUs, where torch's AdamW is one fused kernel instead of several
-            passes over the states. It needs no compiler, as DeepSpeed's FusedAdam does.
-
-    Raises:
-        InvalidValue: micro-batch x data parallelism does not divide the global batch.
+    On GPUs (`on_cuda`) torch's AdamW is one fused kernel, which needs no compiler, as DeepSpeed's
+    FusedAdam does. InvalidValue if the replicas' micro-batches do not divide the global batch.
     """
     offload, job = configuration.get("optimizer_offload"), job.at(configuration)
     config: dict[str, Any] = {

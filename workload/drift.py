@@ -12,11 +12,8 @@ from tuner.search_spaces.configuration import Settings
 class Drift:
     """Difference of one live setting's two visits in one probe, an effect of warming up.
 
-    Attributes:
-        apart_s: from the first window's opening to the second's, seconds.
-        step_time: relative change of the step time from the first to the second (0.01 is 1 %).
-        power_se: standard error; NaN if a window's is unknown.
-        temperature_C: change of the hottest device's temperature; None if unknown.
+    Changes are relative (0.01 is 1 %), `apart_s` is seconds between openings; errors are NaN and
+    `temperature_C`, of the hottest device, None if unknown.
     """
 
     live: Settings

@@ -24,15 +24,8 @@ _MOST_BYTES = 4 * 2**20
 
 
 def read_key(path: Path, key: str) -> Any:
-    """Return the value of a key.
-
-    Args:
-        key: names of tables and of the key, with dots between them.
-
-    Raises:
-        InputError: the file cannot be read, or has no such key with a single value.
-    """
-    data: Any = _parsed(_text(path), path)
+    """Return the value of a key (names with dots); InputError if there is no single value."""
+    data: Any = _parsed(read_text(path), path)
     for name in key.split("."):
         if not isinstance(data, Mapping) or name not in data:
             raise InputError(
@@ -45,24 +38,17 @@ def read_key(path: Path, key: str) -> Any:
 
 
 def parsed_file(path: Path) -> Any:
-    """Return the data of a JSON, YAML or TOML file.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    return _parsed(_text(path), path)
+    """Return the data of a JSON, YAML or TOML file; InputError if it cannot be read."""
+    return _parsed(read_text(path), path)
 
 
 def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = False) -> str:
     """Return the text of a file with other values of some keys.
 
-    Args:
-        may_add: add keys that the file does not have, and take those away whose value is None.
-
-    Raises:
-        InputError: as `read_key`, or a key's value cannot be replaced alone.
+    With `may_add`, keys that the file lacks are added and those whose value is None taken away.
+    InputError as `read_key`, or if a key's value cannot be replaced alone.
     """
-    text = _text(path)
+    text = read_text(path)
     wanted = copy.deepcopy(_parsed(text, path))
     for key, value in changes.items():
         if not may_add and read_key(path, key) == value:
@@ -113,10 +99,7 @@ def changed_yaml(text: str, keys: Sequence[str], value: Any, path: Path) -> str:
     """Return the text of a YAML file with one value changed, by its key and the keys above it.
 
     PyYAML's composer says where each value stands in the text, so it is replaced in place. A key
-    that its section lacks is added at the section's end.
-
-    Raises:
-        InputError: the file is no YAML or holds anchors, or a section is missing.
+    that its section lacks is added at the section's end. InputError if a section is missing.
     """
     check_plain(text, path)
     node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -176,26 +159,15 @@ def _added_to_toml(text: str, table: str, line: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-
-
-def _text(path: Path) -> str:
+    """Return the text of a file; InputError if it cannot be read, or is no configuration's."""
     try:
         if not path.is_file():
             raise InputError(f"{path} is not a file (standard input cannot be read twice)")
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path} is too large for a configuration")
-    except OSError as error:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
-    return read_text(path)
 
 
 def _parsed(text: str, path: Path) -> Any:
@@ -215,11 +187,7 @@ def _parsed(text: str, path: Path) -> Any:
 
 
 def check_plain(text: str, path: Path) -> None:
-    """Refuse what a changed value would carry to other keys.
-
-    Raises:
-        InputError: the text is no YAML, or holds anchors, aliases or merge keys.
-    """
+    """Raise InputError for anchors, aliases and merge keys, which carry a change to other keys."""
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             line = event.start_mark.line + 1

@@ -28,11 +28,7 @@ STEPS_BEFORE = 5
 
 @dataclass(frozen=True)
 class ProbeLimits:
-    """Time limits of one probe, seconds.
-
-    Attributes:
-        first_step_s: from the start of the ranks to their first optimizer step.
-    """
+    """Time limits of one probe, seconds; of the first step from the start of the ranks."""
 
     first_step_s: float = FIRST_STEP_LIMIT_S
     step_s: float = STEP_LIMIT_S
@@ -58,11 +54,7 @@ def limits_of(
     step_s: float | None = None,
     probe_s: float | None = None,
 ) -> ProbeLimits:
-    """Return the limits of a probe; those that the user set are taken as they are.
-
-    Args:
-        inspected_s: time that the inspection of the script took to its first step; 0 without one.
-    """
+    """Return a probe's limits; those that the user set are taken as they are."""
     step = 0.0 if math.isnan(predicted_step_s) else predicted_step_s
     longest_step_s = max(STEP_LIMIT_S, STEP_MARGIN * step) if step_s is None else step_s
     if first_step_s is None:

@@ -22,16 +22,10 @@ def write_power_samples(
     since_s: float = 0.0,
     phases: Iterable[tuple[float, str]] = (),
 ) -> Path | None:
-    """Write a probe's power timeline as `<run_dir>/trace/power/<probe_id>.csv.gz`.
+    """Write a probe's power timeline as `<run_dir>/trace/power/<probe_id>.csv.gz`, if any.
 
     Columns: time_s, power_W, the samples' other values, phase. A phase mark of the training program
     is a row of its own: its time, its name and nothing else.
-
-    Args:
-        phases: (time on the samples' clock, name of the part of the step that begins then).
-
-    Returns:
-        The path, or None without samples.
     """
     rows = list(samples)
     if not rows:
@@ -60,14 +54,9 @@ MAX_POWER_BYTES, MAX_POWER_VALUES = 64 * 2**20, 4_000_000
 
 
 def read_power(path: str | Path) -> tuple[list[PowerSample], list[tuple[float, str]]]:
-    """Read the samples and phase marks that `write_power_samples` wrote.
+    """Read the samples and (seconds, phase) marks that `write_power_samples` wrote.
 
-    Returns:
-        The samples, and (seconds since the probe's start, phase that begins) of each mark.
-
-    Raises:
-        InputError: the file is missing, is no such table, or holds more than `MAX_POWER_BYTES` or
-            `MAX_POWER_VALUES`.
+    InputError if the file is no such table, or exceeds `MAX_POWER_BYTES` or `MAX_POWER_VALUES`.
     """
     samples: list[PowerSample] = []
     marks: list[tuple[float, str]] = []

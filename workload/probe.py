@@ -1,9 +1,8 @@
 """Requests and records of probes: the protocol between a search and what runs its probes.
 
-A *runner* takes a `ProbeRequest` and returns a `ProbeRecord`. Three exist: the real one
-(`tuner.workload.node.runner`), the replay (`tuner.workload.replay`) and the simulation
-(`tuner.models.simulated`); a caller cannot tell them apart. The meter's scope, its source and
-whether it is an estimate are part of every record.
+A *runner* takes a `ProbeRequest` and returns a `ProbeRecord`: the real one
+(`tuner.workload.node.runner`), the replay (`tuner.workload.replay`) or the simulation
+(`tuner.models.simulated`); a caller cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -148,11 +147,7 @@ class ProbeRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRequest:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError, KeyError, TypeError, ValueError: it is no request.
-        """
+        """Read what `to_json` wrote; InputError, KeyError, TypeError or ValueError if none."""
         name = data["probe_id"]
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
             # It names files of the run folder, and must not lead out of it.
@@ -174,17 +169,14 @@ def _settings(data: Any) -> Settings:
 
 @dataclass(frozen=True)
 class MeterInfo:
-    """Source of an energy figure.
+    """Source of an energy figure; one that is estimated or of a twin is labelled wherever shown.
 
     Attributes:
         name: "nvml", "rapl", "estimated", "table", "simulated".
-        estimated: True if nothing was metered. Such figures are labelled wherever shown.
-        host: what of the node besides the GPUs is charged to the job, and what is not; empty if
-            unknown.
+        host: what of the node besides the GPUs is charged to the job; empty if unknown.
         independent: True if sampled power is another source than the energy, so that the two check
             each other; False if one is computed from the other.
         twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
-            Such figures are labelled wherever shown.
     """
 
     name: str
@@ -281,8 +273,7 @@ class Measurement:
     def as_delivered(self) -> Settings:
         """The live setting as the devices delivered it, from which models learn.
 
-        A requested clock is replaced by the one that ran; a knob that was left to the device, or
-        of which nothing was read back, stays as requested.
+        A requested clock is replaced by the one that ran; what was not read back stays.
         """
         live = dict(self.live)
         for name in ("clock_MHz", "memory_clock_MHz"):
@@ -302,11 +293,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError, TypeError: it is no measurement.
-        """
+        """Read what `to_json` wrote; InputError or TypeError if it is no measurement."""
         positive = ("window_s", "step_time_s", "power_W")
         return read_fields(
             cls,
@@ -324,12 +311,7 @@ def _ran_at(asked: Any, ran: float | None) -> Any:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for which a probe ended early.
-
-    Attributes:
-        kind: a key of `FAILURES`, or a kind that a later release recorded.
-        log_tail: the last lines that the ranks printed.
-    """
+    """Reason for which a probe ended early; `kind` is a key of `FAILURES`, or a later release's."""
 
     kind: FailureKind
     message: str
@@ -415,11 +397,7 @@ class ProbeRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRecord:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no record, or its schema is newer than this release reads.
-        """
+        """Read what `to_json` wrote; InputError if it is no record, or of a newer schema."""
         version = data.get("schema")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InputError(

@@ -30,12 +30,7 @@ PROBE_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Recording:
-    """Result of a recording.
-
-    Attributes:
-        folder: table.csv, table.toml and trace/ are in it.
-        records: all probes, earlier sessions' included.
-    """
+    """Result of a recording; its folder holds table.csv, table.toml and trace/."""
 
     folder: Path
     records: tuple[ProbeRecord, ...]
@@ -53,15 +48,9 @@ def record_space(
     seed: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Recording:
-    """Measure the candidates and write them as a recorded table.
+    """Measure candidates, or a random `sample` of launches, into a new or continued table.
 
-    Args:
-        folder: where the table and its trace go; an existing recording is continued.
-        workload, hardware: what the rows are about; the table's grouping columns.
-        sample: launch settings to measure, drawn at random; None is all of them.
-
-    Raises:
-        InputError: the sample is not positive, or the folder holds a broken trace.
+    Workload and hardware are the table's grouping columns.
     """
     folder = Path(folder)
     launches = list(candidates.launches)
@@ -112,10 +101,8 @@ def write_table(
     """Write the measurements as table.csv and table.toml; return the number of rows.
 
     A configuration that was measured several times becomes one row with the mean, and with the
-    deviation of its windows where there are two or more. `[cost]` is what these probes really cost.
-
-    Raises:
-        InputError: nothing was measured, or two meters or scopes are mixed.
+    deviation of its windows. `[cost]` is what these probes really cost. InputError if nothing was
+    measured, or two meters or scopes are mixed.
     """
     measured = [record for record in records if record.measurements]
     if not measured:

@@ -1,10 +1,8 @@
 """Runners that answer from recorded results instead of starting processes.
 
 `TraceRunner` answers from a trace of this project's own recorder, `TableRunner` from a recorded
-table. Callers cannot tell them from the real runner: they return records with windows, spreads and
-costs, and a configuration that was never recorded is a refused probe. A visit's draw depends only
-on the seed, the configuration and the probe's name, so a resumed study gets the same values as an
-uninterrupted one.
+table. A configuration that was never recorded is a refused probe. A visit's draw depends only on
+the seed, the configuration and the probe's name, so a resumed study gets the same values.
 """
 
 from __future__ import annotations
@@ -43,9 +41,6 @@ class TableRunner:
     A visit draws from the point's repeats where there are several, else from its standard
     deviations, else from the table's [noise], else it returns the recorded mean. Seconds and
     joules of a record follow the table's [cost].
-
-    Args:
-        group: a group's name; not needed where there is only one.
     """
 
     def __init__(self, table: RecordedTable, group: str | None = None, *, seed: int = 0) -> None:
@@ -117,17 +112,12 @@ class TableRunner:
 
 
 class TraceRunner:
-    """Runner that answers from a trace.
+    """Runner that answers from a trace, or the run folder that holds one.
 
     A configuration that was measured several times gives one of those measurements, drawn. A
     launch that only ever failed fails again in the same way. Cost: the launch's own part is what
     its record spent outside the windows; each visited setting adds its share of the rest.
-
-    Args:
-        path: the trace, or a run folder that holds one.
-
-    Raises:
-        InputError: the trace cannot be read, is empty, or mixes two scopes of energy.
+    InputError if the trace cannot be read, is empty, or mixes two scopes of energy.
     """
 
     def __init__(self, path: str | Path, *, seed: int = 0) -> None:

@@ -16,11 +16,7 @@ class Runner(Protocol):
     meter: MeterInfo
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Run one probe. A probe that fails gives a record with `failure` set.
-
-        Raises:
-            InputError: the request names a knob that the runner does not know.
-        """
+        """Run one probe; a failure is in its record. InputError if it names an unknown knob."""
 
     def close(self) -> None:
         """End what the runner holds."""
@@ -33,11 +29,7 @@ Continuation = Callable[[ProbeRequest, Sequence[Measurement]], Sequence[Settings
 
 @runtime_checkable
 class InteractiveRunner(Runner, Protocol):
-    """A runner whose launches stay up while it asks for the next settings.
-
-    A runner that computes its results need not be one: it is run again with the longer list, and
-    repeats the results of the settings that it had visited.
-    """
+    """A runner whose launches stay up while it asks for the next settings."""
 
     def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
         """Run one probe, which visits the settings that `next_settings` returns besides."""

@@ -30,13 +30,7 @@ LEAST, MOST = 1e-12, 1e15
 
 @dataclass(frozen=True)
 class TableCost:
-    """Cost of probing one point.
-
-    Attributes:
-        launch_s: from request to first measured step, seconds.
-        launch_power: power meanwhile, as a share of the point's own.
-        settle_s: run at each live setting before its window, seconds.
-    """
+    """Cost of probing one point: a launch at a share of the point's own power, and settling."""
 
     launch_s: float = 30.0
     launch_power: float = 0.5
@@ -76,13 +70,7 @@ class PredictedBy:
 
 @dataclass(frozen=True)
 class TablePoint:
-    """Configuration as recorded.
-
-    Attributes:
-        repeats: (time s, power W) of each repeat; empty where the table has none.
-        time_sd_s: standard deviation of a repeated window's time; None where unknown.
-        lines: the lines of table.csv that it comes from.
-    """
+    """Configuration as recorded; repeats are (s, W), unknown standard deviations None."""
 
     configuration: Configuration
     time_s: float
@@ -100,12 +88,7 @@ class TablePoint:
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Search problem of a table.
-
-    Attributes:
-        name: the values of the grouping columns, joined; the table's name where there are none.
-        points: its configurations, each once, in the order of the file.
-    """
+    """Search problem of a table, named by its grouping columns; points in the order of the file."""
 
     name: str
     values: Mapping[str, str]
@@ -120,7 +103,6 @@ class RecordedTable:
         noise: spread to draw from where it has neither repeats nor deviations.
         unit_of_work: what one "step" of it is.
         estimated: True if the energy is not metered (`estimated = true` in the toml).
-        notes: what was assumed, one sentence each.
     """
 
     name: str
@@ -138,11 +120,7 @@ class RecordedTable:
     notes: tuple[str, ...] = ()
 
     def group(self, name: str | None = None) -> TableGroup:
-        """Return a group by its name or a unique part of it; the only one if unnamed.
-
-        Raises:
-            UnknownName: none, or several; the error lists them.
-        """
+        """Return a group by its name or a unique part of it; UnknownName if not one."""
         if name is None and len(self.groups) == 1:
             return self.groups[0]
         names = [group.name for group in self.groups]
@@ -294,10 +272,8 @@ def read_csv(
 ) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """Return the columns of a CSV file, and (line number, column -> text) of each row.
 
-    With `ragged`, short rows are filled up and long ones cut instead of refused.
-
-    Raises:
-        InputError: it cannot be read, is no table, or names a column twice.
+    With `ragged`, short rows are filled up and long ones cut instead of refused. InputError if it
+    is no table, or names a column twice.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -403,14 +379,7 @@ def _merged(points: list[TablePoint]) -> TablePoint:
 
 
 def load_table(folder: str | Path) -> RecordedTable:
-    """Read a recorded table.
-
-    Args:
-        folder: holds table.csv and table.toml (or the path of either).
-
-    Raises:
-        InputError: a file is missing or malformed; one sentence that names the line or the key.
-    """
+    """Read a recorded table by its folder or file; InputError names the line or the key."""
     folder = Path(folder)
     if folder.is_file():
         folder = folder.parent

@@ -1,9 +1,8 @@
 """The trace: an append-only file of probe records, one JSON line for each probe.
 
 The log is the state: resume, replay and report all read it. A record is on disk (fsynced) before it
-is used, so a crash costs at most the probe that was running. A line that a crash cut short is moved
-aside on reopening, never overwritten; a line that is broken anywhere else is an error, because then
-the file was edited.
+is used. A line that a crash cut short is moved aside on reopening, never overwritten; a line that
+is broken anywhere else is an error, because then the file was edited.
 """
 
 from __future__ import annotations
@@ -28,22 +27,14 @@ MAX_BYTES, MAX_LINE_BYTES = 256 * 2**20, 8 * 2**20
 
 @dataclass(frozen=True)
 class TraceContents:
-    """Contents of a trace.
-
-    Attributes:
-        records: the probes, in the order in which they ended.
-        notes: what was recovered and how, one sentence each; empty for a sound file.
-    """
+    """Probes of a trace, in the order in which they ended, and notes of what was recovered."""
 
     records: tuple[ProbeRecord, ...]
     notes: tuple[str, ...] = ()
 
 
 def _torn_tail(data: bytes) -> int | None:
-    """Return the offset at which a torn last line begins, or None.
-
-    A last line is torn when it is not a JSON object. One that only lacks its newline is whole.
-    """
+    """Return the offset of a torn last line, one that is no JSON object, or None."""
     end = len(data.rstrip(b"\n"))
     start = data.rfind(b"\n", 0, end) + 1
     if end <= start:
@@ -56,16 +47,10 @@ def _torn_tail(data: bytes) -> int | None:
 
 
 def repair_torn_tail(path: Path) -> tuple[str, ...]:
-    """Make a file of JSON lines whole again after a crash, before it is appended to.
+    """Make a file of JSON lines whole again after a crash; return what was done, as sentences.
 
     A torn last line is moved to `<path>.torn` (appended there, so nothing is lost); one that only
     lacks its newline gets it. A missing file is whole.
-
-    Returns:
-        What was done, as sentences.
-
-    Raises:
-        OSError: the file cannot be read or written.
     """
     if not path.exists():
         return ()
@@ -101,12 +86,7 @@ class TraceWriter:
 
     Opening repairs what a crash left (`repair_torn_tail`) and reserves a little disk, which is
     released when the disk is full: the last record is then still written before the writer refuses.
-
-    Args:
-        path: the trace, e.g. runs/NAME/trace/probes.jsonl; its folder is made.
-
-    Raises:
-        InputError: the file cannot be opened for writing, or the disk is full.
+    InputError if the file cannot be opened for writing, or the disk is full.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -128,9 +108,8 @@ class TraceWriter:
     def append(self, record: ProbeRecord) -> None:
         """Write one record as one line and wait until it is on disk.
 
-        Raises:
-            InputError: the disk is full or refuses. If the reserve was enough, this record is in
-                the trace and the error says so; else the trace is as it was before.
+        InputError if the disk is full or refuses. If the reserve was enough, this record is in the
+        trace and the error says so; else the trace is as it was before.
         """
         try:
             self._write(record)
@@ -184,9 +163,8 @@ class TraceWriter:
 def read_trace(path: str | Path) -> TraceContents:
     """Read a trace without changing it. A truncated last line is left out and noted.
 
-    Raises:
-        InputError: the file cannot be read or is too large, a line before the last is broken, or a
-            record's schema is newer than this release reads. The sentence names the line.
+    InputError, which names the line, if the file cannot be read or is too large, a line before
+    the last is broken, or a record's schema is newer than this release reads.
     """
     path = Path(path)
     try:
@@ -225,12 +203,7 @@ def read_trace(path: str | Path) -> TraceContents:
 
 
 def compact(record: ProbeRecord) -> ProbeRecord:
-    """Drop what a driver need not keep in memory of a record that is in the trace.
-
-    Times of single steps, power of single blocks, phases, other scopes, the environment and the
-    ends of logs are for the answer and for people, and are read from the trace for them: a window
-    of 512 steps holds 16 KiB of step times alone. Live settings are shared with the request.
-    """
+    """Drop what only the answer needs of a record in the trace: step times alone take 16 KiB."""
     live = {setting: setting for setting in record.request.live}
     return replace(
         record,

@@ -24,7 +24,8 @@ from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU
 from tuner.testing.studies import TOML, modelled_study, request, write_table
 from tuner.workload.probe import ProbeRequest
-from tuner.workload.scripts.script_job import Framework, ScriptJob
+from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.table import load_table
 
 GPU = Cluster(

@@ -15,7 +15,8 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InvalidValue
 from tuner.testing.scripts import CPU, script_job
-from tuner.workload.scripts.script_job import Framework, ScriptJob
+from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_job import ScriptJob
 
 WORKERS = Knob("workers", (0, 2), live=True)
 LEVEL = Knob("level", ("low", "high"), live=True, set=("./put", "{value}"), baseline="low")

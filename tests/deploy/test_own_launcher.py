@@ -20,7 +20,8 @@ from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import Launcher, kinds
-from tuner.workload.scripts.script_job import Framework, ScriptJob
+from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_job import ScriptJob
 
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8

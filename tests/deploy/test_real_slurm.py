@@ -26,7 +26,7 @@ from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU as CORES
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.script_job import Framework
+from tuner.workload.scripts.script_facts import Framework
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 pytestmark = [

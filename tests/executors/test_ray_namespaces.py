@@ -82,7 +82,6 @@ script = tuner.Script(
     "plain_deepspeed.py --epochs 10000000 --deepspeed --deepspeed_config ds.json",
     cwd=Path(sys.argv[1]),
     steps=10**8,
-    sync=True,
 )
 result = tuner.optimize(
     script,

@@ -55,7 +55,7 @@ class Devices:
         self.log.append(clock_MHz)
         if not self.ignores:
             self.clock_MHz = clock_MHz
-        return Applied(live, live)
+        return Applied(live)
 
     def delivered(self) -> dict[str, float]:
         return {"clock_MHz": float(self.clock_MHz)}

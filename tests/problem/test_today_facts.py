@@ -12,7 +12,7 @@ from tuner.problem.today_facts import today_facts
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripts import CPU, script_job
-from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.script_facts import Framework
 
 SEEN = Framework(
     "torch",

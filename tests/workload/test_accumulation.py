@@ -27,7 +27,7 @@ from tuner.workload.measure.statistics import Z90
 from tuner.workload.measure.window import Conductor
 from tuner.workload.node.first_steps import choose_accumulation
 from tuner.workload.probe import Failure, Measurement, WindowPolicy
-from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 JOB = replace(load_job(), global_batch=128)
@@ -225,6 +225,7 @@ def test_finding_10_a_launch_decides_by_one_step_of_the_largest(
 ) -> None:
     conductor = SimpleNamespace(micro_batches=taken, accumulation=0)
     conductor.run = lambda steps: (micro_batch_s * conductor.accumulation,) * steps
+    conductor.set_accumulation = lambda number: setattr(conductor, "accumulation", number)
     plan = AccumulationPlan(128, (1, 2, 4))
     found = choose_accumulation(conductor, plan, WindowPolicy())  # type: ignore[arg-type]
     assert (conductor.accumulation, found.measured) == (left_at, short)

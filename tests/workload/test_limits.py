@@ -17,7 +17,7 @@ from tuner.testing.scripted_ranks import ScriptedClock, ScriptedRanks
 from tuner.workload.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, limits_of
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.probe import Failure, ProbeRequest, WindowPolicy
-from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 WINDOW = WindowPolicy()

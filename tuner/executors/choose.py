@@ -50,7 +50,6 @@ def executor_of(
     say: Callable[[str], None],
     *,
     ray_address: str | None = None,
-    copy: bytes | None = None,
     avoid_stragglers: bool = False,
     in_flight: int | None = None,
     seed: int = 0,
@@ -83,7 +82,6 @@ def executor_of(
             problem.cluster,
             run_dir=run.path,
             address=ray_address,
-            copy=copy,
             say=say,
             avoid_stragglers=avoid_stragglers,
         )

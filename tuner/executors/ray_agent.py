@@ -43,13 +43,12 @@ class NodeAgent(Agent):
         make_runner: MakeRunner | None,
         devices: Sequence[str] = (),
         prepare: bool = False,
-        copy: bytes | None = None,
     ) -> Entered:
         exposed = exposures()
         strip_token()
         if trouble := foreign_package(self._packages):
             return unusable(trouble)
-        entered = super().enter(job, cluster, make_runner, devices, prepare, copy)
+        entered = super().enter(job, cluster, make_runner, devices, prepare)
         return replace(entered, exposures=exposed)
 
     def run(

@@ -98,7 +98,6 @@ class RayExecutor:
 
     Args:
         run_dir: folder of logs and power samples (on the agent's node).
-        copy: the folder of the job's script, packed, for nodes that do not have it.
         avoid_stragglers: use nodes that held other ranks back only if the others are too few.
 
     Raises:
@@ -113,7 +112,6 @@ class RayExecutor:
         run_dir: str | Path,
         address: str | None = None,
         make_runner: MakeRunner | None = None,
-        copy: bytes | None = None,
         avoid_stragglers: bool = False,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -135,7 +133,6 @@ class RayExecutor:
             run_dir=str(self._run_dir),
             make_runner=make_runner,
             local=self._link.started,
-            copy=copy,
             say=say,
             avoid_stragglers=avoid_stragglers,
         )

@@ -64,7 +64,6 @@ class NodePool:
     Args:
         make_runner: makes the runner of each node; None for the one that measures.
         local: True if Ray was started here, for this study only.
-        copy: the folder of the job's script, packed, for nodes that do not have it.
         avoid_stragglers: whether `avoid` does anything.
 
     Attributes:
@@ -81,11 +80,9 @@ class NodePool:
         make_runner: MakeRunner | None,
         local: bool,
         say: Callable[[str], None],
-        copy: bytes | None = None,
         avoid_stragglers: bool = False,
     ) -> None:
         self._ray, self._avoid_stragglers = ray, avoid_stragglers
-        self._copy = None if copy is None else ray.put(copy)  # once for all nodes
         self._job, self._cluster, self._make_runner = job, cluster, make_runner
         self._run_dir, self._local, self._say = run_dir, local, say
         self._on_gpus = cluster.device.type == "cuda"
@@ -300,7 +297,7 @@ class NodePool:
     def _ask(self, slot: Slot) -> None:
         slot.asked_s = time.monotonic()
         answer = slot.agent.enter.remote(
-            self._job, self._cluster, self._make_runner, slot.devices, self._prepared, self._copy
+            self._job, self._cluster, self._make_runner, slot.devices, self._prepared
         )
         self._entering[answer] = slot
 

@@ -42,8 +42,8 @@ from tuner.study.rules import (
     with_next_probe,
 )
 from tuner.workload.limits import ProbeLimits
+from tuner.workload.pending import read_phase
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.probe_phase import read_phase
 from tuner.workload.trace import compact
 
 #: Numbers of launch settings after which the baseline is launched once more.

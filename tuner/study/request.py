@@ -27,7 +27,6 @@ from tuner.search_spaces.options import declared_options, option
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.folder_copy import packed
 from tuner.workload.scripts.script_job import ScriptJob
 
 if TYPE_CHECKING:
@@ -99,13 +98,6 @@ class StudyRequest:
     name: str | None = option(None, "name of the run; an existing run is continued")
     storage: str | None = None
     runs_dir: str | Path = "runs"
-
-    @property
-    def copy(self) -> bytes | None:
-        """The folder of a script that is to be copied to nodes that lack it, packed; else None."""
-        if isinstance(self.job, Script) and self.job.sync:
-            return packed(Path(self.job.cwd).resolve())
-        return None
 
     @property
     def _baseline_words(self) -> list[str]:
@@ -275,11 +267,6 @@ class StudyRequest:
         launcher = launcher if launcher and launcher.words else None
         say = _saying(notify)
         if address is None:
-            if script.sync:
-                raise InputError(
-                    "sync copies the script's folder to the nodes of a Ray cluster; join one with "
-                    "--ray ADDRESS (docs/clusters.md)"
-                )
             if script.nodes not in (None, 1) and (launcher is None or launcher.nodes == 1):
                 raise InputError(
                     f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
@@ -290,9 +277,8 @@ class StudyRequest:
         nodes = script.nodes or (launcher.nodes if launcher else cluster.nodes)
         if nodes > cluster.nodes:
             raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
-        copy = self.copy
         launches = lambda job: _launched_on_ray(  # noqa: E731
-            job, here, run, address, copy, say
+            job, here, run, address, say
         )
         return job_of_script(script, cluster, run, launches, nodes=nodes, say=say), cluster
 
@@ -308,13 +294,12 @@ def _launched_on_ray(
     cluster: Cluster,
     run: RunFolder,
     address: str,
-    copy: bytes | None,
     say: Callable[[str], None],
 ) -> Iterator[RunProbe]:
     """Run probes on the nodes of a Ray cluster."""
     from tuner.executors.ray_executor import RayExecutor
 
-    open_executor = partial(RayExecutor, run_dir=run.path, address=address, copy=copy, say=say)
+    open_executor = partial(RayExecutor, run_dir=run.path, address=address, say=say)
     executor = open_executor(job, cluster)
 
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:

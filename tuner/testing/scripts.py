@@ -16,7 +16,7 @@ from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts import inspection
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job, inspect_script
-from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: A node of two cores with made-up figures.

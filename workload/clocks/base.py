@@ -26,14 +26,8 @@ class KnobRefused(GovernorError):
 
 @dataclass(frozen=True)
 class Applied:
-    """Result of a request.
+    """Settings as set, snapped to what the devices support, and notes, a phrase each."""
 
-    Attributes:
-        settings: what was set: the request, snapped to what the devices support.
-        notes: what a reader must know, a phrase each ("clock_MHz 1000 snapped to 1005").
-    """
-
-    requested: Settings
     settings: Settings
     notes: tuple[str, ...] = ()
 
@@ -42,9 +36,8 @@ class Applied:
 class Governor(Protocol):
     """Control of the live knobs of one node's devices.
 
-    Attributes:
-        why_not: where not, one sentence with what an administrator would run; else empty.
-        supported_clocks_MHz: the clocks that may be asked for, ascending; empty where none may.
+    `why_not` is a sentence with what an administrator would run, else empty; the supported clocks
+    are ascending, empty where none may be asked for.
     """
 
     can_set: bool
@@ -54,9 +47,8 @@ class Governor(Protocol):
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         """Make `live` the whole live setting: a knob it does not name goes back to what it was.
 
-        Args:
-            live: one value for all devices, or a tuple with one a pipeline stage.
-            ranks: how many devices the job uses, which its stages share; None: all.
+        A value is one for all devices, or a tuple with one a pipeline stage, which share the
+        devices of `ranks` (None: all).
 
         Raises:
             InputError: the setting is not one that these devices take, or none may be set.
@@ -72,11 +64,7 @@ class Governor(Protocol):
         ...
 
     def restore(self) -> None:
-        """Put back what stood before the first `apply`.
-
-        Raises:
-            GovernorError: something could not be put back; the sentence says what.
-        """
+        """Put back what stood before the first `apply`; GovernorError says what could not be."""
         ...
 
     def close(self) -> None:
@@ -85,12 +73,7 @@ class Governor(Protocol):
 
 
 def require_settable(governor: Governor, live: Settings) -> None:
-    """Check that a governor may set these knobs.
-
-    Raises:
-        UnknownName: one is no live knob.
-        InputError: none may be set here; the sentence says why.
-    """
+    """Raise UnknownName for what is no live knob, InputError if a governor may not set one."""
     for name in live:
         if name not in LIVE:
             raise UnknownName("live knob", name, LIVE)
@@ -99,11 +82,7 @@ def require_settable(governor: Governor, live: Settings) -> None:
 
 
 def per_device(name: str, value: Value, devices: int, kind: str) -> tuple[Value, ...]:
-    """Return one value for each device in use; a tuple holds one for each stage, a block of them.
-
-    Raises:
-        InvalidValue: the stages do not divide the devices.
-    """
+    """Return one value for each device of a value, or tuple of one a stage that divide them."""
     stages = value if isinstance(value, tuple) else (value,)
     if devices % len(stages):
         legal = f"one value, or one for each of stages that divide the {devices} {kind}"
@@ -116,8 +95,7 @@ def snapped(
 ) -> int:
     """Return the nearest of the offered clocks, ascending; add a note if it is another.
 
-    Raises:
-        InvalidValue: the clock is below or above all of them; `where` ends the sentence.
+    InvalidValue if the clock is below or above all of them; `where` ends the sentence.
     """
     if not offered[0] <= clock_MHz <= offered[-1]:
         raise InvalidValue(name, clock_MHz, f"from {offered[0]} to {offered[-1]}{where}")
@@ -132,11 +110,7 @@ def snapped(
 def all_or_nothing(
     governor: Governor, live: Settings, devices: str, refusal: type[Exception]
 ) -> Iterator[None]:
-    """Put the earlier settings back if the devices refuse what is set within.
-
-    Raises:
-        GovernorError: they refused, or no guard stands by.
-    """
+    """Put the earlier settings back, and raise GovernorError, if the devices refuse."""
     try:
         yield
     except (refusal, GovernorError) as error:
@@ -162,7 +136,7 @@ class FixedGovernor:
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         if live:
             raise InputError(f"cannot set {live.short} here: {self.why_not}")
-        return Applied(live, live)
+        return Applied(live)
 
     def delivered(self) -> dict[str, float]:
         return {}

@@ -59,7 +59,7 @@ class CommandGovernor:
             with contextlib.suppress(GovernorError):
                 self.restore()
             raise
-        return Applied(live, Settings({**applied.settings, **mine}), tuple(notes))
+        return Applied(Settings({**applied.settings, **mine}), tuple(notes))
 
     def _keep_earlier(self, knob: Knob) -> None:
         """Note a knob's value before its first change, and tell the guard."""

@@ -285,7 +285,7 @@ class CpuGovernor:
             wanted |= self._caps(live["power_limit_W"])
         with all_or_nothing(self, live, "the processor", OSError):
             self._change(wanted)
-        return Applied(live, Settings(settings), tuple(notes))
+        return Applied(Settings(settings), tuple(notes))
 
     def _files(self, without: Mapping[Path, int] | None = None) -> list[EarlierFile]:
         """Return the earlier contents, the last change first."""

@@ -1,11 +1,9 @@
 """Governors: set clocks and power limits, read back the delivered values, restore the earlier ones.
 
 Permission is found out before the first probe without a write to the GPU, but for ways of which
-only a setting that is tried tells (`tuner.workload.clocks.ways`). A request is
-snapped to the nearest supported value, with a note; `delivered` is what the device then runs at,
-and models learn from it. Before the first change a guard process is given the earlier settings
-(`tuner.workload.clocks.guard_client`), so that a killed agent leaves no clock wrong. Without the
-right to lock clocks, other ways are tried (`tuner.workload.clocks.ways`).
+only a setting that is tried tells (`tuner.workload.clocks.ways`). A request is snapped to the
+nearest supported value; `delivered` is what the device then runs at. Before the first change a
+guard process is given the earlier settings (`tuner.workload.clocks.guard_client`).
 """
 
 from __future__ import annotations
@@ -50,20 +48,16 @@ class NvmlGovernor:
 
     Args:
         devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-        earlier_clocks_MHz: the (lowest, highest) lock that an administrator has set. NVML cannot be
-            asked for it; without this, or EARLIER_CLOCKS_MHZ=MIN,MAX in the environment (as for
-            clocks.sh), putting back releases the lock.
+        environ: with EARLIER_CLOCKS_MHZ=MIN,MAX, the lock that an administrator has set. NVML
+            cannot be asked for it; without, putting back releases the lock.
         guard_nvml: where the guard process finds NVML (`tuner.workload.clocks.guard_client.Guard`);
             "" starts none. By default the real NVML is guarded and a stand-in is not.
 
     Attributes:
-        means: how clocks are set: "locked clocks", "application clocks", or another way
-            (`tuner.workload.clocks.ways`).
+        means: how clocks are set: "locked clocks", "application clocks", or another way.
         needs_root: True if the driver permits a way to set clocks to root only.
 
-    Raises:
-        MeterError: NVML does not start, or no GPU is visible.
-        InputError: the devices cannot be used as named (`tuner.workload.meters.gpus`).
+    MeterError if no GPU is visible, InputError if the devices cannot be used as named.
     """
 
     def __init__(
@@ -72,14 +66,13 @@ class NvmlGovernor:
         *,
         nvml: Any = None,
         environ: Mapping[str, str] | None = None,
-        earlier_clocks_MHz: tuple[int, int] | None = None,
         leave_alone: bool = False,
         guard_nvml: str | None = None,
     ) -> None:
         self._guard_nvml = ("pynvml" if nvml is None else "") if guard_nvml is None else guard_nvml
         self._closed = False
         self._environ = os.environ if environ is None else environ
-        self._earlier_clocks_MHz = earlier_clocks_MHz or earlier_lock(self._environ)
+        self._earlier_clocks_MHz = earlier_lock(self._environ)
         self._nvml = open_nvml(nvml)
         try:
             self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)
@@ -257,7 +250,7 @@ class NvmlGovernor:
                 wanted = replace(wanted, limit_mW=self._limits(live["power_limit_W"], ranks))
             notes += self._notes(wanted)
             self._change(wanted, self.gpus[:ranks])
-        return Applied(live, Settings(settings), tuple(notes))
+        return Applied(Settings(settings), tuple(notes))
 
     def _notes(self, wanted: _Wanted) -> list[str]:
         """Return the notes to show when clocks are first changed."""
@@ -277,7 +270,7 @@ class NvmlGovernor:
     def _change(self, wanted: _Wanted, used: Sequence[Gpu]) -> None:
         """Set the GPUs in use; restore knobs, and other GPUs, that were changed before.
 
-        GPUs that no rank uses are left alone, as by clocks.sh: a lock raises their idle power.
+        GPUs that no rank uses are left alone: a lock raises their idle power.
         """
         nvml, by_application = self._nvml, self.means == "application clocks"
         sets_clock, sets_memory = wanted.clock_MHz is not None, wanted.memory_clock_MHz is not None

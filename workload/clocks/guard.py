@@ -44,12 +44,7 @@ LONGEST, TAKEN_S = 4096, 10.0
 
 @dataclass(frozen=True)
 class Earlier:
-    """What stood in one setting of one GPU before its first change.
-
-    Attributes:
-        what: one of NAMES.
-        values: as NVML takes them, MHz or milliwatts; empty: nothing was set, so it is reset.
-    """
+    """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset."""
 
     uuid: str
     what: str
@@ -84,12 +79,7 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """What the guard needs of NVML, without a package of Python's.
-
-    Raises:
-        OSError: there is no NVML.
-        NvmlError: it does not start.
-    """
+    """What the guard needs of NVML, without a package; OSError if there is none."""
 
     NVMLError = NvmlError
 
@@ -141,11 +131,7 @@ class Devices:
         self.earlier: dict[tuple[str, str], Earlier] = {}
 
     def _require_offered(self, handle: Any, what: str, values: Sequence[int]) -> None:
-        """Check that a GPU offers these values.
-
-        Raises:
-            NvmlError: it does not.
-        """
+        """Raise NvmlError if a GPU does not offer these values."""
         nvml, good = self._nvml, len(values) == 2 - (what == "PowerManagementLimit")
         if not good or not all(type(value) is int and value >= 0 for value in values):
             raise NvmlError(f"{what} takes no {list(values)!r}")
@@ -163,14 +149,10 @@ class Devices:
             raise NvmlError(f"{what} {list(values)} is not within {limits}")
 
     def set(self, uuid: str, what: str, values: Sequence[int], stood: Sequence[int]) -> Earlier:
-        """Set one thing of one GPU, after noting what stood, which is returned.
+        """Set one thing of one GPU, after noting what stood, which is returned; or NvmlError.
 
-        Args:
-            values: as NVML takes them: MHz, or milliwatts.
-            stood: what the asker knows to have stood, as after a guard that was killed; else empty.
-
-        Raises:
-            NvmlError: it may not be set so, or the GPU does not take it.
+        Values are as NVML takes them: MHz, or milliwatts. `stood` is what the asker knows to have
+        stood, as after a guard that was killed; else empty.
         """
         if what not in NAMES:
             raise NvmlError(f"{what!r} is nothing that is set here")
@@ -217,8 +199,7 @@ class Devices:
 def serve(users: Sequence[str]) -> int:
     """Set clocks for the process at the other end of stdin. Return 0 if all was restored, else 1.
 
-    Args:
-        users: names of those who may ask a unit's guard; one that sudo started serves its caller.
+    A unit's guard serves the named users; one that sudo started its caller.
     """
     os.chdir("/")
     try:
@@ -258,10 +239,7 @@ def serve(users: Sequence[str]) -> int:
 
 
 def gone(agent: int) -> int | None:
-    """Return a descriptor that is readable when the agent ends; None if unsupported.
-
-    The pipe alone would do, but for a child of the agent that inherited its end of the pipe.
-    """
+    """Return a descriptor, readable when the agent ends, unlike a pipe that a child inherited."""
     try:
         return os.pidfd_open(agent)
     except (AttributeError, OSError):
@@ -283,10 +261,7 @@ def lines_of(pipe: int, agent: int | None, longest: int = sys.maxsize) -> Iterat
 
 
 def ignore_signals() -> None:
-    """Let only the end of the agent end the guard.
-
-    A terminal's or a scheduler's signal to everybody must not leave the clocks wrong.
-    """
+    """Let only the end of the agent end the guard, no terminal's or scheduler's signal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

@@ -3,12 +3,8 @@
 An agent that has a way to set clocks starts a guard of its own, with its own rights (`Guard`; its
 process is this file, too). It sends it the earlier settings over a pipe before the first change,
 and ends it with "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the
-guard restores them: those of GPUs through NVML, those of processors by writing the kernel's files,
-those of declared knobs by their commands.
-
-Where only root may set clocks, the setters go to the guard of root (`RootGuardNvml`,
-`tuner.workload.clocks.guard`): the one whose socket a unit keeps, or one that is started here by
-`sudo -n`, if an administrator has installed it.
+guard restores them. Where only root may set clocks, the setters go to the guard of root
+(`RootGuardNvml`, `tuner.workload.clocks.guard`), of a unit or started by `sudo -n`.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ import os
 import select
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -30,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from tuner.workload.clocks import guard
-from tuner.workload.clocks.elsewhere import Elsewhere, connected
 from tuner.workload.clocks.guard import Earlier
 from tuner.workload.node.rights import without_secrets
 
@@ -67,12 +63,7 @@ class EarlierCommand:
     cwd: str
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end.
-
-        Raises:
-            OSError: it cannot be started.
-            subprocess.TimeoutExpired: it does not end.
-        """
+        """Run the command to its end; OSError or subprocess.TimeoutExpired if that fails."""
         return subprocess.run(
             self.words,
             cwd=self.cwd,
@@ -102,10 +93,7 @@ def put_back_commands(earlier: Sequence[EarlierCommand]) -> list[str]:
 
 
 def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
-    """Write the earlier contents, in this order; return a sentence for each failure.
-
-    A file that reads as it did is not written.
-    """
+    """Write the earlier contents where they differ; return a sentence for each failure."""
     problems = []
     for file in earlier:
         for attempt in range(guard.TRIES):
@@ -124,9 +112,8 @@ def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
 class Guard:
     """The guard of one governor: started before the first change, replaced if it was killed.
 
-    Args:
-        nvml: where the guard process finds NVML: a module, or "module:object", where an object that
-            can be called is called for it; "" if only files are to be restored; None for no guard.
+    `nvml` says where its process finds NVML: a module, or "module:object", where an object that
+    can be called is called for it; "" if only files are to be restored; None for no guard.
     """
 
     def __init__(self, nvml: str | None = "pynvml") -> None:
@@ -169,11 +156,7 @@ class Guard:
         files: Sequence[EarlierFile] = (),
         commands: Sequence[EarlierCommand] = (),
     ) -> None:
-        """Send the guard the settings to restore, *before* changing any. Replaces earlier messages.
-
-        Raises:
-            GuardError: it does not run; nothing may be touched.
-        """
+        """Send the settings to restore before changing any; after GuardError none may be."""
         words = {
             "earlier": [asdict(old) for old in earlier],
             "files": [asdict(file) for file in files],
@@ -213,14 +196,42 @@ class Guard:
         process.stdout.close()
 
 
+class Elsewhere:
+    """Substitute for the pynvml module: queries are NVML's, setters are those of a subclass."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._nvml, name)
+        return self._refuse if name.startswith(("nvmlDeviceSet", "nvmlDeviceReset")) else value
+
+    def _refuse(self, *_: object) -> None:
+        raise self._nvml.NVMLError(self._nvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def why_not(self) -> str:
+        """Return the reason why this cannot be used here; empty if it may be tried."""
+        return ""
+
+
+def connected(path: str, timeout_s: float) -> socket.socket:
+    """Connect to a Unix socket of root or this user; OSError if nobody or another listens."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        uid = struct.unpack("3i", who)[1]
+        if uid not in (0, os.geteuid()):
+            raise PermissionError(f"UID {uid} listens at {path}, who is neither root nor this user")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class RootGuardNvml(Elsewhere):
-    """Substitute for the pynvml module whose setters are made by a guard that runs as root.
-
-    That guard notes what stood, checks what is asked for, and restores if this process ends.
-
-    Args:
-        lock_MHz: the lock that an administrator has set, which NVML does not tell.
-    """
+    """Substitute for pynvml whose setters a guard of root makes; `lock_MHz` is the earlier lock."""
 
     def __init__(
         self, nvml: Any, path: str = DEFAULT_SOCKET, lock_MHz: Sequence[int] | None = None
@@ -251,11 +262,7 @@ class RootGuardNvml(Elsewhere):
         return self._sudo_said() or why
 
     def _connect(self) -> socket.socket:
-        """Return a connection to the guard.
-
-        Raises:
-            OSError: there is no guard, or another user's listens in its place.
-        """
+        """Connect to the guard; OSError if there is none, or another user's."""
         if os.path.exists(self._path):
             return connected(self._path, ANSWER_S)
         ours, theirs = socket.socketpair()
@@ -273,11 +280,7 @@ class RootGuardNvml(Elsewhere):
         return ours
 
     def ask(self, **message: Any) -> dict[str, Any]:
-        """Send one message and return the answer; a guard that was killed is replaced once.
-
-        Raises:
-            OSError: there is no guard.
-        """
+        """Send one message and return the answer; a guard that was killed is replaced once."""
         fresh = self._socket is None
         try:
             self._socket = self._socket or self._connect()

@@ -3,7 +3,7 @@
 1. NVML itself: root, CAP_SYS_ADMIN.
 2. Zeus's daemon, where ZEUSD_SOCK_PATH names its socket.
 3. joulefront's guard, where an administrator has installed it: nothing else is tried by sudo,
-   because a refused sudo is reported to the administrator.
+    because a refused sudo is reported to the administrator.
 4. Application clocks, where an administrator has permitted them to every user.
 
 NVML itself is not tried: the kernel tells whether the driver would permit it, and looking at a GPU
@@ -36,9 +36,8 @@ EARLIER = "EARLIER_CLOCKS_MHZ"
 class Way:
     """One way to set clocks.
 
-    Attributes:
-        guard: where the guard process finds the same; empty for a way that restores by itself.
-        permitted: the kernel's answer, where it decides; None: only a setting that is tried tells.
+    `guard` says where the guard process finds the same, empty for a way that restores by itself;
+    `permitted` is the kernel's answer, None if only a setting that is tried tells.
     """
 
     means: str
@@ -85,8 +84,8 @@ def needs_root(gpu: Gpu) -> str:
 def has_right(proc: str | Path = "/proc") -> bool:
     """Return True if the driver permits settings to this process: it has CAP_SYS_ADMIN.
 
-    In a user namespace of its own (a rootless container) it has the capability for that namespace
-    only, and the driver asks for the machine's (man 7 user_namespaces).
+    In a rootless container it has that for its namespace only, and the driver asks for the
+    machine's (man 7 user_namespaces).
     """
     folder = Path(f"{os.environ['JOULEFRONT_TWIN']}.proc" if on_twin() else proc) / "self"
     try:
@@ -99,11 +98,7 @@ def has_right(proc: str | Path = "/proc") -> bool:
 
 
 def earlier_lock(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the lock that the environment names; None if it names none.
-
-    Raises:
-        InvalidValue: it is no pair of clocks.
-    """
+    """Return the lock that the environment names, or None; InvalidValue for another text."""
     text = environ.get(EARLIER, "")
     if not text:
         return None

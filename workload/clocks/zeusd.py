@@ -1,8 +1,7 @@
 """NVML with its setters sent to Zeus's daemon, for users without the right to set clocks.
 
-`zeusd` (ml-energy/zeus) runs with the right to set clocks and wraps NVML's setters as HTTP requests
-on a Unix socket, named by ZEUSD_SOCK_PATH. `ZeusdNvml` replaces the NVML module: it queries NVML
-itself and sends the setters to the daemon, so that governor and guard need no change.
+`zeusd` (ml-energy/zeus) wraps NVML's setters as HTTP requests on a Unix socket, named by
+ZEUSD_SOCK_PATH. `ZeusdNvml` queries NVML itself and sends the setters to the daemon.
 
 Two protocols (zeusd/src/routes/gpu.rs and server.rs). Release 0.2: POST /gpu/INDEX/COMMAND with a
 JSON object of the arguments and "block". Release 0.3 and later: POST /gpu/COMMAND with gpu_ids, the
@@ -21,7 +20,7 @@ import os
 from functools import partial
 from typing import Any
 
-from tuner.workload.clocks.elsewhere import Elsewhere, connected
+from tuner.workload.clocks.guard_client import Elsewhere, connected
 from tuner.workload.meters.gpus import ask
 
 #: Where Zeus's users name the daemon's socket.
@@ -112,11 +111,7 @@ class ZeusdNvml(Elsewhere):
         )
 
     def why_not(self) -> str:
-        """Return the reason why this daemon must not be used; empty if it may.
-
-        Raises:
-            NVMLError: the daemon does not answer, or asks for a token.
-        """
+        """Return why this daemon must not be used, or ""; NVMLError if it does not answer."""
         if self._why_not is None:
             try:
                 self._why_not = self._discover()

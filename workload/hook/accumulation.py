@@ -1,9 +1,8 @@
 """The gradient accumulation of the running program, which the agent changes between steps.
 
-Two loops let it change: that of a DeepSpeed engine whose batches are the program's own, where the
-engine decides at which micro-batch it steps, and that of transformers' Trainer, which asks for the
-micro-batches of a step before each. What was really taken is counted and reported: a program that
-decides by itself is seen to do so.
+Two loops let it change: that of a DeepSpeed engine whose batches are the program's own, and that of
+transformers' Trainer, which asks for the micro-batches of a step before each. What was really taken
+is counted and reported: a program that decides by itself is seen to do so.
 """
 
 from typing import Any
@@ -12,11 +11,7 @@ from . import state, watching
 
 
 class Steering:
-    """Accumulation that the agent wants, and the micro-batches that the program took.
-
-    Attributes:
-        wanted: micro-batches of a step; 0 leaves them to the program.
-    """
+    """Accumulation that the agent wants (0: the program's own), and what the program took."""
 
     def __init__(self, wanted: int = 0) -> None:
         self.wanted = wanted

@@ -1,9 +1,7 @@
 """Phase marks of torch.compile, wherever the program uses it.
 
-A compilation runs inside the step that first needs it: the first one, and a later one whose shapes
-or switches are new. It is marked as the phase `compilation`, so that the agent can count it as a
-part of the launch and keep it out of windows. The phase that it interrupts is marked again at its
-end.
+A compilation runs inside the step that first needs it. It is marked as the phase `compilation`, so
+that the agent keeps it out of windows; the phase that it interrupts is marked again at its end.
 """
 
 from typing import Any
@@ -15,10 +13,7 @@ COMPILATION, BETWEEN = "compilation", "boundary"
 
 
 def mark_compilations(_: str, module: Any) -> None:
-    """Mark the compilations of torch, given its module `torch._dynamo.callback`.
-
-    Releases of torch without it compile unmarked.
-    """
+    """Mark compilations, given `torch._dynamo.callback`; releases of torch without it do not."""
     handler = getattr(module, "callback_handler", None)
     if handler is None or not hasattr(handler, "register_start_callback"):
         return

@@ -1,9 +1,8 @@
 """Counts of the program's first optimizer steps: samples drawn, backward passes, inputs of a pass.
 
-Samples are counted where the loader's sampler hands them out, whatever their tensors look like, and
-passes at the outermost backward. What lies between two attempts of the first optimizer is a group;
-an attempt that a gradient scaler skips is one too. Once `GROUPS` groups are over, torch is as it
-was before.
+Samples are counted where the loader's sampler hands them out, and passes at the outermost backward.
+What lies between two attempts of the first optimizer is a group; an attempt that a gradient scaler
+skips is one too. Once `GROUPS` groups are over, torch is as it was before.
 """
 
 import functools
@@ -25,18 +24,13 @@ _DIGEST = 64
 
 
 class StepCounts:
-    """Counter of the first optimizer steps.
-
-    Args:
-        look: called before a step is counted, where more is noted than every probe needs: losses,
-            and what carries a loader's size.
+    """Counter of the first optimizer steps; `look` is called before each and notes more.
 
     Attributes:
         groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
             `passes` (outermost backward calls) and `shapes` (first input of each outermost forward
-            call with gradients).
-            Where it looks, `loss` too, the sum of what the passes went back from (None if one of
-            them was no number), and `scale`, by which a scaler has multiplied it.
+            call with gradients). Where it looks, `loss` too, the sum of what the passes went back
+            from (None if one was no number), and `scale`, by which a scaler has multiplied it.
         first_batch: a digest of the first batch that was drawn, its indices included; None before.
         loaders: of each loader that was drawn from, the arguments that carry its batch size, and
             the number of its batches, None if it does not say.
@@ -77,11 +71,7 @@ class StepCounts:
             self.current["shapes"].append(shape)
 
     def attempt(self, optimizer: int, *, skipped_too: bool = False) -> None:
-        """End a group: an optimizer has stepped, or would have.
-
-        Args:
-            skipped_too: told by a gradient scaler, which answers for its optimizer's own steps.
-        """
+        """End a group: an optimizer has stepped, or a gradient scaler has skipped its step."""
         if self.over or (self._scaling and not skipped_too):
             return
         if self._optimizer is None:
@@ -225,9 +215,6 @@ class StepCounts:
         self.current["loss"] = None if loss is None or added is None else loss + added
 
     def _watch_scaler(self, torch: Any) -> None:
-        scaler = getattr(torch.amp, "GradScaler", None)
-        if scaler is None:  # torch before 2.3
-            return
 
         def attempted(plain: Any) -> Any:
             def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +231,7 @@ class StepCounts:
 
             return step
 
-        self._patch(scaler, "step", attempted)
+        self._patch(torch.amp.GradScaler, "step", attempted)
 
 
 def _group() -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """A DeepSpeed configuration, and the engine that is made from it.
 
-The program's DeepSpeed configuration is read from any form that it may have, and the settings of
-this launch are merged in, table by table; the rest stays the program's. The engine then reports its
-steps, at accumulation boundaries only, and its phases. The functions on dictionaries also serve
-outside a rank, for planning.
+The settings of this launch are merged into the program's configuration, table by table; the rest
+stays the program's. The engine then reports its steps, at accumulation boundaries only, and its
+phases. The functions on dictionaries also serve outside a rank, for planning.
 """
 
 import base64
@@ -37,10 +36,7 @@ BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_ac
 
 
 def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
-    """Return (micro-batch, accumulation) of a DeepSpeed configuration on `replicas` replicas.
-
-    (0, 0) where it does not say: transformers fills "auto" in from its own arguments.
-    """
+    """Return (micro-batch, accumulation) of a DeepSpeed configuration; (0, 0) if unknown."""
     whole, micro, times = (config.get(name) for name in BATCH_KEYS)
     if any(value is not None and type(value) is not int for value in (whole, micro, times)):
         return 0, 0
@@ -58,10 +54,7 @@ def halved(micro: int, times: int) -> tuple[int, int] | None:
 
 
 def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
-    """Return settings that split the same global batch differently; empty if there are none.
-
-    A program whose batches then change in size takes it from DeepSpeed, and any other does not.
-    """
+    """Return settings that split the same global batch differently; empty if there are none."""
     micro, times = micro_batches(config, replicas)
     other = halved(micro, times) if micro else None
     return dict(zip(BATCH_KEYS, (None, *other), strict=True)) if other else {}
@@ -198,11 +191,7 @@ def patch_deepspeed(deepspeed: Any) -> None:
 
 
 def ask_cuda_for_memory(accelerator: Any) -> None:
-    """Have ZeRO 1 and 2 ask CUDA for the free memory.
-
-    They ask NVML by the entry of CUDA_VISIBLE_DEVICES, which may be a UUID, and counts other GPUs
-    than NVML does where a control group hides some or one is lost.
-    """
+    """Have ZeRO 1 and 2 ask CUDA for the free memory, not NVML by CUDA_VISIBLE_DEVICES' entry."""
 
     def available_memory(self: Any, device_index: int | None = None) -> int:
         import torch
@@ -213,11 +202,7 @@ def ask_cuda_for_memory(accelerator: Any) -> None:
 
 
 def _after_group(deepspeed: Any, plain_init: Any) -> Any:
-    """Wrap `deepspeed.zero.Init` so that it sees all ranks.
-
-    It reads the batch sizes before it joins the process group, as if it were alone; transformers on
-    a CPU has not joined DeepSpeed to the group by then, and the sizes are refused.
-    """
+    """Wrap `deepspeed.zero.Init`, which reads the batch sizes before it joins the process group."""
 
     def with_group(self: Any, *args: Any, **kwargs: Any) -> None:
         if "WORLD_SIZE" in os.environ and not deepspeed.comm.is_initialized():

@@ -3,7 +3,7 @@
 From a call or an expression the walk goes backwards in the source of the frames that are up: a
 local to its assignments, a parameter to the caller's call, `**kwargs` to the dictionary, arithmetic
 to its parts; an attribute of what a parser returned is an argument. Nothing of the program's is
-called. What cannot be followed is no evidence, and neither is an error here.
+called, and what cannot be followed is no evidence.
 """
 
 import ast
@@ -107,11 +107,7 @@ def _call_at(frame: FrameType) -> ast.Call:
 
 
 def evaluate(node: ast.AST, frame: FrameType, instead: dict[str, Any] | None = None) -> Any:
-    """Return the value that an expression has in a frame.
-
-    Raises:
-        Unknown: it holds more than names, attributes, numbers, arithmetic and a few functions.
-    """
+    """Return the value of an expression in a frame; Unknown if it holds more than arithmetic."""
     inner = lambda part: evaluate(part, frame, instead)  # noqa: E731
     try:
         if isinstance(node, ast.Constant):
@@ -235,11 +231,7 @@ class Follower:
                     self.value(child, frame, hops + 1)
 
     def _member(self, node: ast.Attribute | ast.Subscript, frame: FrameType) -> None:
-        """Take an attribute for an argument: of what a parser returned, or of a copy of it.
-
-        An entry of any other object counts if an argument has its name: configurations are often
-        made from arguments where this walk does not lead.
-        """
+        """Take an attribute for an argument: of what a parser returned, or by its name."""
         if isinstance(node, ast.Attribute):
             name = node.attr
         else:
@@ -283,10 +275,7 @@ def followed_loader(frame: FrameType | None) -> list[str]:
 
 
 def followed_accumulation(frame: FrameType | None) -> list[dict[str, Any]]:
-    """Return the numbers that decide in live frames when a step is due, each with what carries it.
-
-    Such are moduli, lengths of `range`, divisors and bounds that something is compared with.
-    """
+    """Return the numbers that decide when a step is due, each with what carries it."""
     found: dict[str, dict[str, Any]] = {}
     for place in callers(frame):
         if not is_users(place):

@@ -1,9 +1,8 @@
 """Patches of the frameworks that own a training loop: their batches, and no writing in a probe.
 
-transformers, Lightning, Fabric and Accelerate are patched when the program imports them, so that
-none is imported in vain. Each gets the micro-batch and accumulation that it takes by itself, and
-the program's own values are noted. In a probe the methods that write checkpoints and logs do
-nothing: they would cost time that a step does not, and disk.
+transformers, Lightning, Fabric and Accelerate are patched when the program imports them. Each gets
+the micro-batch and accumulation that it takes by itself, and the program's own values are noted.
+In a probe the methods that write checkpoints and logs do nothing.
 """
 
 import functools
@@ -46,10 +45,7 @@ class WhenImported:
 
 
 def own(**said: int) -> dict[str, int]:
-    """Note a framework's own batch settings, and return those to use instead.
-
-    `micro_batch` or `gradient_accumulation`, as far as this framework takes them by itself.
-    """
+    """Note a framework's own batch settings, and return those to use instead."""
     first = state.seen.setdefault("owned", dict(said))
     owned = state.options.get("owned") or {}
     return {name: owned.get(name, value) for name, value in first.items()}

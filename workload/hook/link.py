@@ -1,9 +1,8 @@
 """The rank's connection to its agent: steps, phase marks, the end, and the waits between.
 
-One `Link` counts the optimizer steps of its rank and reports each. At the boundaries that the agent
-names it finishes the device's work, reports it and waits for the command to continue. `DeviceTimes`
-holds the ends of steps and the phase marks until the device has reached them. The package's
-docstring describes the lines.
+One `Link` counts the optimizer steps of its rank and reports each (the package's docstring
+describes the lines). `DeviceTimes` holds the ends of steps and the phase marks until the device has
+reached them.
 """
 
 import json
@@ -248,11 +247,7 @@ def _cuda_in_use() -> Any:
 
 
 def _devices_with_tensors(cuda: Any) -> list[int]:
-    """Return the devices that hold this rank's tensors, which need not be the current one.
-
-    A program may use `cuda:{local_rank}` without `set_device`; asking for another device's work
-    would start a context there.
-    """
+    """Return the devices with this rank's tensors: asking another's work would start a context."""
     try:
         return [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
     except Exception:  # an allocator of the program's own may not tell

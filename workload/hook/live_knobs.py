@@ -18,13 +18,9 @@ _registered: dict[str, tuple[Callable[[Any], object], Callable[[], Any] | None]]
 def live(
     name: str, set_value: Callable[[Any], object], read: Callable[[], Any] | None = None
 ) -> None:
-    """Register the function that sets a live knob of the program, on every rank.
+    """Register what sets a live knob between optimizer steps, on every rank, and what reads it.
 
-    It is called between optimizer steps, with one of the knob's values. Outside a probe it is
-    called once, here, with the value that the run was started for, if there is one.
-
-    Args:
-        read: returns the present value, with which probes confirm that it was set.
+    Outside a probe it is called once, here, with the value that the run was started for.
     """
     _registered[name] = set_value, read
     chosen = state.options.get("live", {})
@@ -43,11 +39,7 @@ def present() -> dict[str, Any]:
 
 
 def set_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set knobs, and return the values read back, or what went wrong.
-
-    Returns:
-        {"read": value by name, of those that can be read} or {"refused": sentence}.
-    """
+    """Set knobs; return {"read": the values read back} or {"refused": sentence}."""
     read_back: dict[str, Any] = {}
     for name, value in values.items():
         if name == ACCUMULATION:

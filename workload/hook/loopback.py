@@ -32,14 +32,7 @@ def listen_on_loopback(*modules: str) -> None:
 
 
 def meet_in_files(path: str) -> None:
-    """Let ranks that would meet at 127.0.0.1 meet in files, one for each time.
-
-    No port is open, and nothing asks the resolver for the name of 127.0.0.1, as each client of a
-    TCPStore does. The ranks make their process groups in the same order, as torch requires.
-
-    Args:
-        path: of the files, without their number, in a new folder of this node and user.
-    """
+    """Let ranks that would meet at 127.0.0.1 meet in files `path`-N, where no port is open."""
     with contextlib.suppress(ImportError):
         importlib.import_module(RANKS)
         module: Any = sys.modules[RANKS]

@@ -1,9 +1,8 @@
 """Number of optimizer steps of a training, from the loops around a step.
 
-At a step the frames of the program are up. Their source says in which loops the step lies, and
-bounds are evaluated in the frames: `range(...)`, a loader's length, and a counter that grew in
-each step and is compared where a loop ends. An end that cannot be evaluated (early stopping, a
-target of the loss) makes the number unknown.
+The source of the frames that are up at a step says in which loops it lies, and bounds are evaluated
+there: `range(...)`, a loader's length, and a counter that grew in each step and is compared where a
+loop ends. An end that cannot be evaluated (early stopping) makes the number unknown.
 """
 
 import ast
@@ -99,10 +98,7 @@ class Loops:
         self._seen.append(seen)
 
     def _growth(self, key: str) -> int:
-        """Return by how much an integer grew in each step; 0 if it did not, or not evenly.
-
-        The first step may be special, and an index begins again with an epoch.
-        """
+        """Return by how much an integer grew in each step but the first; 0 if unevenly."""
         values = [seen[key] for seen in self._seen if key in seen]
         grown = [b - a for a, b in pairwise(values[1:])]
         often = Counter(each for each in grown if each > 0).most_common(1)
@@ -181,11 +177,7 @@ class Loops:
     def _bounds(
         self, test: ast.expr, loop: _Around, *, breaks: bool
     ) -> Iterator[tuple[float, str]]:
-        """Yield the steps until a test ends a loop, each with the name of its counter.
-
-        Raises:
-            Unknown: it may end the loop at a time that nothing tells.
-        """
+        """Yield the steps until a test ends a loop, each with its counter; or raise Unknown."""
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) is breaks:
             for part in test.values:  # each ends the loop
                 yield from self._bounds(part, loop, breaks=breaks)
@@ -249,11 +241,7 @@ class Loops:
 
 
 def _loops(frame: FrameType | None) -> Iterator[_Around]:
-    """Yield the loops around the step, the innermost first.
-
-    Raises:
-        Unknown: a loop lies around code of others that lies around the step.
-    """
+    """Yield the loops around the step, the innermost first; Unknown if others' code is between."""
     below = True  # nothing of the program's was met
     beyond = False
     ifs: list[tuple[ast.If, bool, FrameType]] = []
@@ -274,10 +262,7 @@ def _loops(frame: FrameType | None) -> Iterator[_Around]:
 
 
 def _path(body: ast.AST, line: int) -> list[tuple[Any, bool]]:
-    """Return the conditions and loops around a line, the outermost first.
-
-    Each with True if the line is in its body, False for its other branch.
-    """
+    """Return the conditions and loops around a line, outermost first; True if in their body."""
     for node in ast.iter_child_nodes(body):
         if isinstance(node, Function | ast.ClassDef) or not hasattr(node, "lineno"):
             continue

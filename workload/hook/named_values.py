@@ -65,10 +65,7 @@ def is_parsed(holder: Any) -> bool:
 
 
 def arguments() -> dict[str, dict[str, Any]]:
-    """Return the integers that the program is told, by name: `options` that set it, `value`.
-
-    Globals of a script that has no parser and looks at its command by itself are among them.
-    """
+    """Return the integers that the program is told, by name: `options` that set it, `value`."""
     found = {name: option for _, options in _parsed for name, option in options.items()}
     if not found and _reads_command():
         for name, value in _positive(vars(sys.modules["__main__"]).items()):

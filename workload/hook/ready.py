@@ -12,11 +12,7 @@ from . import state
 
 
 def watch(parameters: Iterable[Any]) -> None:
-    """Tell the agent each time that the gradient of the first of these parameters is complete.
-
-    Nothing is told of a single rank, of a pipeline, whose stages differ in their work, or if torch
-    lacks the hook (before 2.1).
-    """
+    """Tell the agent when the first parameter's gradient is complete; not in a pipeline."""
     link = state.link
     if link is None or "ready" in state.seen or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return

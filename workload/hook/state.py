@@ -1,9 +1,7 @@
 """State of the hook in one rank, and the functions that a program may call.
 
-`link` is the connection to the agent (None outside a probe), `options` are the agent's options for
-this launch, and `seen` are the observations of the program. They are kept here alone: the other
-modules write `state.link`, so that each sees the same value. `configuration` and `phase` are the
-program's interface.
+`link` is the connection to the agent (None outside a probe), `options` are the agent's for this
+launch, `seen` what was observed. Other modules write `state.link`, so that each sees the same.
 """
 
 from __future__ import annotations
@@ -72,8 +70,7 @@ class _Asked(dict[str, Any]):
 def configuration() -> dict[str, Any]:
     """Return this process's configuration, by knob name; empty outside tuning.
 
-    Every launch knob is there, its default included, and `gradient_accumulation`. A knob that the
-    program reads here is one that it turns, so the search may offer it.
+    Every launch knob is there, and `gradient_accumulation`; the search may offer what is read.
     """
     if "asked" not in seen:
         seen["asked"] = _Asked(options.get("configuration", {}))
@@ -83,8 +80,7 @@ def configuration() -> dict[str, Any]:
 def phase(name: str) -> None:
     """Mark that a part of the step (data, forward, backward, optimizer, ...) begins now.
 
-    A name is one word, or a part and where it runs: `forward.encoder`. It costs some microseconds.
-    A program that marks nothing has the calls of its DeepSpeed engine marked.
+    A name is one word, or a part and where it runs: `forward.encoder`.
     """
     seen["marks_itself"] = True
     mark(name)
@@ -98,10 +94,7 @@ def mark(name: str) -> None:
 
 
 def mark_seen(name: str) -> None:
-    """Mark a call of the engine, unless the program marks its steps itself.
-
-    A pipeline's engine calls itself, and not for all of its work.
-    """
+    """Mark a call of the engine, unless the program, or the engine of a pipeline, marks itself."""
     if not seen.get("marks_itself") and not seen.get("pipeline"):
         mark(name)
 

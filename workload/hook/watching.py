@@ -1,9 +1,8 @@
 """Observation of the program while it trains: its steps, its first batch, its model.
 
 The first source that reports an optimizer step (the DeepSpeed engine, a torch optimizer, the
-program) is the one that counts. Until the first step the calls of modules are watched too, for the
-micro-batches, the model, and the model's own switch for activation checkpointing. A program that
-does not train as requested raises `NotAsAsked`.
+program) is the one that counts. Until the first step the calls of modules are watched too. A
+program that does not train as requested raises `NotAsAsked`.
 """
 
 import contextlib
@@ -25,11 +24,7 @@ def step() -> None:
 
 
 def count(source: str) -> None:
-    """Count a step, from the first source that reports one.
-
-    The DeepSpeed engine, the first torch optimizer and the program itself may all report the same
-    step.
-    """
+    """Count a step, from the first source (engine, optimizer, program) that reports one."""
     if state.seen.setdefault("counts", source) != source:
         return
     _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
@@ -57,10 +52,7 @@ def _observe(optimizer: int) -> None:
 
 
 def look(counts: StepCounts) -> None:
-    """Note what the frames that are up at a step tell: its loops, and what decides when it is due.
-
-    Where the loop is a framework's, its own objects tell.
-    """
+    """Note what the frames of a step tell: its loops, and what decides when it is due."""
     frame = inspect.currentframe()
     drawn = [loader for loader, *_ in counts.current["drawn"]]
     single = len(counts.sources) == 1  # of several, each step may take a batch of each
@@ -151,11 +143,7 @@ def owner() -> str:
 
 
 def stated_length() -> dict[str, Any]:
-    """Return the optimizer steps that the calling framework's own object says; {} if it says none.
-
-    `{"steps": n, "by": framework}`, and "done" if it continues from a checkpoint. Lightning counts
-    by its loaders, which it has by then.
-    """
+    """Return the steps that the calling framework's own object says, and by which; {} if none."""
     frame = inspect.currentframe()
     while frame is not None:
         holder = frame.f_locals.get("self")
@@ -180,11 +168,8 @@ class Forwards:
     """Watcher of module calls in the first optimizer steps, for programs without DeepSpeed.
 
     Of the outermost modules that are called before the first step, the one with the most parameters
-    is the model (a loss may be a module too). Whether a module is in training is not asked: models
-    with frozen statistics are trained in evaluation mode.
-
-    Args:
-        counts: what counts the rows of the calls; None where only the model is wanted.
+    is the model (a loss may be a module too). Models with frozen statistics are trained in
+    evaluation mode, so that mode is not asked.
     """
 
     def __init__(self, torch: Any, counts: StepCounts | None = None) -> None:

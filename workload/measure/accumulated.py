@@ -27,11 +27,7 @@ LEAST_STEPS = 2
 
 @dataclass(frozen=True)
 class AccumulatedWindow(Window):
-    """Several windows of one live setting, and the estimated whole step.
-
-    Steps, length, energy and samples are those of the parts; step time and power are those of the
-    estimated step.
-    """
+    """Several windows of one live setting; only step time and power are of the estimated step."""
 
     parts: tuple[Window, ...] = ()
     estimate: StepEstimate | None = field(default=None)
@@ -103,18 +99,15 @@ def measure_accumulated(
 ) -> AccumulatedWindow:
     """Measure steps of the accumulations in turn until the extrapolated step is known well enough.
 
-    The conductor's ranks are left at the smallest accumulation.
-
-    Args:
-        known: what other configurations reach; a step that they beat is measured once.
-        policy: its lengths hold for all windows together, its target for the extrapolated step.
+    The ranks are left at the smallest accumulation. The policy's lengths hold for all windows
+    together, its target for the extrapolated step; one beaten by a known one is measured once.
     """
     parts: list[Window] = []
     points: list[AccumulationPoint] = []
     while True:
         # There and back, so that what drifts does not look like a slope.
         for share, each in _there_and_back(accumulations, len(parts)):
-            conductor.accumulation = each
+            conductor.set_accumulation(each)
             least_s = share * policy.min_s
             short = replace(policy, min_s=least_s, max_s=least_s, min_steps=LEAST_STEPS)
             before = conductor.micro_batches
@@ -133,15 +126,14 @@ def measure_accumulated(
         beaten_by = _beaten_by(estimate, known) if worst > policy.target_se else None
         if worst <= policy.target_se or length_s >= policy.max_s or beaten_by:
             break
-    conductor.accumulation = accumulations[0]
+    conductor.set_accumulation(accumulations[0])
     return replace(AccumulatedWindow.of(parts, estimate), beaten_by=beaten_by)
 
 
 def _beaten_by(estimate: StepEstimate, known: Sequence[Reached]) -> Reached | None:
     """Return a known configuration that is faster and takes less energy, or None.
 
-    As `tuner.workload.measure.window_end.beaten_by`, by the lower ends of the estimated step's 90 %
-    intervals, whose errors are Student's already.
+    By the lower ends of the step's 90 % intervals, whose errors are Student's already.
     """
     time_rse = estimate.step_time_se_s / estimate.step_time_s
     both = math.hypot(time_rse, estimate.power_se_W / estimate.power_W)

@@ -30,12 +30,7 @@ POWER_FLOOR = 0.002
 
 @dataclass(frozen=True)
 class AccumulationPoint:
-    """One window of steps of equal accumulation.
-
-    Attributes:
-        step_time_rse: relative standard error within the window; NaN with a single step.
-        power_rse: relative standard error; NaN if unknown.
-    """
+    """One window of steps of equal accumulation; relative errors are NaN if unknown."""
 
     micro_batches: float
     steps: int
@@ -47,12 +42,7 @@ class AccumulationPoint:
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Step of the job's own accumulation.
-
-    Attributes:
-        weights: what the estimate takes of each window; those of a line sum to 1, and some may be
-            negative.
-    """
+    """Step of the job's own accumulation; weights of the windows, of a line, sum to 1."""
 
     fit: AccumulationFit
     step_time_s: float
@@ -63,11 +53,7 @@ class StepEstimate:
 
 
 def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstimate:
-    """Fit time and energy of a step, and return the step of `own` micro-batches.
-
-    Raises:
-        ValueError: all windows have the same accumulation.
-    """
+    """Fit time and energy; return the step of `own` micro-batches, or raise ValueError."""
     k = np.array([p.micro_batches for p in points], dtype=float)
     if np.ptp(k) == 0:
         raise ValueError("a line needs windows of two accumulations")
@@ -127,10 +113,7 @@ def _line(design: np.ndarray, se: np.ndarray) -> np.ndarray:
 def _time_errors(
     points: Sequence[AccumulationPoint], n: np.ndarray, time: np.ndarray
 ) -> np.ndarray:
-    """Return the standard error of each window's step time, by the spread that all share.
-
-    Windows have few steps, so the spread of a single one is drawn to the pooled one.
-    """
+    """Return the standard error of each window's step time, drawn to the pooled spread."""
     rse = np.array([p.step_time_rse for p in points])
     free = np.where(np.isnan(rse), 0.0, n - 1)
     squares = np.where(np.isnan(rse), 0.0, rse**2 * n)

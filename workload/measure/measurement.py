@@ -36,11 +36,7 @@ _CLOCKS = ("clock_MHz", "memory_clock_MHz")
 
 
 def kept_steps(times_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the step times to record: of more than `KEPT_STEPS`, means of equal runs.
-
-    What does not fill a run is left out. A driver holds every record of its study, and windows of
-    fast steps have thousands of them.
-    """
+    """Return the step times to record: of more than `KEPT_STEPS`, means of equal runs."""
     each = -(-len(times_s) // KEPT_STEPS)
     if each <= 1:
         return tuple(times_s)
@@ -51,9 +47,7 @@ def kept_steps(times_s: Sequence[float]) -> tuple[float, ...]:
 def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, float]:
     """Return mean clocks over a window: of all devices, and of each stage if set by stage.
 
-    Args:
-        samples: the window's; those in which the devices were idle throughout are passed over.
-        asked: the setting; a tuple holds one value a stage, and stages are blocks of devices.
+    Samples in which the devices were idle throughout are passed over.
     """
     busy = [s for s in samples if s.extra.get("utilisation", 1.0) > 0.0] or list(samples)
     delivered: dict[str, float] = {}
@@ -87,11 +81,10 @@ def not_applied(
 ) -> str:
     """Return a sentence if the devices did not run as they were set, else an empty string.
 
-    `power_W` is drawn by that number of `devices`, 0 if unknown; `samples` are of those in use.
-
-    A clock above the one set was not locked. One below it may be held back by power or heat, which
-    the devices tell as throttling: that is a delivered clock and a data point. Without any such
-    reason it was not taken either. Cores are set to a highest clock, which they need not reach.
+    `power_W` is drawn by that number of `devices`, 0 if unknown. A clock above the one set was not
+    locked. One below it may be held back by power or heat, which the devices tell as throttling:
+    that is a delivered clock and a data point; without any such reason it was not taken either.
+    Cores are set to a highest clock, which they need not reach.
     """
     throttled = any(FASTEST in s.extra for s in samples) or any(
         value for s in samples for name, value in s.extra.items() if name.startswith("throttle")
@@ -190,8 +183,7 @@ def measurement(
         settings: the applied settings (the request, snapped to supported values); default `live`.
         began_s: the probe's start on the window's clock, seconds.
         independent: sampled power is another source than the energy (`MeterInfo.independent`).
-        devices: numbers of the devices that the ranks use, whose clocks, heat and throttling count;
-            None: all.
+        devices: numbers of those that the ranks use; None: all.
     """
     set_to = live if settings is None else settings
     lease = _devices(window.samples)
@@ -273,9 +265,8 @@ def of_used_devices(
 ) -> Sequence[PowerSample]:
     """Return the samples with what only these devices told, as means over them.
 
-    A lease may hold more devices than a job uses. What the clocks, temperatures and throttling of
-    idle ones are says nothing of the job, but their power stays in the sample. Samples of a meter
-    that does not tell devices apart stay as they are.
+    Clocks, temperatures and throttling of idle ones in the lease say nothing of the job, but their
+    power stays in the sample. Samples that do not tell devices apart stay as they are.
     """
     if devices is None:
         return samples

@@ -21,12 +21,7 @@ from tuner.workload.probe import ProbeRecord, ProbeRequest
 
 @dataclass(frozen=True)
 class MeteringOverhead:
-    """Step times with and without metering, block by block; the n-th of each form a pair.
-
-    Attributes:
-        busy_share: processor time of the sampling thread over the time it ran: the share of one
-            core that metering takes.
-    """
+    """Step times with and without metering in pairs, and the sampling thread's share of a core."""
 
     metered_s: tuple[float, ...]
     plain_s: tuple[float, ...]
@@ -75,14 +70,7 @@ class _OverheadProbe(Probe):
 def measure_overhead(
     runner: LocalRunner, request: ProbeRequest, *, pairs: int, block_s: float
 ) -> tuple[ProbeRecord, MeteringOverhead]:
-    """Run one probe and, in the same launch, steps with and without metering.
-
-    Returns:
-        The record, possibly with a failure, and the times until then.
-
-    Raises:
-        InputError: the request cannot be run here.
-    """
+    """Run one probe, then steps with and without metering; return its record and the times."""
     made: list[_OverheadProbe] = []
 
     def make(node: ProbeNode, request: ProbeRequest) -> Probe:
@@ -97,5 +85,5 @@ def measure_overhead(
         probe.busy_s / probe.sampled_s if probe.sampled_s else 0.0,
         probe.samples,
         probe.lost,
-        runner.resolution_s,
+        runner.node.meter.resolution_s,
     )

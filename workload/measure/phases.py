@@ -2,8 +2,7 @@
 
 A mark says which phase begins, and lasts until the next one. Names are a part of the step, or a
 part and where in the model it runs: `data`, `forward`, `backward`, `optimizer`, `communication` (of
-a pipeline), `forward.encoder`, `forward.language`, `backward.language`, `backward.encoder`. Between
-windows the ranks stand at a `boundary`: the hook marks that itself, and it belongs to no step.
+a pipeline), `forward.encoder`, ... Between windows the ranks stand at a `boundary`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ Mark = tuple[float, str]
 
 
 def within(marks: Sequence[Mark], opened_s: float, closed_s: float) -> tuple[Mark, ...]:
-    """Return a window's marks, beginning with the phase that was current when it opened.
-
-    Args:
-        marks: (time, phase that begins), in any order.
-    """
+    """Return a window's (time, phase) marks, from the phase that was current when it opened."""
     ordered = sorted(marks)
     before = [name for at_s, name in ordered if at_s <= opened_s]
     first = ((opened_s, before[-1]),) if before else ()
@@ -37,7 +32,6 @@ def seconds_a_step(
     """Return the mean seconds per step in each phase of a window, longest first.
 
     The waits at boundaries are left out, so the values sum to a little less than the step time.
-    Empty where the program marks nothing.
     """
     seconds: dict[str, float] = {}
     inside = within(marks, opened_s, closed_s)

@@ -53,11 +53,7 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
 
 
 def block_edges(opened_s: float, ends_s: Sequence[float]) -> tuple[float, ...]:
-    """Return times that cut a window into blocks of whole steps, each of at least `BLOCK_S`.
-
-    Returns:
-        The opening and the end of each block; what is left over belongs to the last block.
-    """
+    """Return the edges of blocks of whole steps, each of at least `BLOCK_S`; the last is longer."""
     edges = [opened_s]
     for end_s in ends_s:
         if end_s - edges[-1] >= BLOCK_S:
@@ -71,10 +67,7 @@ def block_edges(opened_s: float, ends_s: Sequence[float]) -> tuple[float, ...]:
 
 
 def _energies(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np.ndarray:
-    """Return the joules between edges: power linear between samples, constant beyond the outermost.
-
-    Shape (len(edges_s) - 1,).
-    """
+    """Return the joules between edges, (len(edges_s) - 1,): power linear between samples."""
     times = np.array([sample.time_s for sample in samples])
     power = np.array([sample.power_W for sample in samples])
     edges = np.asarray(edges_s, dtype=float)
@@ -107,8 +100,7 @@ class Window:
         step_times_s: wall time of each step, as the last rank finished it.
         ends_s: when each step ended (CLOCK_MONOTONIC).
         beside_J: the same span by the meters of other scopes, joules.
-        beaten_by: the known configuration that was shown to beat this one, which ended the window;
-            None if there is none.
+        beaten_by: the known configuration that beats this one and ended the window, or None.
     """
 
     opened: Reading
@@ -149,8 +141,7 @@ class Window:
     def power_blocks_W(self) -> tuple[float, ...]:
         """Mean power of blocks of whole steps, watts; their mean is `power_W`.
 
-        The samples tell how power was spread over the window, the counter how much it was: where
-        the two sources differ, the blocks are scaled to the counter.
+        The samples tell how power was spread over the window, the counter how much it was.
         """
         edges = block_edges(self.opened.time_s, self.ends_s)
         blocks = block_powers(self.samples, edges)

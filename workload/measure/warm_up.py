@@ -19,11 +19,7 @@ WARM_BLOCKS_MAX, WARM_MAX_S = 20, 60.0
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Steps before the first window.
-
-    Attributes:
-        step_time_s: mean of the last block: what to expect of the next step.
-    """
+    """Steps before the first window; `step_time_s` is the mean of the last block."""
 
     step_times_s: tuple[float, ...]
     step_time_s: float
@@ -41,9 +37,6 @@ def settled(blocks: Sequence[float]) -> bool:
 
 
 def longest_s(policy: WindowPolicy, settings: int) -> float:
-    """Return how long ranks train after their first step at most, seconds.
-
-    That is without a slow warm-up: no script is asked for steps that hardly any probe needs.
-    """
+    """Return how long ranks train after their first step at most, seconds."""
     visits = settings + (policy.check_drift and settings > 1)
     return WARM_BLOCKS_MAX * WARM_BLOCK_S + visits * (policy.settle_s + policy.max_s)

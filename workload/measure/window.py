@@ -47,10 +47,8 @@ class ProbeFailed(Exception):
 class Conductor:
     """Lead of the ranks of one probe from boundary to boundary.
 
-    Args:
-        deadline_s: CLOCK_MONOTONIC at which the probe is out of time.
-        limits: a first step, or any other, that takes longer than this is a hang.
-        needed_s: how long the ranks must train after their first step; 0 if nobody knows.
+    `deadline_s` is on CLOCK_MONOTONIC; a step beyond the limits is a hang; `needed_s` is how long
+    the ranks must train after their first step, 0 if nobody knows.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class Conductor:
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
         self.micro_batches = 0  # in them, as far as the ranks told
-        self._accumulation = 0
+        self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
         self.peaks: list[dict[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.arrivals = Arrivals()  # of the ranks, in each step
@@ -109,22 +107,13 @@ class Conductor:
         ends = self._wait_boundary(target)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
 
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches of the next steps; 0 leaves them to the program. Set at a boundary."""
-        return self._accumulation
-
-    @accumulation.setter
-    def accumulation(self, micro_batches: int) -> None:
-        """Set the micro-batches of the next steps."""
-        self._accumulation = micro_batches
+    def set_accumulation(self, micro_batches: int) -> None:
+        """Set the micro-batches of the next steps at a boundary."""
+        self.accumulation = micro_batches
         self.set_live({ACCUMULATION: micro_batches})
 
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Set live knobs of the program at a boundary; return each rank's answer, by rank.
-
-        The answers are those of `tuner.workload.hook.live_knobs.set_values`.
-        """
+        """Set live knobs of the program at a boundary; return each rank's answer, by rank."""
         self._group.send("set " + json.dumps(dict(values)))
         told: dict[int, Mapping[str, Any]] = {}
         limit_s = min(self._deadline_s, self._clock() + self._limits.step_s)
@@ -139,7 +128,7 @@ class Conductor:
 
         Steps are judged in blocks of at least `WARM_BLOCK_S`. It is stable when two neighbouring
         blocks agree to `WARM_SPREAD`, or when the last four go up and down in turn: what is left is
-        then noise and no trend. The first step after a start is not among them (`first_step`).
+        then noise and no trend.
         """
         times: list[float] = []
         blocks: list[float] = []
@@ -170,12 +159,9 @@ class Conductor:
         known: Sequence[Reached] = (),
         again: int = COMPILED_WINDOWS,
     ) -> Window:
-        """Measure one window under the current setting.
+        """Measure one window under the current setting; one that a known one beats ends early.
 
         A window in which torch.compile compiled is discarded: that time belongs to the launch.
-
-        Args:
-            known: what other configurations reach; a window that they beat ends early.
         """
         times: list[float] = []
         ends: list[float] = []
@@ -224,14 +210,10 @@ class Conductor:
         on_step: Callable[[int, float], None],
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Let the program run until it ends by itself, however long its steps are.
+        """Let the program run to its end, however long its steps; ProbeFailed if a rank failed.
 
-        Args:
-            on_step: called with each step that all ranks have done, and when the last one had.
-            on_wait: called at least every 0.5 s.
-
-        Raises:
-            ProbeFailed: a rank failed, or it was cancelled.
+        `on_step` is called with each step that all ranks have done, and when the last one had;
+        `on_wait` at least every 0.5 s.
         """
         self._group.send("run 1000000000")
         done: dict[int, list[float]] = {}

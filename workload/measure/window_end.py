@@ -1,9 +1,8 @@
 """End of a window: its errors are small enough, its time is up, or its configuration is beaten.
 
-Only what may be on the front is worth measuring to the target error. A window whose configuration
-is shown to be slower and to take more energy than one that is known already ends before. The test
-is Student's t, because a short window knows its own scatter badly, on both axes at once. Ending by
-mistake costs precision alone: the record keeps the mean and the error of the short window.
+A window whose configuration is shown to be slower and to take more energy than one that is known
+already ends before. The test is Student's t, because a short window knows its own scatter badly, on
+both axes at once. Ending by mistake costs precision alone: mean and error are kept.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def _means(window: Window) -> tuple[_Mean, _Mean]:
 def beaten_by(window: Window, known: Sequence[Reached]) -> Reached | None:
     """Return a known configuration that beats the window's on both axes, or None.
 
-    The lower ends of step time and of energy per step (`LOOK_RISK`) must be more than `FAR` above
-    the known ones. None too if the window has no error yet.
+    The lower ends (`LOOK_RISK`) must be more than `FAR` above the known ones.
     """
     time, power = _means(window)
     if math.isnan(time.rse) or math.isnan(power.rse):
@@ -86,11 +84,7 @@ def _quantile(freedom: float) -> float:
 
 
 def missing_s(policy: WindowPolicy, window: Window, known: Sequence[Reached] = ()) -> float:
-    """Return the seconds that a window still lacks; 0 if it is complete.
-
-    Args:
-        known: what other configurations reach; empty measures to the target error.
-    """
+    """Return the seconds that a window still lacks to its target error; 0 if it is complete."""
     length_s = window.length_s
     enough = len(window.step_times_s) >= policy.min_steps
     least_s = min(FIRST_LOOK_S, policy.min_s) if known else policy.min_s

@@ -37,15 +37,7 @@ def open_named(
     hwmon: str | Path = "/sys/class/hwmon",
     envelope: Device | None = None,
 ) -> Meter:
-    """Open one of `METERS`.
-
-    Args:
-        envelope: the core whose idle_W and max_W the estimate assumes; by default the cluster's
-            own, and the shipped "cpu-core" where the cluster is of GPUs.
-
-    Raises:
-        MeterError: it cannot be opened.
-    """
+    """Open one of `METERS`, or raise MeterError; the estimate's envelope is a core's."""
     if name == "nvml":
         from tuner.workload.meters.nvml import NvmlMeter
 
@@ -69,18 +61,11 @@ def open_named(
 
 
 def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **more: Any) -> Meter:
-    """Open the best meter for this node of `cluster`.
+    """Open the best meter for this node of `cluster`, or the first that opens without one.
 
     GPUs are metered by NVML, or on request by their superchip modules' meter, and by nothing else,
     since a processor's joules would pass for theirs. Cores are metered by RAPL where it may be
-    read, else estimated.
-
-    Args:
-        cluster: what does the work; None takes the first meter of `METERS` that opens.
-
-    Raises:
-        UnknownName: no meter is called `prefer`.
-        InputError: the meter asked for, or the only right one, cannot be opened; says why.
+    read, else estimated. InputError if the meter asked for, or the only right one, does not open.
     """
     from tuner.workload.platforms import platform_of
 
@@ -105,10 +90,7 @@ def open_meter(cluster: Cluster | None = None, *, prefer: str | None = None, **m
 
 
 def open_beside(meter: Meter, *, hwmon: str | Path = "/sys/class/hwmon") -> tuple[Meter, ...]:
-    """Open the meters of other scopes that this node can read beside `meter`.
-
-    Their figures are shown beside its own and never added to them: a GPU is part of its module.
-    """
+    """Open the meters of other scopes beside `meter`; they are never added to it."""
     if meter.info.name != "nvml" or meter.info.scope == "module":
         return ()
     from tuner.workload.meters.hwmon import HwmonMeter

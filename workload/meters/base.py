@@ -16,12 +16,7 @@ from tuner.workload.probe import MeterInfo
 
 @dataclass(frozen=True)
 class Reading:
-    """Value of a meter's counter at one instant.
-
-    Attributes:
-        time_s: monotonic clock (CLOCK_MONOTONIC), seconds.
-        energy_J: joules since the meter was opened, never decreasing, summed over its devices.
-    """
+    """Value of a meter's counter on CLOCK_MONOTONIC, in joules since it was opened."""
 
     time_s: float
     energy_J: float
@@ -29,12 +24,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class PowerSample:
-    """Point of the power timeline.
+    """Point of the power timeline: the power of all devices together, watts.
 
-    Attributes:
-        power_W: all devices of the meter together.
-        extra: what else the devices told: "clock_MHz", "temperature_C", "utilisation", ...
-            (the mean over devices; temperature is the hottest).
+    `extra` holds means over them of "clock_MHz", "utilisation", ..., the hottest "temperature_C".
     """
 
     time_s: float
@@ -46,11 +38,9 @@ class PowerSample:
 class Meter(Protocol):
     """Source of energy and power readings of one scope.
 
-    `read` and `sample` may be called from two threads. A meter that cannot read raises `MeterError`
-    (`tuner.workload.meters.errors`), never returns zero for "no reading".
-
-    Attributes:
-        resolution_s: how long the energy counter may stand still between two updates, seconds.
+    `read` and `sample` may be called from two threads. A meter that cannot read raises
+    `MeterError`, never returns zero for "no reading". `resolution_s` is the time between two
+    updates of its counter.
     """
 
     info: MeterInfo

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 class MeterError(Exception):
-    """Failure to open or read a meter; `str(error)` is a sentence with meter and reason.
-
-    Attributes:
-        grant: the line by which an administrator permits it; empty without one.
-    """
+    """Failure to open or read a meter; `grant` is the line that permits it, or empty."""
 
     def __init__(self, sentence: str, *, grant: str = "") -> None:
         super().__init__(sentence)

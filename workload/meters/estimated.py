@@ -1,9 +1,8 @@
 """Estimate for machines without a meter: utilisation of the cores times a stated envelope.
 
-Each core is charged `idle_W` all the time and `max_W - idle_W` more while it is busy; the busy time
-comes from /proc/stat, in the kernel's ticks of 10 ms, and counts every process on those cores. This
-is a model of the machine, not a measurement: the envelope is assumed, and neither clocks nor the
-kind of instruction enter it. `info.estimated` is set, and the source states the figures.
+Each core is charged `idle_W` all the time and `max_W - idle_W` more while busy, by /proc/stat, in
+ticks of 10 ms, which counts every process on those cores. This is a model of the machine, not a
+measurement: neither clocks nor the kind of instruction enter it. `info.estimated` is set.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from tuner.search_spaces.errors import InvalidValue
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.slope import Slope
+from tuner.workload.meters.integral import Slope
 from tuner.workload.node.host import busy_ticks
 from tuner.workload.probe import MeterInfo
 
@@ -34,16 +33,11 @@ def assumption(cores: int, *, idle_W: float, max_W: float, host_W: float = 0.0) 
 
 
 class EstimatedMeter:
-    """Meter of utilisation times a stated envelope; scope "node".
+    """Meter of utilisation times a stated envelope of watts a core; scope "node".
 
-    Args:
-        cpus: the kernel's numbers of the cores; None takes those this process may use.
-        host_W: what the rest of the node is charged all the time.
-        tick_s: one unit of that file, seconds; None asks the system (0.01 on Linux).
-
-    Raises:
-        InvalidValue: the envelope is negative, or less when busy than when idle.
-        MeterError: the file cannot be read, or holds none of these cores.
+    The rest of the node is charged `host_W` all the time. `cpus` are the cores, by default those
+    this process may use, `tick_s` the unit of `stat`. InvalidValue if the envelope is no range,
+    MeterError if the file has none of these cores.
     """
 
     def __init__(

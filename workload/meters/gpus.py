@@ -40,12 +40,7 @@ def on_twin(environ: Mapping[str, str] | None = None) -> bool:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Visible GPU.
-
-    Attributes:
-        index: NVML's number of it (PCI bus order).
-        uuid: "GPU-...", the same in every process and after every restart.
-    """
+    """Visible GPU: NVML's number of it (PCI bus order), and its UUID ("GPU-...")."""
 
     index: int
     uuid: str
@@ -55,9 +50,6 @@ class Gpu:
 
 def open_nvml(nvml: Any = None, *, dev: str | Path = "/dev") -> Any:
     """Initialise NVML: `nvml` itself, or the pynvml module. Each call needs one `nvmlShutdown`.
-
-    Args:
-        dev: folder of the device files, which show that there is a GPU where NVML does not start.
 
     Raises:
         NoDriver: this machine has no driver, or the Python package is missing, and no GPU's file.
@@ -87,11 +79,7 @@ def open_nvml(nvml: Any = None, *, dev: str | Path = "/dev") -> Any:
 def opened_gpus(
     environ: Mapping[str, str] | None = None, *, dev: str | Path = "/dev"
 ) -> Iterator[tuple[Any, tuple[Gpu, ...]]]:
-    """Open NVML, and list the visible GPUs, until the context ends.
-
-    Raises:
-        MeterError, InputError: as `open_nvml` and `visible_gpus`.
-    """
+    """Open NVML, and list the visible GPUs, until the context ends."""
     nvml = open_nvml(dev=dev)
     try:
         yield nvml, visible_gpus(nvml, environ=environ)
@@ -105,10 +93,6 @@ def ask(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
         return question()
     except (nvml.NVMLError, AttributeError):
         return default
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # bindings before 11.5 give bytes
 
 
 @dataclass(frozen=True)
@@ -141,7 +125,7 @@ def _list(nvml: Any) -> _Listed:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-            gpus.append(Gpu(index, _text(uuid), _text(name), handle))
+            gpus.append(Gpu(index, uuid, name, handle))
         except nvml.NVMLError as error:
             unusable[index] = str(error)
             if error.value != nvml.NVML_ERROR_NO_PERMISSION:
@@ -150,11 +134,7 @@ def _list(nvml: Any) -> _Listed:
 
 
 def unusable_gpus(nvml: Any) -> dict[int, str]:
-    """Return the reason against each GPU that NVML counts and that cannot be used, by its index.
-
-    Raises:
-        MeterError: NVML does not answer.
-    """
+    """Return the reason against each GPU that NVML counts and that cannot be used, by its index."""
     return dict(_list(nvml).unusable)
 
 
@@ -214,9 +194,8 @@ def visible_gpus(
 ) -> tuple[Gpu, ...]:
     """Return the GPUs this process may use, in CUDA's order.
 
-    Args:
-        devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES, and every
-            GPU where that is not set.
+    Devices are indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES, and every GPU
+    where that is not set.
 
     Raises:
         InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
@@ -250,9 +229,6 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
     CUDA_VISIBLE_DEVICES may hold UUIDs or prefixes of them, but programs read integers there, and
     CUDA numbers the fastest GPU first unless told to follow the PCI bus. A number counts the GPUs
     that this process may open; behind a damaged GPU there is none to rely on, and UUIDs stay.
-
-    Raises:
-        InputError: an entry names no GPU or several, or a MIG slice.
     """
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if "CUDA_VISIBLE_DEVICES" not in environ:
@@ -274,12 +250,8 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
 def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
     """Return a power that NVML provides as a field value, watts.
 
-    Args:
-        name: "NVML_FI_DEV_POWER_INSTANT" or "NVML_FI_DEV_POWER_AVERAGE".
-        of: NVML's power scope: "GPU", "MODULE" or "MEMORY".
-
-    Raises:
-        NVMLError, AttributeError: this GPU, driver or binding does not offer it.
+    Names are "NVML_FI_DEV_POWER_INSTANT" or "..._AVERAGE", scopes "GPU", "MODULE" or "MEMORY".
+    NVMLError or AttributeError if the GPU, driver or binding does not offer it.
     """
     field = getattr(nvml, name)
     scope = getattr(nvml, f"NVML_POWER_SCOPE_{of}", None)
@@ -293,13 +265,10 @@ def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
 
 
 def temperature_C(nvml: Any, handle: Any) -> float:
-    """Return a GPU's temperature, degrees Celsius.
+    """Return a GPU's temperature, degrees Celsius; NVMLError or AttributeError if unreadable.
 
     Drivers of CUDA 14 no longer have the older of the two calls (nvidia-ml-py 13.615), and older
     drivers or bindings lack the newer one.
-
-    Raises:
-        NVMLError, AttributeError: it cannot be read.
     """
     sensor = nvml.NVML_TEMPERATURE_GPU
     told = ask(nvml, None, lambda: nvml.nvmlDeviceGetTemperatureV(handle, sensor))
@@ -307,14 +276,11 @@ def temperature_C(nvml: Any, handle: Any) -> float:
 
 
 def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
-    """Return the GPU's present clocks, temperature, utilisation and throttling.
+    """Return the GPU's present clocks, temperature, utilisation and throttling, as far as it tells.
 
-    Returns: those that the GPU tells of "clock_MHz" and "memory_clock_MHz"; "temperature_C";
-        "utilisation" (0 to 1); "throttle_power", "throttle_thermal" and "throttle_hw", 1 where the
-        power limit, the temperature or the board (power brake, hardware slowdown) lowers the clock.
-
-    Raises:
-        MeterError: the GPU is lost.
+    "clock_MHz", "memory_clock_MHz", "temperature_C", "utilisation" (0 to 1); "throttle_power",
+    "throttle_thermal" and "throttle_hw" are 1 where the power limit, the temperature or the board
+    (power brake, hardware slowdown) lowers the clock. MeterError if the GPU is lost.
     """
     state: dict[str, float] = {}
 

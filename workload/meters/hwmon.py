@@ -78,11 +78,7 @@ def _channels(root: Path) -> list[_Channel]:
 
 
 class HwmonMeter:
-    """Meter of all superchip modules of this node; scope "module".
-
-    Raises:
-        MeterError: there are no such channels, or they may not be read.
-    """
+    """Meter of all superchip modules of this node; scope "module"; MeterError if there are none."""
 
     def __init__(
         self,
@@ -126,9 +122,7 @@ class HwmonMeter:
     def read(self) -> Reading:
         """Return the joules of all modules since the meter was opened.
 
-        Raises:
-            MeterError: a channel cannot be read any more, or was not for 2 s: the joules drawn
-                meanwhile are lost, and the meter stays broken.
+        MeterError if a channel was not read for 2 s: joules are lost, and the meter stays broken.
         """
         with self._lock:
             if self._broken:

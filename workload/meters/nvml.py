@@ -166,12 +166,8 @@ class _Edge:
 class NvmlMeter:
     """Energy and power of the visible GPUs, scope "gpu", or "module" if NVML tells no other.
 
-    Args:
-        devices: indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        MeterError: NVML does not start, no GPU is visible, or one tells neither energy nor power.
-        InputError: the devices cannot be metered as named (`tuner.workload.meters.gpus`).
+    Devices are indices or UUIDs, by default of CUDA_VISIBLE_DEVICES. MeterError if NVML does not
+    start, no GPU is visible, or one tells neither energy nor power; InputError if misnamed.
     """
 
     def __init__(
@@ -275,8 +271,7 @@ class NvmlMeter:
     def _tells_the_module_only(self, gpu: Gpu) -> bool:
         """Return True if power and energy are the superchip module's, and none is the GPU's.
 
-        Some Grace Hopper drivers offer no power in scope GPU; what they tell without a scope is
-        then the module's (Zeus, `nvidia.py:_resolve_power_field_scope`).
+        As with some Grace Hopper drivers (Zeus, `nvidia.py:_resolve_power_field_scope`).
         """
         nvml = self._nvml
         alone = ask(nvml, 0.0, lambda: field_W(nvml, gpu, "NVML_FI_DEV_POWER_INSTANT"))
@@ -323,12 +318,10 @@ class NvmlMeter:
                 raise MeterError(f"NVML does not tell the GPUs' energy: {error}") from error
 
     def read(self) -> Reading:
-        """Return the joules of all GPUs since the meter was opened.
+        """Return the joules of all GPUs since the meter was opened, or raise MeterError.
 
-        Raises:
-            MeterError: a GPU does not answer. Where joules were lost (a counter that ran backwards
-                or stood still, power not sampled for 2 s) the meter stays broken, for no later
-                difference would be right; open a new one.
+        Where joules were lost (a counter that ran backwards or stood still, power not sampled for
+        2 s) the meter stays broken, for no later difference would be right.
         """
         with self._reading():
             before_s = self._clock()
@@ -357,10 +350,7 @@ class NvmlMeter:
 
     @property
     def resolution_s(self) -> float:
-        """Update period of the counter, measured once; without a counter, that of the power.
-
-        It is the sampling period, or the time over which the driver averages.
-        """
+        """Update period of the counter, measured once; without one, that of the power samples."""
         if self._period_s is None:
             with self._reading():
                 self._period_s = max(

@@ -72,8 +72,7 @@ class NvmlRecording:
         devices: answers about each GPU, in NVML's order, likewise.
         rows: readings of each GPU, (rows, 1 + len(COLUMNS)): seconds since the recording began, and
             `COLUMNS`; None for a reading that failed.
-        errors: calls that failed during the readings, counted by GPU, function and code
-            ({"0 nvmlDeviceGetPowerUsage 3": 6000}).
+        errors: failed calls by GPU, function and code ({"0 nvmlDeviceGetPowerUsage 3": 6000}).
     """
 
     system: dict[str, Any]
@@ -84,11 +83,7 @@ class NvmlRecording:
     version: str = FORMAT
 
     def write(self, path: str | Path) -> None:
-        """Write the recording as JSON.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the recording as JSON."""
         write_text(path, json.dumps(asdict(self)))
 
     def lines(self, path: str | Path) -> list[str]:
@@ -104,11 +99,7 @@ class NvmlRecording:
 
     @classmethod
     def read(cls, path: str | Path) -> NvmlRecording:
-        """Read a recording.
-
-        Raises:
-            InputError: the file is no recording.
-        """
+        """Read a recording; InputError if the file is none."""
         try:
             data = json.loads(Path(path).read_text())
             if data["version"] != FORMAT:
@@ -232,12 +223,7 @@ def record_nvml(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> NvmlRecording:
-    """Record what NVML answers on this node.
-
-    Raises:
-        MeterError: NVML does not start.
-        InputError: there is no GPU, or the readings have no length.
-    """
+    """Record what NVML answers here; MeterError if it does not start, InputError without a GPU."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise InputError(f"a recording of {seconds:g} s is not possible; give a positive length")
     nvml = open_nvml(nvml)

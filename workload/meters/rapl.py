@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.slope import Slope
+from tuner.workload.meters.integral import Slope
 from tuner.workload.meters.ticker import Ticker
 from tuner.workload.probe import MeterInfo
 
@@ -92,8 +92,7 @@ def _zones(root: Path) -> list[_Zone]:
 class RaplMeter:
     """Meter of all packages and their DRAM; scope "node" (without fans, disks, GPUs).
 
-    Raises:
-        MeterError: there are no such zones, or they may not be read; the sentence says what to run.
+    MeterError if there are no such zones, or they may not be read, with what to run.
     """
 
     def __init__(

@@ -12,11 +12,7 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Thread that calls `action` every `period_s` seconds until `stop`.
-
-    Attributes:
-        lost: periods that passed without a call because the machine was too busy.
-    """
+    """Thread that calls `action` every `period_s` seconds; `lost` counts the missed calls."""
 
     def __init__(self, action: Callable[[], None], *, period_s: float, name: str) -> None:
         self.ticks = 0

@@ -19,12 +19,8 @@ from tuner.workload.meters.ticker import Ticker
 class Timeline:
     """Sampler of a meter's power from construction until `stop`.
 
-    Args:
-        beside: meters of other scopes, whose power goes with each sample as "<name>_W".
-
-    Attributes:
-        errors: one sentence each sample that the meter refused.
-        busy_s: processor time that this thread has used for the samples so far.
+    The power of the meters `beside` goes with each sample as "<name>_W". `errors` holds a sentence
+    for each sample that was refused, `busy_s` the processor time of the thread.
     """
 
     def __init__(

@@ -72,16 +72,11 @@ class MultiNodeMeter:
     def __init__(self, own: Meter, nodes: Nodes, devices_per_node: int) -> None:
         self.info = own.info
         self._own, self._nodes, self._devices = own, nodes, devices_per_node
-        self._resolution_s = own.resolution_s
-
-    @property
-    def resolution_s(self) -> float:
-        """The slowest counter's update period, seconds."""
-        return self._resolution_s
+        self.resolution_s = own.resolution_s  # of the slowest counter
 
     def join(self, resolutions_s: Iterable[float]) -> None:
         """Note the update periods of the other nodes' counters, seconds."""
-        self._resolution_s = max(self._resolution_s, *resolutions_s)
+        self.resolution_s = max(self.resolution_s, *resolutions_s)
 
     def read(self) -> Reading:
         """Return the sum of all nodes' counters now."""
@@ -92,10 +87,9 @@ class MultiNodeMeter:
     def boundary(self, *, opens: bool) -> Reading:
         """Return the sum of all nodes' readings at one edge.
 
-        Nodes wait for the updates of their own counters, so they open at different moments, up to
-        a second apart; the ranks stand still meanwhile. Those that opened early are brought up to
-        the last by the power that they draw there. Closing readings tell the moment of the call,
-        which differs by the way to the node only.
+        Nodes wait for the updates of their own counters, so they open up to a second apart; those
+        that opened early are brought up to the last by the power that they draw there. Closing
+        readings tell the moment of the call, which differs by the way to the node only.
         """
         others = self._nodes.ask(lambda i, peer: peer.boundary(opens=opens))
         own = self._own.boundary(opens=opens)
@@ -125,8 +119,7 @@ class MultiNodeMeter:
 def merged(samples: Sequence[PowerSample], devices_per_node: int) -> PowerSample:
     """Combine simultaneous samples of all nodes: power summed, devices numbered through.
 
-    Means over devices become means over nodes, each having as many; of temperatures and throttling
-    the highest counts, and figures in watts are added up.
+    Means over devices become means over nodes; of temperatures and throttling the highest counts.
     """
     extra: dict[str, list[float]] = {}
     several = len(samples) > 1
@@ -205,12 +198,7 @@ class MultiNodeGovernor:
         self._own, self._nodes, self._devices = own, nodes, devices_per_node
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        """Set every node.
-
-        Raises:
-            GovernorError: a node refused or is gone; every other was put back.
-            InputError: the setting is not one that these devices take.
-        """
+        """Set every node, or put all back and raise GovernorError or InputError."""
         count = 1 + len(self._nodes.peers)
         parts = [settings_of_part(live, part, count) for part in range(count)]
         try:
@@ -225,17 +213,13 @@ class MultiNodeGovernor:
             raise
         notes = dict.fromkeys(note for applied in done for note in applied.notes)
         settings = joined_settings(live, [applied.settings for applied in done])
-        return Applied(live, settings, tuple(notes))
+        return Applied(settings, tuple(notes))
 
     def delivered(self) -> dict[str, float]:
         return dict(self._own.delivered())
 
     def restore(self) -> None:
-        """Restore every node.
-
-        Raises:
-            GovernorError: one could not be; the others were.
-        """
+        """Restore every node; raise GovernorError if one could not be, after the others were."""
 
         def put_back(number: int, peer: Peer) -> str:
             try:
@@ -259,13 +243,9 @@ class MultiNodeGovernor:
 
 
 def settings_of_part(live: Settings, part: int, parts: int) -> Settings:
-    """Return the settings for node `part` of `parts`.
+    """Return the settings for node `part` of `parts`, of one value for all or one a stage.
 
-    Stages and nodes are equal blocks of ranks. A node is told one value where all its ranks want
-    the same, and else one a rank.
-
-    Args:
-        live: one value for all, or a tuple with one a stage.
+    A node is told one value where all its ranks want the same, and else one a rank.
     """
     return Settings({name: _part(value, part, parts) for name, value in live.items()})
 
@@ -281,11 +261,7 @@ def _part(value: Any, part: int, parts: int) -> Any:
 
 
 def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
-    """Return the settings applied on all nodes together, in the form of the request.
-
-    Args:
-        done: what each node set, in order; where nodes set one value differently, the first's.
-    """
+    """Return the settings that nodes applied, in the form of the request; the first's if unlike."""
     joined: dict[str, Any] = {}
     for name, asked in live.items():
         told = [settings.get(name) for settings in done]

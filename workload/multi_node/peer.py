@@ -1,9 +1,8 @@
 """Protocol between the agent that leads a probe and the agents of the other nodes.
 
-A probe across nodes is led by one agent (`tuner.workload.multi_node.probe`). It sees another node
-as a `Peer`: a few calls that start that node's ranks, relay their events, read its meter and set
-its clocks. `NodeShare` implements them over that node's own runner; the caller transports the
-calls, by Ray's actor calls in a study (`tuner.executors.ray_agent`) and plain ones in tests.
+The lead sees another node as a `Peer`: a few calls that start that node's ranks, relay their
+events, read its meter and set its clocks. `NodeShare` implements them over that node's own runner;
+the caller transports the calls, by Ray's actor calls in a study (`tuner.executors.ray_agent`).
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ class Joined:
 
 
 class Peer(Protocol):
-    """Agent of another node, as the lead calls it.
-
-    Every call may cross a network. All raise `PeerLost` where the node does not answer.
-    """
+    """Agent of another node, as the lead calls it; every call may raise `PeerLost`."""
 
     def clock_s(self) -> float:
         """Return its CLOCK_MONOTONIC, seconds."""
@@ -122,7 +118,9 @@ class NodeShare:
         self._ended.clear()
         self._request, self._launch = request, None
         self._timeline = Timeline(self._runner.node.meter)
-        return Joined(socket.gethostname(), self._runner.meter, self._runner.resolution_s)
+        return Joined(
+            socket.gethostname(), self._runner.meter, self._runner.node.meter.resolution_s
+        )
 
     def spawn(self, place: Place) -> None:
         assert self._request is not None
@@ -198,8 +196,7 @@ class NodeShare:
 def interface_of(*, towards: str) -> str:
     """Return the network interface with this node's address towards a host; empty if unknown.
 
-    The framework's own choice is the interface that the host's name resolves to, which on many
-    hosts is loopback (/etc/hosts): no other node reaches that.
+    A framework takes the one that the host's name resolves to, on many hosts loopback.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:

@@ -1,9 +1,7 @@
 """Probes across nodes: one agent leads, the others hold their share of the ranks for it.
 
-The lead runs the probe as on one node, with three things put together from all nodes: the ranks
-(what the others' ranks say is relayed), the meter (energies of the same window added up) and the
-governor (a setting is set on every node or on none). The ranks of all nodes meet at the lead's
-address.
+The lead runs the probe as on one node, with ranks, meter and governor put together from all nodes.
+The ranks of all nodes meet at the lead's address.
 """
 
 from __future__ import annotations
@@ -111,11 +109,7 @@ class _MultiNodeRanks:
 
 
 class MultiNodeProbe(Probe):
-    """Probe with ranks on several nodes, led by this one.
-
-    Args:
-        address: where the others reach this node.
-    """
+    """Probe with ranks on several nodes, led by this one, which the others reach at `address`."""
 
     def __init__(
         self, node: ProbeNode, request: ProbeRequest, peers: Sequence[Peer], address: str
@@ -137,12 +131,7 @@ class MultiNodeProbe(Probe):
             self._nodes.close()
 
     def open_timeline(self) -> Timeline:
-        """Gather the peers, compare clocks and meters, and begin to sample.
-
-        Raises:
-            PeerLost: a node does not answer.
-            MeterError: the nodes' energies cannot be added up.
-        """
+        """Gather the peers, compare clocks and meters, and begin to sample."""
         joined = self._nodes.ask(lambda i, peer: peer.join(self.request, self.nodes))()
         self._nodes.set_clocks()
         mine = self.meter.info

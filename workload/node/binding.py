@@ -38,11 +38,7 @@ def rule_of(configuration: Configuration, job: TrainingJob, cluster: Cluster | N
 def bound_ranks(
     rule: str, server: RankServer, ranks: int, *, platform: Platform, asked: bool
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the binding of each rank of this node, and why there is none, or "".
-
-    Raises:
-        InputError: it is asked for and cannot be applied here.
-    """
+    """Return the ranks' binding, and why there is none; InputError if it is asked for in vain."""
     try:
         nodes = platform.memory_nodes()
         if rule.startswith("numa:") and nodes is None:

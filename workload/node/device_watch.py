@@ -38,11 +38,7 @@ class IdlePower:
     def measure(
         self, meter: Meter, idle_s: float, wait: Callable[[float], object] = time.sleep
     ) -> float | None:
-        """Return the idle power, watts: measured if the devices are cool, else the earlier one.
-
-        Raises:
-            MeterError: the meter cannot be read.
-        """
+        """Return the idle power, watts: measured if the devices are cool, else the earlier one."""
         if idle_s <= 0:
             return None
         warm = self._clock() - self._busy_until_s < COOL_S
@@ -85,11 +81,7 @@ class DeviceWatch:
         self._before = platform.faults()
 
     def require_free(self) -> None:
-        """Check that no other process uses a device.
-
-        Raises:
-            ProbeFailed: one does, or the devices cannot be asked: the node's failure.
-        """
+        """Raise ProbeFailed, by the node, if another process uses a device or none answers."""
         try:
             busy = "; ".join(self._platform.busy())
         except (InputError, MeterError) as error:

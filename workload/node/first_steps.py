@@ -16,11 +16,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 
 def look_further(conductor: Conductor) -> None:
-    """Run the steps that the hook counts besides the first one.
-
-    A program that ends within them has shown what there is. Where a step takes very long, one has
-    to do.
-    """
+    """Run the steps that the hook counts besides the first; fewer if they are long or it ends."""
     try:
         while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
             pass
@@ -30,11 +26,7 @@ def look_further(conductor: Conductor) -> None:
 
 
 def require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
-    """Check that the first steps trained the batches of this configuration.
-
-    Raises:
-        ProbeFailed: they did not. What they leave open is no contradiction.
-    """
+    """Raise ProbeFailed if the first steps trained other batches than the configuration's."""
     if not isinstance(job, ScriptJob) or not job.frame.counted:
         return
     if conductor.done < GROUPS:
@@ -54,21 +46,21 @@ def choose_accumulation(
 ) -> AccumulationPlan:
     """Decide whether to measure micro-batches, by a step of the largest accumulation.
 
-    The ranks have done their first step with the smallest one. Where whole steps are measured they
-    return to the job's own accumulation, and the plan has no others.
+    The ranks have done their first step with the smallest one.
     """
     if not plan.measured:
         return plan
     if conductor.micro_batches != plan.measured[0]:
-        conductor.accumulation = plan.own  # where it was set after all
+        conductor.set_accumulation(plan.own)  # where it was set after all
         return AccumulationPlan(
             plan.own,
             why_whole="whole steps are measured: the program decides on its accumulation",
         )
-    largest = conductor.accumulation = plan.measured[-1]
+    largest = plan.measured[-1]
+    conductor.set_accumulation(largest)
     whole_s = sum(conductor.run(1)) * plan.own / largest
     if steps_take_too_long(whole_s, policy.min_steps, policy.min_s):
-        conductor.accumulation = plan.measured[0]
+        conductor.set_accumulation(plan.measured[0])
         return plan
-    conductor.accumulation = plan.own
+    conductor.set_accumulation(plan.own)
     return replace(plan, measured=())

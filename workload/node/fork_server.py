@@ -3,9 +3,8 @@
 A node agent starts it by path (`fork_server.py FD`) and speaks JSON lines over the socket:
 "prepare" imports modules and loads DeepSpeed ops, "spawn" forks the ranks of a probe, "kill" ends
 them with all that they started, and the end of a rank is reported when it happens. What a rank then
-runs is the package `hook` beside this file, by path too: nothing else of joulefront is imported,
-here or in a rank. The closing socket says that the agent is gone; then nothing of the server is
-left.
+runs is the package `hook` beside this file, by path too: nothing else of joulefront is imported.
+When the socket closes, nothing of the server is left.
 """
 
 import contextlib
@@ -95,10 +94,7 @@ def _set_memory_policy(policy: int, nodes: list[int]) -> None:
 
 
 def _visible(spec: dict[str, Any]) -> str:
-    """Return a rank's specification without its environment, which may hold secrets.
-
-    A command line is shown to every user of the machine (`ps`), an environment is not.
-    """
+    """Leave out the environment, which may hold secrets: every user sees a command line (`ps`)."""
     return json.dumps({name: value for name, value in spec.items() if name != "env"})
 
 
@@ -186,10 +182,7 @@ def _why_fork_is_unsafe() -> str:
 
 
 def _release_nvml() -> None:
-    """Close NVML as often as imports have opened it (DeepSpeed's accelerator, torch's checks).
-
-    A forked child inherits neither its state nor, once its descriptors are closed, its files.
-    """
+    """Close NVML as often as imports have opened it: a forked child inherits none of its state."""
     global _nvml_opened
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD)
@@ -235,11 +228,7 @@ def _load_op(name: str, *, own_folder: bool) -> None:
 
 
 def _ask_processor_once() -> None:
-    """Keep py-cpuinfo's answer, which takes a second of two processes' time, for this process.
-
-    DeepSpeed asks when it builds an op and each time CPU Adam is made. The answer does not change:
-    forked ranks inherit it.
-    """
+    """Keep py-cpuinfo's answer, which takes a second, for this process and its forks."""
     with contextlib.suppress(ImportError):
         cpuinfo = importlib.import_module("cpuinfo")
         if not hasattr(cpuinfo, "joulefront_known"):
@@ -302,10 +291,8 @@ class ForkServer:
     def _kill_all(self) -> None:
         """SIGKILL everything below this process, in whatever process group or session it is.
 
-        Only children are signalled: the pid of a child belongs to it until it is reaped here, so
-        the signal cannot reach a process of someone else that was given the same number. The
-        children of a killed process become children of this one (PR_SET_CHILD_SUBREAPER) and are
-        next.
+        Only children are signalled: until it is reaped, a child's pid is nobody else's. Children of
+        a killed process become this one's (PR_SET_CHILD_SUBREAPER) and are next.
         """
         deadline_s = time.monotonic() + KILL_LIMIT_S
         while (left := _children()) and time.monotonic() < deadline_s:

@@ -30,11 +30,7 @@ LEAST_CORES, ENOUGH_CORES = 1, 4
 
 
 def busy_ticks(cpus: Iterable[int], stat: str | Path = "/proc/stat") -> dict[int, int]:
-    """Return busy ticks since boot of these cores; a core that is switched off has none.
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or is not such a table.
-    """
+    """Return busy ticks since boot by core; OSError or ValueError if the file is no such table."""
     wanted = frozenset(cpus)
     ticks: dict[int, int] = {}
     # Ten times a second beside the training: a plain read, and no line more than needed.
@@ -53,11 +49,7 @@ def busy_ticks(cpus: Iterable[int], stat: str | Path = "/proc/stat") -> dict[int
 
 
 class CpuContention:
-    """Use of the cores by processes other than the given ones, from construction on.
-
-    Time and estimated energy of a job on shared cores are not the job's alone; a window that others
-    disturbed must say so.
-    """
+    """Use of the cores by processes other than the given ones, from construction on."""
 
     def __init__(
         self, pids: Iterable[int], cpus: Iterable[int], *, proc: str | Path = "/proc"
@@ -128,7 +120,7 @@ def oom_kills() -> int:
 
 
 def ends_as_one(*, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgroup") -> bool:
-    """Return True if the kernel ends this process, too, when one that it starts fills the memory.
+    """Return True if the kernel ends all processes of the group when one fills the memory.
 
     Kubernetes sets it for each container from release 1.28 on (memory.oom.group, cgroup v2).
     """
@@ -191,10 +183,7 @@ def core_ranges(cores: Iterable[int]) -> str:
 
 
 def _device_memory(nodes: Path) -> tuple[int, int]:
-    """Return size and free part of the memory in NUMA nodes without processors, bytes.
-
-    A GH200's HBM is such a node and part of the kernel's MemTotal, but it is the GPU's.
-    """
+    """Return size and free part of the nodes without processors (a GH200's HBM), bytes."""
     total = free = 0
     for folder in nodes.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -220,11 +209,7 @@ def host_memory(
 ) -> tuple[int, int]:
     """Return the memory this process may use, and the part of it that is free, bytes.
 
-    Args:
-        nodes: folder of the NUMA nodes; those without processors hold a device's memory.
-
-    Raises:
-        InputError: /proc/meminfo cannot be read.
+    NUMA nodes without processors hold a device's memory, which is left out.
     """
     info: dict[str, int] = {}
     try:

@@ -7,8 +7,7 @@ the launch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
@@ -25,11 +24,7 @@ def apply_live(
     *,
     ranks: int,
 ) -> Applied | NotApplied:
-    """Put a live setting in force while the ranks wait at a boundary, and confirm it.
-
-    Raises:
-        GovernorError, InputError: as `Governor.apply`.
-    """
+    """Put a live setting in force while the ranks wait at a boundary, and confirm it."""
     own = {knob.name: knob for knob in knobs if knob.by_script and knob.name in live}
     rest = Settings({name: value for name, value in live.items() if name not in own})
     try:
@@ -44,17 +39,11 @@ def apply_live(
         if "refused" in answer:
             return NotApplied(live, str(answer["refused"]))
     for name, knob in own.items():
-        read = [_read_back(answer, name) for answer in told]
+        read = [answer.get("read", {}).get(name) for answer in told]
         if all(value is None for value in read):
             notes.append(f"{name} was set by the script, and nothing reads it back")
         for value in read:
             if value is not None and not knob.reads_as(value, live[name]):
                 return NotApplied(live, f"{name} was set to {live[name]}, and reads {value!r}")
-    return Applied(
-        live, Settings({**applied.settings, **{name: live[name] for name in own}}), tuple(notes)
-    )
-
-
-def _read_back(answer: Mapping[str, Any], name: str) -> Any:
-    read = answer.get("read")
-    return read.get(name) if isinstance(read, Mapping) else None
+    settings = Settings({**applied.settings, **{name: live[name] for name in own}})
+    return Applied(settings, tuple(notes))

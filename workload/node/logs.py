@@ -25,11 +25,7 @@ PERIOD_S = 0.25
 
 @contextlib.contextmanager
 def bounded_logs(folder: Path, environment: MutableMapping[str, Any]) -> Iterator[None]:
-    """Keep the logs in a folder from growing without bound while inside.
-
-    Args:
-        environment: of the probe's record; a log that was cut is told there.
-    """
+    """Keep logs from growing without bound while inside; note in `environment` if one was cut."""
 
     def cut() -> None:
         for path in folder.glob("rank*.log"):

@@ -25,14 +25,8 @@ def detect_cluster(
 ) -> Cluster:
     """Describe this machine as a cluster of its visible GPUs, or of its usable cores without GPUs.
 
-    Args:
-        environ: where CUDA_VISIBLE_DEVICES stands, and JOULEFRONT_NVME_PATH, a folder on this
-            machine's own drive for offload; the process's environment by default.
-        core: the device file whose envelope and speeds a core is given (name or path).
-
-    Raises:
-        InputError: the visible GPUs are of different kinds, or cannot be used as named; or they
-            cannot be asked, although there are GPUs.
+    JOULEFRONT_NVME_PATH in `environ` names a folder on its own drive, `core` the device file of a
+    core. InputError if the visible GPUs are of different kinds, or cannot be used or asked.
     """
     total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
     cores = usable_cores(proc=proc, cgroup=cgroup, affinity=affinity)

@@ -58,8 +58,7 @@ class MachineFacts:
         memory_bytes: what this process may use; `free_bytes` of it is free now.
         shm_bytes: size of /dev/shm, through which ranks on one host exchange; 0: there is none.
         clock_control: whether clocks may be set; `clock_note` says why not and what to run.
-        deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones; an op
-            that is missing is compiled when first used.
+        deepspeed_ops: op to where it stands ready: "installed" or a folder of compiled ones.
     """
 
     host: str
@@ -222,12 +221,7 @@ def machine_facts(
     sys: str | Path = "/sys",
     environ: Mapping[str, str] | None = None,
 ) -> MachineFacts:
-    """Collect the facts without changing anything or importing a framework.
-
-    Args:
-        extensions: where compiled DeepSpeed ops are kept; None takes
-            `tuner.workload.node.rank_server`'s folder.
-    """
+    """Collect the facts without changing anything or importing a framework."""
     environ = os.environ if environ is None else environ
     total_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
     platforms = [kind(environ, sys=sys) for kind in PLATFORMS.values()]

@@ -24,11 +24,7 @@ CPU_ADAM_WITHOUT_CUDA = (0, 19, 8)
 
 
 def extensions_dir() -> str:
-    """Return the folder of DeepSpeed's compiled ops.
-
-    It is the user's TORCH_EXTENSIONS_DIR if set; otherwise a folder of our own, so that a lock
-    found in it under our own file lock is surely a relic of a killed build.
-    """
+    """Return the folder of DeepSpeed's compiled ops: TORCH_EXTENSIONS_DIR, or one of our own."""
     chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
     if chosen:
         return chosen
@@ -39,8 +35,7 @@ def extensions_dir() -> str:
 def remove_stale_locks() -> None:
     """Remove the locks that killed builds left in joulefront's own folder of compiled ops.
 
-    A script that builds an op in its ranks would wait for such a lock until it is stopped as
-    hanging. While the fork server of another search builds there, nothing is removed.
+    A script that builds an op would wait for such a lock without end.
     """
     folder = Path(extensions_dir())
     if os.environ.get("TORCH_EXTENSIONS_DIR") or not folder.is_dir():
@@ -70,8 +65,7 @@ def _release(package: str) -> tuple[int, ...]:
 def build_kind(cpuinfo: str = "/proc/cpuinfo") -> str:
     """Return a name of what a compiled op runs on: this kind of processor, and this torch.
 
-    Ops are compiled for the processor that compiles them (-march=native), and nodes may share a
-    home folder.
+    Ops are compiled with -march=native, and nodes may share a home folder.
     """
     said = []
     with contextlib.suppress(OSError):
@@ -84,11 +78,7 @@ def build_kind(cpuinfo: str = "/proc/cpuinfo") -> str:
 
 
 def cannot_build(op: str, *, gpus: bool = False) -> str:
-    """Return the reason why a DeepSpeed op ("cpu_adam") cannot be built here; empty if it can.
-
-    It can if it was compiled before, or if there is a C++ compiler; reading and writing a drive
-    beside the computation ("async_io") needs libaio, too, and on GPUs CUDA's compiler.
-    """
+    """Return the reason why a DeepSpeed op ("cpu_adam") cannot be built here; empty if it can."""
     if any(Path(extensions_dir(), op).glob(f"{op}*.so")):
         return ""
     compiler = os.environ.get("CXX", "c++")
@@ -103,11 +93,7 @@ def cannot_build(op: str, *, gpus: bool = False) -> str:
 
 
 def cannot_compile() -> str:
-    """Return the reason why torch.compile cannot run here; empty if it can.
-
-    Its backend, inductor, writes C++ for a CPU and Triton for a GPU; both are built against
-    Python's headers by a compiler of this machine.
-    """
+    """Return the reason why torch.compile cannot run here; empty if it can."""
     wanted = os.environ.get("CXX", "c++")
     if not any(map(shutil.which, (wanted, "g++", "clang++"))):
         return f"torch.compile needs a C++ compiler ({wanted} or g++)"

@@ -1,9 +1,7 @@
 """Check of a node before a study measures on it, run on the node itself.
 
-A cluster is shared: drivers differ, some nodes permit no clocks, other processes hold GPUs. `look`
-gathers the facts of one node in about a second and changes nothing; `NodeFacts.refusals` then gives
-the reasons against the node, one sentence each. Busy devices are checked again before every probe
-(`Platform.busy`).
+`look` gathers the facts of one node in about a second and changes nothing; `NodeFacts.refusals`
+gives the reasons against it. Busy devices are checked again before every probe (`Platform.busy`).
 """
 
 from __future__ import annotations
@@ -33,12 +31,8 @@ FREE_EACH_BYTES = 2**30
 class NodeFacts:
     """Facts about one node.
 
-    Attributes:
-        cluster: the node as a cluster of one; None where that cannot be found out.
-        clock_note: why clocks cannot be set; empty where they can.
-        compiler: the C++ compiler's path; empty without one: DeepSpeed's ops cannot be compiled.
-        cores: those that were granted; 0 if unknown.
-        gpus: UUIDs of the visible GPUs, in the order in which CUDA numbers them.
+    `clock_note` says why clocks cannot be set, `compiler` is the C++ compiler's path, each "" if
+    there is none; `gpus` are the UUIDs of the visible GPUs, in CUDA's order.
     """
 
     host: str
@@ -60,11 +54,7 @@ class NodeFacts:
         return self.cluster.device.name if self.cluster is not None else ""
 
     def refusals(self, asked: Cluster | None = None) -> tuple[str, ...]:
-        """Return the reasons against this node for a study, one sentence each; empty if it fits.
-
-        Args:
-            asked: the kind of node that the study wants; None asks for no kind.
-        """
+        """Return the reasons against this node for a study, one sentence each; empty if it fits."""
         here = f"node {self.host}"
         if self.cluster is None:
             return (f"{here} is not used: {self.trouble}",)

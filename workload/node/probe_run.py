@@ -41,11 +41,10 @@ from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch, reserved_port
 from tuner.workload.node.rank_server import control_socket
-from tuner.workload.pending import partial_record, save_partial
+from tuner.workload.pending import partial_record, save_partial, write_phase
 from tuner.workload.platforms import platform_of
 from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
-from tuner.workload.probe_phase import write_phase
 from tuner.workload.runners import Continuation
 
 
@@ -76,11 +75,7 @@ class Probe:
         self._began_s = 0.0
 
     def run(self, next_settings: Continuation | None = None) -> ProbeRecord:
-        """Run the probe; whatever goes wrong becomes the record's failure.
-
-        Args:
-            next_settings: extends an extendable request; None ends it with its own list.
-        """
+        """Run the probe; whatever goes wrong becomes the record's failure."""
         self._next_settings = next_settings
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._began_s = time.monotonic()
@@ -225,10 +220,7 @@ class Probe:
         return explain_exit(rank, code, oom_kills_before)
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
-        """Lead the ranks from the first step to the last: warm up, then measure.
-
-        An inspection ends here, with what the hook saw of the program.
-        """
+        """Lead the ranks from the first step to the last; an inspection ends after the first."""
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
             look_further(conductor)
@@ -413,10 +405,7 @@ def _devices_in_use(nodes: int, each: int, ranks: int) -> list[int]:
 
 
 def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:
-    """Return the fullest rank's peak, of its device if that has memory of its own, in bytes.
-
-    A device's peak is at least what NVML has seen a rank hold, its CUDA context included.
-    """
+    """Return the fullest rank's peak, bytes; of a device at least what NVML has seen it hold."""
     values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
     if held_bytes and any("device_bytes" in peak for peak in peaks):
         values.append(held_bytes)

@@ -12,11 +12,7 @@ from tuner.search_spaces.errors import InputError
 
 
 def rank_group() -> tuple[int, int, Any]:
-    """Return this process's rank, the number of ranks, and the store of their process group.
-
-    Raises:
-        InputError: there are several ranks, and no process group yet.
-    """
+    """Return rank, number of ranks, and store; InputError if several have no process group yet."""
     dist = getattr(sys.modules.get("torch"), "distributed", None)
     if dist is not None and dist.is_available() and dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()
@@ -36,11 +32,7 @@ def publish(store: Any, key: str, address: str) -> None:
 
 
 def published(store: Any, key: str, timeout_s: float) -> str:
-    """Return the address that rank 0 publishes; "" if it does not in this time.
-
-    Raises:
-        InputError: rank 0 is on another node.
-    """
+    """Return rank 0's address, "" after the timeout; InputError if it is on another node."""
     until = time.monotonic() + timeout_s
     while not store.check([key]):
         if time.monotonic() > until:

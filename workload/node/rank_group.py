@@ -49,11 +49,7 @@ class Event:
 
 
 class Ranks(Protocol):
-    """The ranks of one probe, on one node or several.
-
-    Attributes:
-        patience_s: the time, seconds, that a cause may take to arrive after its effect.
-    """
+    """The ranks of one probe; `patience_s` is how long a cause may arrive after its effect."""
 
     size: int
     pids: tuple[int, ...]
@@ -146,11 +142,6 @@ class RankGroup:
         for link in self._links.values():
             link.close()
         self._selector.close()
-
-    @property
-    def running(self) -> int:
-        """The number of ranks that have not ended."""
-        return len(self._running)
 
     def _accept(self, listener: socket.socket) -> None:
         link, _ = listener.accept()

@@ -32,12 +32,12 @@ from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import INSPECTIONS, ProbeRequest
-from tuner.workload.scripts.inspection_start import inspection_start
+from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 LOG_TAIL_LINES = 20
 #: Variables that describe a task of another launcher, such as the one that started this process: a
-#: rank would take them for its own (srun(1); PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
+#: rank would take them for its own (Slurm; PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
 _TASK = re.compile(r"(PMI_|PMIX_(?!MCA)|OMPI_COMM_|MV2_COMM_|MPI_LOCAL|PALS_|JSM_NAMESPACE_)\w+")
 _SLURM_TASK = re.compile(
     r"SLURM_(STEP\w+|NTASKS\w*|NPROCS|TASKS_PER_NODE|PROCID|LOCALID|NODEID|GTIDS|TASK_PID)"
@@ -50,7 +50,6 @@ class ProbeNode:
 
     Attributes:
         meter: its energies are charged; those of `beside` are shown beside them.
-        keep: save what was measured after every window (`tuner.workload.pending`).
         prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
         check: raises InvalidConfiguration if a request cannot run on some number of nodes.
     """
@@ -76,9 +75,7 @@ class ProbeNode:
 class Place:
     """Position of one node's ranks among all ranks of a probe.
 
-    Attributes:
-        master: address and port at which rank 0 gathers them.
-        interface: their network interface; empty leaves it to the framework.
+    `master` is where rank 0 gathers them; an empty `interface` leaves it to the framework.
     """
 
     first: int
@@ -88,11 +85,7 @@ class Place:
 
 
 class RankLaunch:
-    """The start of the ranks of one probe on one node.
-
-    Args:
-        part: the folder below the probe's for the files of one node's share.
-    """
+    """The start of the ranks of one probe on one node; `part` is its folder below the probe's."""
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
         self.node, self.configuration = node, Configuration(request.launch)
@@ -114,7 +107,7 @@ class RankLaunch:
         make_folder(self.folder, inside=self.node.run_dir)
         if isinstance(self.node.job, ScriptJob) and self._request.inspects:
             alter = self._request.purpose == INSPECTIONS[0]
-            return inspection_start(self.node.job, self.configuration, self.folder, alter=alter)
+            return self.node.job.inspection_start(self.configuration, self.folder, alter=alter)
         if isinstance(self.node.job, ScriptJob):
             return self.node.job.start(self.configuration, self.folder)
         job_file, config_file = self.folder / "job.json", self.folder / "ds_config.json"
@@ -226,12 +219,12 @@ class RankLaunch:
     def _inherited_env(self, node_rank: int) -> dict[str, str]:
         """Return this process's environment without what describes tasks of another launcher."""
         launcher = getattr(self.node.job, "launcher", None)
-        kind = launcher.kind if launcher is not None else ""
+        kind = kind_of(launcher) if launcher is not None else None
         env = {
             name: text
             for name, text in self.node.server.env.items()
-            # Tasks on a node are srun's own figure, which sets each rank's numbers anew.
-            if not _TASK.fullmatch(name) and (kind == "srun" or not _SLURM_TASK.fullmatch(name))
+            if not _TASK.fullmatch(name)
+            and ((kind and kind.numbers_tasks) or not _SLURM_TASK.fullmatch(name))
         }
         if "NODE_RANK" in env:
             env["NODE_RANK"] = str(node_rank)
@@ -276,9 +269,8 @@ class RankLaunch:
 def reserved_port(address: str = "127.0.0.1") -> Iterator[int]:
     """Keep a free TCP port of this node for rank 0 until the context ends.
 
-    The socket is bound and does not listen. Linux then gives its port to no other socket by
-    itself, and lets rank 0 bind it, because both set SO_REUSEADDR, as torch's TCPStore does
-    (man 7 socket).
+    The socket is bound and does not listen; rank 0 may bind it too, because both set
+    SO_REUSEADDR, as torch's TCPStore does (man 7 socket).
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,9 +1,8 @@
 """The agent's end of the fork server, which starts and kills the ranks of probes.
 
-One `RankServer` lives as long as its agent. It holds the fork server
-(`tuner.workload.node.fork_server`), which has imported the frameworks once, and gets a `RankGroup`
-from it for each probe: all ranks in one process group, each tied to the fork server's life, so that
-the death of the agent, SIGKILL included, ends them.
+One `RankServer` lives as long as its agent, and gets a `RankGroup` for each probe: all ranks in one
+process group, each tied to the fork server's life, so that the death of the agent, SIGKILL
+included, ends them.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class RankSpec:
     Attributes:
         cpus: cores it may use; empty leaves them as they are.
         memory, policy: memory nodes, and how they are used (set_mempolicy(2)); empty likewise.
-        address: the agent's Unix socket.
         fresh: start a new interpreter instead of forking one that has imported.
         options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
     """
@@ -84,19 +82,11 @@ class RankSpec:
 
 
 class RankServer:
-    """The agent's end of the fork server.
+    """The agent's end of the fork server; InputError if sudo started this process for a user.
 
-    Args:
-        needs: modules without which nothing can be trained, imported before the first fork.
-        optional: further modules to import before the first fork if they exist.
-        env: environment in which they are imported (DS_ACCELERATOR is read at import).
-        platform: of the devices that ops are compiled for; None leaves them to the builder.
-
-    Attributes:
-        fork_unsafe: the reason why ranks must start in new interpreters; empty if they are forked.
-
-    Raises:
-        InputError: sudo started this process for another user.
+    Modules `needs`, without which nothing can be trained, and `optional` are imported before the
+    first fork. `platform` is of the devices that ops are compiled for. `fork_unsafe` is the reason
+    why ranks must start in new interpreters; empty if they are forked.
     """
 
     def __init__(
@@ -151,12 +141,7 @@ class RankServer:
         return dict(self._env)
 
     def start(self) -> None:
-        """Start the fork server and import, unless it already runs.
-
-        Raises:
-            InputError: the interpreter lacks torch or DeepSpeed.
-            ServerError: it could not for another reason.
-        """
+        """Start and import, unless it runs; InputError without torch or DeepSpeed."""
         if self.alive:
             return
         self.close()
@@ -202,11 +187,7 @@ class RankServer:
         return [name for name in ops if name not in self._ops]
 
     def load_ops(self, ops: Sequence[str]) -> float:
-        """Build (once a machine) and load DeepSpeed ops by builder name; return its seconds.
-
-        Raises:
-            ServerError: the build failed, e.g. for want of a compiler.
-        """
+        """Build and load DeepSpeed ops; return the seconds, or raise ServerError."""
         self.start()
         missing = self.missing_ops(ops)
         if not missing:
@@ -221,11 +202,7 @@ class RankServer:
         return float(answer["prepared_s"])
 
     def bind(self, rule: str, ranks: int, gpu_nodes: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the cores and memory of each rank (`tuner.workload.node.vendor_binding`).
-
-        Raises:
-            ServerError: torch or DeepSpeed refuses.
-        """
+        """Return cores and memory of each rank; ServerError if torch or DeepSpeed refuses."""
         self.start()
         request = {"op": "bind", "rule": rule, "ranks": ranks, "gpu_nodes": list(gpu_nodes)}
         found: list[dict[str, Any]] = self._ask(request, timeout_s=60)["bound"]
@@ -242,8 +219,7 @@ class RankServer:
     def kill(self) -> None:
         """SIGKILL the ranks and all that they started, in whatever group or session it is.
 
-        The fork server does it, as the parent (`ForkServer._kill_all`). A server that does not
-        answer is killed itself: its ranks end with it, and what they left is found by its session.
+        A server that does not answer is killed itself: its ranks end with it.
         """
         if self._process is None or self._process.returncode is not None:
             return
@@ -340,9 +316,8 @@ def _session_of(pid: int) -> int:
 def _kill_session(leader: int) -> None:
     """SIGKILL what is left of the session of a killed process that has not been reaped.
 
-    Until it is, no other session can bear its number. Each process is held by a descriptor before
-    it is looked at again, so that its pid cannot pass to another process in between; on kernels
-    without such descriptors (before Linux 5.3) nothing is signalled.
+    Each process is held by a descriptor before it is looked at again, so that its pid cannot pass
+    to another in between; before Linux 5.3 there are none, and nothing is signalled.
     """
     for path in Path("/proc").glob("[0-9]*"):
         pid = int(path.name)
@@ -358,11 +333,7 @@ def _kill_session(leader: int) -> None:
 
 
 def control_socket() -> tuple[socket.socket, str, Callable[[], None]]:
-    """Make a listening Unix socket in a private folder.
-
-    Returns:
-        The socket, its path, and a function that removes it.
-    """
+    """Listen in a private folder; return the socket, its path, and a function that removes it."""
     folder = tempfile.mkdtemp(prefix="joulefront-")
     address = str(Path(folder) / "agent")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -78,11 +78,7 @@ def _guard_lines(user: str) -> Iterator[str]:
 
 
 def missing_of_cores(governor: CpuGovernor, energy_grant: str) -> Iterator[Missing]:
-    """Return what keeps the energy of cores from being metered and their clocks from being set.
-
-    Args:
-        energy_grant: the line that permits their energy to be read; empty without one.
-    """
+    """Return what keeps the energy of cores from being metered and their clocks from being set."""
     for line, what in (
         (energy_grant, "permission to read the energy of the processor"),
         (governor.clock_grant, "permission to set the clocks of the cores"),

@@ -15,11 +15,7 @@ _SECRETS = (STORAGE, "RAY_AUTH_TOKEN")
 
 
 def refuse_sudo(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to run as root for another user, whose files and code root would read and start.
-
-    Raises:
-        InputError: sudo started this process for a user that is not root.
-    """
+    """Raise InputError as root for another user, whose files and code root would start."""
     if os.geteuid() == 0 and environ.get("SUDO_UID", "0") != "0":
         raise InputError(
             "tuner runs as the user, not by sudo: start it again without sudo, and let zeusd or "
@@ -34,11 +30,7 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that other users cannot enter, whatever the umask; leave one that exists.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder that other users cannot enter, whatever the umask; leave one that exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir()

@@ -49,10 +49,8 @@ class LocalRunner:
     Args:
         run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
         meter, governor: opened for this cluster if not given; closed with the runner.
-        beside: meters of other scopes, read at the same boundaries; those that this node offers by
-            default, and none beside a meter that was given.
-        keep: save what was measured after every window in the run folder, until the driver has the
-            whole record (`tuner.workload.pending`).
+        beside: meters of other scopes, read at the same boundaries.
+        keep: save what was measured after every window, until the driver has the whole record.
     """
 
     def __init__(
@@ -112,14 +110,9 @@ class LocalRunner:
         self.turn_to(job)
 
     def prepare(self, ops: Sequence[str] = ()) -> float:
-        """Import the frameworks, and build and load DeepSpeed ops, ahead of the first probe.
+        """Import the frameworks and load DeepSpeed ops; return the seconds that it took.
 
-        Returns:
-            Seconds it took: near 0 when it was done before.
-
-        Raises:
-            InputError: this node cannot prepare for training: the interpreter lacks torch or
-                DeepSpeed, its torch cannot use the GPUs, or an op cannot be built.
+        InputError if torch or DeepSpeed is missing, cannot use the GPUs, or an op cannot be built.
         """
         try:
             return self._prepare(ops)
@@ -147,11 +140,6 @@ class LocalRunner:
             self._said = why
             self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
         return time.monotonic() - began
-
-    @property
-    def resolution_s(self) -> float:
-        """The energy counter's update period, seconds."""
-        return self.node.meter.resolution_s
 
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""
@@ -184,11 +172,7 @@ class LocalRunner:
         nodes: int = 1,
         next_settings: Continuation | None = None,
     ) -> ProbeRecord:
-        """Run one probe of a kind that does more than visit the live settings.
-
-        Raises:
-            InputError: the request names a knob or value that cannot be, here or at all.
-        """
+        """Run one probe of another kind; InputError if a knob or value cannot be."""
         self.check(request, nodes)
         with self._one_at_a_time:
             self.node.cancelled.clear()
@@ -200,11 +184,7 @@ class LocalRunner:
             return kind(self.node, request).run(next_settings)
 
     def check(self, request: ProbeRequest, nodes: int = 1) -> None:
-        """Check that the request can be run on this number of nodes.
-
-        Raises:
-            InvalidConfiguration: it cannot, with every reason.
-        """
+        """Raise InvalidConfiguration, with every reason, if a request cannot run on these nodes."""
         for configuration in request.configurations():
             reasons = [
                 *broken_rules(configuration, self.node.job, self.node.cluster),
@@ -221,11 +201,7 @@ class LocalRunner:
                 raise InvalidConfiguration(configuration.short, reasons)
 
     def renew_meter(self) -> None:
-        """Replace a meter that has lost joules, which stays broken on purpose.
-
-        Raises:
-            MeterError: the new one cannot be opened, or lacks a GPU.
-        """
+        """Replace a meter that has lost joules; MeterError if the new one cannot be opened."""
         try:
             self.node.meter.read()
         except MeterError:

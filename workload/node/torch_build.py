@@ -14,12 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """Facts of a torch that is imported without CUDA having been started.
-
-    Attributes:
-        cuda: the CUDA release that it is built with, e.g. "13.0"; empty for a CPU build.
-        architectures: what it has code for, e.g. "sm_80 sm_90 compute_90"; empty if unknown.
-    """
+    """Facts of an imported torch: CUDA's release ("13.0" or empty), codes such as "sm_80 sm_90"."""
 
     version: str
     cuda: str

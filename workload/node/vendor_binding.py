@@ -18,10 +18,7 @@ POLICIES = {"-p": 1, "-m": 2}
 def bind(rule: str, ranks: int, gpu_nodes: Sequence[int]) -> list[dict[str, Any]]:
     """Return "cpus", "memory" (its nodes) and "policy" of each rank of this node.
 
-    Args:
-        rule: "numa:MODE" after torchrun's --numa-binding, "cores:LIST" after DeepSpeed's
-            --bind_cores_to_rank, whose list of cores may be empty.
-        gpu_nodes: memory node of each GPU.
+    Rules are torchrun's "numa:MODE" and DeepSpeed's "cores:LIST", whose list may be empty.
     """
     kind, _, value = rule.partition(":")
     if kind == "numa":

@@ -33,11 +33,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """The devices of a platform on this node.
-
-    Attributes:
-        broken: True if there are, and they cannot be asked.
-    """
+    """The devices of a platform on this node; broken if there are, and they cannot be asked."""
 
     devices: tuple[GpuFacts, ...] = ()
     driver: str = ""
@@ -48,11 +44,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use of a node's host.
-
-    Attributes:
-        core: device file with a core's envelope and speeds, name or path.
-    """
+    """What this process may use of a node's host; `core` is a device file's name or path."""
 
     memory_bytes: int
     cores: int
@@ -62,11 +54,7 @@ class Host:
 
 @dataclass(frozen=True)
 class ClockFacts:
-    """Whether clocks may be set here, for `tuner doctor`.
-
-    Attributes:
-        why_not: why a node of these devices cannot serve a search of clocks; empty where it can.
-    """
+    """Whether clocks may be set here, and `why_not`, empty where they can."""
 
     can_set: bool
     note: str
@@ -97,39 +85,20 @@ class Platform:
         self.environ, self.sys = os.environ if environ is None else environ, Path(sys)
 
     def open_governor(self, cluster: Cluster) -> Governor:
-        """Return the governor of this node, or a fixed one with its reason.
-
-        Raises:
-            InputError: the devices cannot be used as named.
-        """
+        """Return the governor of this node, or a fixed one with its reason."""
         raise NotImplementedError
 
     def why_fixed(self, cluster: Cluster) -> str:
-        """Return the reason for fixed live knobs, with the command for an administrator.
-
-        Empty where they can be set. Nothing is left changed.
-
-        Raises:
-            InputError: as `open_governor`.
-        """
+        """Return why live knobs are fixed, with the command for an administrator; "" if not."""
         with closing(self.open_governor(replace(cluster, clock_control=True))) as governor:
             return governor.why_not
 
     def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
-        """Find out whether clocks may be set, without changing anything.
-
-        Args:
-            no_energy: why the energy of the processor cannot be read; None if it can.
-        """
+        """Find out whether clocks may be set, without changing anything."""
         raise NotImplementedError
 
     def busy(self, own: Collection[int] = ()) -> tuple[str, ...]:
-        """Describe other processes on the devices, a phrase each.
-
-        Raises:
-            InputError: the devices cannot be used as named.
-            MeterError: they do not answer.
-        """
+        """Describe other processes on the devices, a phrase each; MeterError if unknown."""
         return ()
 
     def contention(self, pids: Sequence[int]) -> CpuContention | None:
@@ -137,10 +106,7 @@ class Platform:
         return None
 
     def memory_held(self, pids: Collection[int]) -> int | None:
-        """Return the memory that processes hold on the device where they hold most, bytes.
-
-        None if that is not known, as in a container that has other numbers for them.
-        """
+        """Return what processes hold on the device where they hold most, bytes; None if unknown."""
         return None
 
     def wait_for_release(self) -> float:
@@ -160,11 +126,7 @@ class Platform:
         return ""
 
     def why_not_torch(self, build: TorchBuild) -> str:
-        """Return one sentence if this torch cannot use the devices, else "".
-
-        Raises:
-            InputError: the devices cannot be used as named.
-        """
+        """Return one sentence if this torch cannot use the devices, else ""."""
         return ""
 
     def why_few_cores(self, cores: float, ranks: int, *each: float) -> str:
@@ -182,11 +144,7 @@ class Platform:
     def rank_environment(
         self, env: Mapping[str, str], ranks: int, own: int, interface: str
     ) -> Mapping[str, str]:
-        """Return the variables by which a rank finds its device.
-
-        Args:
-            own: number of cores to which the rank is bound; 0 if it is not.
-        """
+        """Return the variables by which a rank finds its device; it is bound to `own` cores."""
         return {}
 
     #: Variables of ranks that compile their model.
@@ -197,9 +155,5 @@ class Platform:
         return DeviceFacts()
 
     def cluster(self, host: Host) -> Cluster | None:
-        """Describe this node as a cluster; None if it has no such devices, or none may be used.
-
-        Raises:
-            InputError: the devices are of different kinds, or cannot be used as named.
-        """
+        """Describe this node as a cluster, or None; InputError if its devices differ."""
         raise NotImplementedError

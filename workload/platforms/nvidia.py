@@ -108,9 +108,8 @@ class Nvidia(Platform):
     def busy(self, own: Collection[int] = ()) -> tuple[str, ...]:
         """Describe other processes on the visible GPUs, a phrase each; empty without GPUs.
 
-        Those that draw a display are no reason against a GPU, and an idle MPS server is none
-        either. If NVML lists none of `own` on any GPU, it numbers processes as another container
-        does, and no other can be told from them.
+        Those that draw a display and an idle MPS server do not count. If NVML lists none of `own`,
+        it numbers processes as another container does, and no other can be told from them.
         """
         try:
             nvml = open_nvml()
@@ -129,11 +128,7 @@ class Nvidia(Platform):
             ask(nvml, None, nvml.nvmlShutdown)
 
     def memory_held(self, pids: Collection[int]) -> int | None:
-        """Return the memory of processes on the GPU where they hold most, bytes; None if unknown.
-
-        It includes what torch's allocator does not count: the CUDA context, buffers of NCCL and
-        cuBLAS.
-        """
+        """Return what processes hold on the fullest GPU, CUDA's context included, bytes."""
 
         def held(nvml: Any, gpu: Gpu) -> int:
             running = ask(nvml, [], partial(_processes, nvml, gpu.handle, "Compute"))
@@ -147,11 +142,7 @@ class Nvidia(Platform):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> float:
-        """Wait until nothing is left on the GPUs; return the seconds that it took.
-
-        Not only until the ranks are off NVML's lists: in a container those may be empty, and what
-        the ranks still hold would pass for the memory of another process.
-        """
+        """Wait until nothing is left on the GPUs; return the seconds that it took."""
         began_s = clock()
         with contextlib.suppress(InputError, MeterError):
             while self.busy() and clock() - began_s <= limit_s:
@@ -305,7 +296,7 @@ def _processes(nvml: Any, handle: Any, kind: str) -> Any:
 def _serves(nvml: Any, pid: int) -> bool:
     """Return True if a process only passes on the work of others and has none itself."""
     name = ask(nvml, "", lambda: nvml.nvmlSystemGetProcessName(pid))
-    return "nvidia-cuda-mps" in (name.decode() if isinstance(name, bytes) else name)
+    return "nvidia-cuda-mps" in name
 
 
 def _memory(nvml: Any, handle: Any) -> Any:

@@ -45,10 +45,7 @@ BOOSTS_FROM = (7, 0)
 
 
 def _power_profile(nvml: Any, gpu: Gpu) -> str:
-    """Return the power profiles in force on a GPU (Blackwell), e.g. " (MAX_Q)"; "" without any.
-
-    They lower clocks and powers under the same settings, and no reason is reported for it.
-    """
+    """Return the power profiles in force (Blackwell), which lower clocks: " (MAX_Q)", or ""."""
 
     def asked() -> list[int]:
         told = nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
@@ -173,11 +170,7 @@ def _nvlink_Bps(nvml: Any, gpu: Gpu) -> float:
 
 
 def cluster_of_gpus(nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int) -> Cluster:
-    """Describe the GPUs of this node.
-
-    Raises:
-        InputError: they are of different kinds, or of one that cannot be described.
-    """
+    """Describe the GPUs of this node; InputError if they differ, or are of an unknown kind."""
     kinds = {gpu.name + _power_profile(nvml, gpu) for gpu in gpus}
     if len(kinds) > 1:
         raise InputError(

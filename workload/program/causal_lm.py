@@ -1,9 +1,8 @@
 """The model, by `transformers` with random weights, and the tokens, which are synthetic.
 
 Both depend on the job alone, never on how ranks share the work: each module's weights are drawn
-from the job's seed and the module's name, and one step's tokens are drawn whole before each rank
-takes its part. That is what lets the loss of two parallelisms be compared digit by digit, and a
-rank draw the weights of its own layers alone.
+from the job's seed and the module's name, and one step's tokens are drawn whole. So the loss of two
+parallelisms can be compared digit by digit.
 """
 
 import zlib
@@ -55,12 +54,8 @@ class Filler:
     """Initialiser of a planned model's weights, in the way of the model's family.
 
     The same module gets the same weights on every rank and under every configuration: a device's
-    generator is counter-based (Philox), so its values depend on the seed alone. One core of a host
-    draws 1e8 values in 0.7 to 2.5 s, a GPU as fast as it can store them.
-
-    Args:
-        dtype: precision that they are stored in once drawn, in fp32, as DeepSpeed would cast them;
-            None for fp32.
+    generator is counter-based (Philox), so its values depend on the seed alone. They are drawn in
+    fp32 and stored in `dtype`, as DeepSpeed would cast them.
     """
 
     def __init__(
@@ -87,10 +82,7 @@ class Filler:
                     parameter.data = parameter.data.to(self._dtype)
 
     def _fill(self, module: Any, recurse: bool) -> bool:
-        """Fill modules, parts first; return True if anything was filled.
-
-        The order is that of transformers: a module may draw its parts' weights anew.
-        """
+        """Fill modules, parts first, as transformers does; return True if anything was filled."""
         filled = False
         for part in module.children() if recurse else ():
             filled |= self._fill(part, recurse)
@@ -137,9 +129,8 @@ def kept_by_operator() -> Any:
 def checkpoint_blocks(model: Any, mode: str) -> None:
     """Recompute blocks in the backward pass instead of keeping their activations.
 
-    Args:
-        mode: "none", "every_N" for each N-th block, "full" for all, or "selective": in all blocks
-            what is cheap to compute, as matrix products and fused attention are not.
+    Of each N-th block ("every_N"), all ("full") or none ("none"); "selective" recomputes in all
+    blocks what is cheap, as matrix products and fused attention are not.
     """
     if mode == "none":
         return
@@ -158,21 +149,13 @@ def checkpoint_blocks(model: Any, mode: str) -> None:
 
 
 def compile_model(model: Any, scope: str) -> None:
-    """Compile each block (`regional`), the whole model (`full`) or nothing, in place.
-
-    torch.compile does its work in the first forward and backward pass. Blocks have one code, so
-    that one compilation serves all of them.
-    """
+    """Compile each block (`regional`), the whole model (`full`) or nothing, in place."""
     for part in {"none": (), "regional": blocks_of(model), "full": (model,)}[scope]:
         part.compile()
 
 
 def fuse_cross_entropy(model: Any) -> bool:
-    """Compute the loss from hidden states without storing logits, by transformers' Liger kernels.
-
-    Returns:
-        True if the kernels are installed and know the family; their other kernels stay off.
-    """
+    """Compute the loss without storing logits, by Liger's kernels; True if they know the family."""
     from transformers.utils import is_liger_kernel_available
 
     if not is_liger_kernel_available():
@@ -186,11 +169,7 @@ def fuse_cross_entropy(model: Any) -> bool:
 
 
 def check_attention(model: Any, length: int) -> None:
-    """Check that attention is plainly causal, for use without the family's own mask.
-
-    Raises:
-        NotImplementedError: a window shorter than the sequence hides some of what came before.
-    """
+    """Raise NotImplementedError if a window shorter than the sequence hides some of it."""
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if window is not None and window < length:
         raise NotImplementedError(f"attention within a window of {window} tokens is not split yet")
@@ -200,11 +179,8 @@ def check_attention(model: Any, length: int) -> None:
 class Share:
     """Share of this rank in a step: its samples, and its part of each.
 
-    Attributes:
-        accumulation: micro-batches a step.
-        replicas, replica: data parallelism: how many replicas, and which one this is.
-        parts, part: sequence parallelism: how many parts a sequence is cut in, and which is ours.
-        paired: a part is a chunk near the start and one as near to the end, as `context` has them.
+    Replica `replica` of `replicas` (data parallelism); part `part` of `parts` of a sequence, a
+    chunk near the start and one as near to the end if `paired` (`context`).
     """
 
     accumulation: int
@@ -240,13 +216,7 @@ def generator_of(job: dict[str, Any], step: int) -> torch.Generator:
 
 
 def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
-    """Draw one step's tokens, (global_batch, sequence_length + 1), the same on all ranks.
-
-    They are of the job's file if it names one, else random.
-
-    One more than the length, so that each position has a token to predict and every part of a
-    sequence weighs the same.
-    """
+    """Draw one step's tokens, (global_batch, sequence_length + 1), the same on all ranks."""
     if job.get("data"):
         return sequences(open_tokens(job), job, generator_of(job, step))
     shape = (job["global_batch"], job["sequence_length"] + 1)

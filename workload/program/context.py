@@ -18,10 +18,7 @@ from transformers import AttentionInterface
 
 
 class _Gather(torch.autograd.Function):
-    """Gather the parts of all ranks, in the order of their positions; backward sums and scatters.
-
-    Shapes: (batch, heads, part, width) to (batch, heads, sequence, width).
-    """
+    """Gather the parts, (batch, heads, part, width), in order; backward sums and scatters."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
@@ -45,19 +42,13 @@ class _Gather(torch.autograd.Function):
 
 
 def _causal(length: int, seen: int) -> CausalBias:
-    """Return the bias of a chunk of `length` queries that end at the last of `seen` keys.
-
-    Selective checkpointing runs the block in a mode in which torch cannot make this subclass.
-    """
+    """Return the bias of a chunk of `length` queries that end at the last of `seen` keys."""
     with _disable_current_modes():
         return causal_lower_right(length, seen)
 
 
 def split_sequences(model: Any, degree: int) -> ModuleType:
-    """Make the model attend across `degree` ranks; return the mpu for `deepspeed.initialize`.
-
-    The groups, and the reduction of gradients over them, are those of Ulysses (`ulysses`).
-    """
+    """Make the model attend across `degree` ranks; return the mpu, Ulysses', for DeepSpeed."""
     parallel_state_sp.initialize_sequence_parallel(degree)
     group = parallel_state_sp.get_sequence_parallel_group()
     rank = parallel_state_sp.get_sequence_parallel_rank()

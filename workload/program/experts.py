@@ -1,9 +1,8 @@
 """Expert parallelism by DeepSpeed: the experts of each layer distributed over ranks.
 
 `transformers` keeps all experts of a layer in one tensor; `deepspeed.moe.layer.MoE` holds each
-rank's own and sends tokens to where their experts live. The weights are taken over, no token is
-dropped, and DeepSpeed's gate, which always makes the chosen experts' weights sum to one, is scaled
-back where the model does not: the layer computes what it computed before.
+rank's own. The weights are taken over, no token is dropped, and DeepSpeed's gate, which makes the
+chosen experts' weights sum to one, is scaled back where the model does not.
 """
 
 from typing import Any
@@ -79,11 +78,7 @@ class SpreadExperts(torch.nn.Module):
 
 
 def spread(model: Any, degree: int) -> None:
-    """Distribute the experts of every layer over `degree` ranks.
-
-    Raises:
-        NotImplementedError: a family whose experts are not stacked as OLMoE's are.
-    """
+    """Distribute each layer's experts over ranks; NotImplementedError if not stacked as OLMoE's."""
     for block in model.get_decoder().layers:
         sparse: Any = getattr(block, "mlp", None)
         stacked = getattr(sparse, "experts", None)

@@ -41,11 +41,8 @@ def shard(
     """Fill a planned model and shard it, one block at a time, so that no rank holds all weights.
 
     A table and an output projection of their own are units beside the blocks. If they are one
-    matrix they stay gathered from the forward to the backward pass, as the projection does anyway:
-    the backward pass begins with it.
-
-    Args:
-        reshard: free a block's gathered parameters after its forward pass.
+    matrix they stay gathered from the forward to the backward pass. With `reshard` a block's
+    gathered parameters are freed after its forward pass.
     """
     given: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     for block in (*blocks_of(model), *encoder_blocks_of(model)):
@@ -65,8 +62,7 @@ def shard(
 class Engine:
     """What the training program asks of DeepSpeed's engine, for a model that torch has sharded.
 
-    Args:
-        settings: DeepSpeed's JSON, of which optimizer, clipping, micro-batch and accumulation hold.
+    Of DeepSpeed's JSON, optimizer, clipping, micro-batch and accumulation hold.
     """
 
     def __init__(self, model: Any, settings: dict[str, Any], device: Any) -> None:
@@ -129,11 +125,7 @@ def engine_of(
     reshard: bool,
     groups: int,
 ) -> Engine:
-    """Fill, shard and return a planned model as an engine.
-
-    Args:
-        groups: number of groups that each hold a whole copy of the state.
-    """
+    """Fill, shard and return a planned model as an engine; each of `groups` holds a whole state."""
     mesh = mesh_of(torch.device(device).type, groups)
     shard(model, fill, mesh, policy_of(precision), reshard=reshard)
     return Engine(model, settings, device)

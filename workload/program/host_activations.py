@@ -1,10 +1,9 @@
 """Activation offload to pinned host memory until the backward pass.
 
 Both forms catch each tensor that autograd saves (`torch.autograd.graph.saved_tensors_hooks`) but
-parameters, which stay on the device anyway, and small ones. "sync" copies it out and back while the
-device waits, as torch's own `save_on_cpu` does. "async" copies on a side stream while the device
-computes on: the device's memory is let go when the copy is done, and a tensor's way back begins
-while the backward pass still works on the one saved after it.
+parameters and small ones. "sync" copies it out and back while the device waits, as torch's own
+`save_on_cpu` does. "async" copies on a side stream while the device computes on: its memory is let
+go when the copy is done, and it comes back while the one saved after it is still worked on.
 """
 
 import contextlib
@@ -20,11 +19,7 @@ SMALLEST_BYTES = 64 * 1024
 def activations_on_host(
     mode: str, runtime: Any = torch.cuda
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which to run a forward pass.
-
-    Args:
-        mode: "none", "sync" or "async".
-    """
+    """Return the context in which to run a forward pass: mode "none", "sync" or "async"."""
     if mode == "none":
         return contextlib.nullcontext()
     offload = Blocking() if mode == "sync" else SideStream(runtime)

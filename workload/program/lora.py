@@ -31,11 +31,7 @@ class Zero(torch.nn.Module):
 
 
 class Adapter(torch.nn.Module):
-    """Low-rank product B A x.
-
-    Args:
-        made: device and dtype of its weights.
-    """
+    """Low-rank product B A x."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, **made: Any) -> None:
         super().__init__()
@@ -68,11 +64,7 @@ class AdaptedConv1D(Conv1D):
 
 
 def adapt(model: Any, blocks: Any, table: dict[str, Any]) -> None:
-    """Freeze a model and add adapters to the linear layers of its blocks, without values yet.
-
-    Args:
-        table: the job's `[lora]`: rank and targets.
-    """
+    """Freeze a model and add the adapters of the job's `[lora]` table, without values yet."""
     model.requires_grad_(False)
     for block in blocks:
         linear = (torch.nn.Linear, Conv1D)

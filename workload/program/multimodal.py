@@ -31,13 +31,7 @@ def tokens_a_side(model: Any) -> int:
 
 
 class Layout:
-    """Positions of text and video, the same in every sample of a job.
-
-    Attributes:
-        visual: tokens of the video, the one that ends it included.
-        before: tokens of text before the video.
-        learnt: tokens of one sample that the loss counts.
-    """
+    """Positions in every sample: text `before`, `visual` tokens; the loss counts `learnt`."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._length, self._frames = job["sequence_length"], job["frames"]
@@ -152,10 +146,7 @@ class GatherFrames(torch.autograd.Function):
 
 
 def split_sequences(model: Any, group: Any) -> None:
-    """Split the frames of a sequence over its ranks for encoding, and its tokens afterwards.
-
-    Text and video are put together whole, once, before the sequence is cut.
-    """
+    """Split the frames of a sequence over its ranks for encoding, and its tokens afterwards."""
     inner = model.model
     degree, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     encode = inner.get_video_features

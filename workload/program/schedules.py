@@ -25,10 +25,7 @@ SCHEDULES = {
 class Engine:
     """Parts of the model on this rank, their optimizer, and the schedule that runs them.
 
-    Args:
-        fill: gives modules their weights; each rank calls it for its own parts.
-        degree, virtual: ranks of the pipeline, and parts that each holds.
-        schedule: a key of `SCHEDULES`.
+    The pipeline has `degree` ranks, each with `virtual` parts, whose weights `fill` gives.
     """
 
     def __init__(
@@ -174,10 +171,7 @@ def _built(layer: LayerSpec) -> torch.nn.Module:
 
 
 def _part(layers: int, parts: int, number: int, *, blocks: int) -> range:
-    """Return the layers of one part: equally many blocks, the remainder in the last parts.
-
-    What is before the first block and after the last one stays with it.
-    """
+    """Return the layers of one part: equally many blocks, the remainder in the last parts."""
     each, more = divmod(blocks, parts)
     ends = [0]
     for part in range(parts):

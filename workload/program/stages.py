@@ -69,11 +69,7 @@ class Block(torch.nn.Module):
 
 
 class Angles:
-    """Rotary angles, computed once per shape.
-
-    Args:
-        positions: of one whole sample, where they are more than a count.
-    """
+    """Rotary angles, computed once per shape, of `positions` where they are more than a count."""
 
     def __init__(self, rotary: Any, positions: torch.Tensor | None) -> None:
         self._rotary, self._positions = rotary, positions
@@ -178,10 +174,9 @@ def mark_phases(engine: Any, phase: Callable[[str], None]) -> None:
 
 
 def layers_of(model: Any, job: dict[str, Any], fill: Fill) -> list[LayerSpec]:
-    """Return the model's layers in their order, each still to be built: start, blocks, norm, head.
+    """Return the layers in order, each still to be built: start, blocks, norm, head.
 
-    Raises:
-        NotImplementedError: a family whose decoder is put together in another way.
+    NotImplementedError for a family whose decoder is put together in another way.
     """
     decoder = model.get_decoder()
     if not hasattr(decoder, "embed_tokens") or not hasattr(decoder, "layers"):
@@ -215,13 +210,7 @@ def layers_of(model: Any, job: dict[str, Any], fill: Fill) -> list[LayerSpec]:
 
 
 def cut(model: Any, stages: int, job: dict[str, Any], fill: Fill) -> PipelineModule:
-    """Return the model as a pipeline of `stages`, each with the same number of blocks.
-
-    The other arguments are those of `layers_of`.
-
-    Raises:
-        NotImplementedError: a family whose decoder is put together in another way.
-    """
+    """Return the model as a pipeline of `stages`, each with the same number of blocks."""
     pipeline = PipelineModule(
         layers_of(model, job, fill),
         num_stages=stages,

@@ -16,14 +16,11 @@ LARGEST_16_BIT = 2**16
 
 
 def open_tokens(job: dict[str, Any]) -> np.ndarray:
-    """Map the tokens of a job's file into memory, (n,).
+    """Map the tokens of a job's file into memory, (n,); SystemExit if they are too few.
 
     An .npy file holds them as one array of integers; a .bin file as raw 16-bit unsigned integers,
     32-bit ones if the vocabulary is larger than 65,536; any other file is text, whose bytes are the
     tokens.
-
-    Raises:
-        SystemExit: the file has fewer tokens than a sequence needs, or is no such array.
     """
     tokens = _mapped(Path(job["data"]), job["model"]["vocab_size"] <= LARGEST_16_BIT)
     needed = job["sequence_length"] + 1
@@ -46,11 +43,7 @@ def _mapped(path: Path, short: bool) -> np.ndarray:
 
 
 def sequences(tokens: np.ndarray, job: dict[str, Any], draw: torch.Generator) -> torch.Tensor:
-    """Draw one step's sequences from the file, (global_batch, sequence_length + 1).
-
-    Raises:
-        SystemExit: a token is not in the model's vocabulary.
-    """
+    """Draw one step's sequences from the file, (global_batch, sequence_length + 1)."""
     length, vocabulary = job["sequence_length"] + 1, job["model"]["vocab_size"]
     starts = torch.randint(len(tokens) - length + 1, (job["global_batch"],), generator=draw)
     drawn = np.stack([tokens[start : start + length] for start in starts.tolist()])

@@ -172,10 +172,7 @@ def sharded_by_torch(
 
 
 def may_fuse_loss(arguments: argparse.Namespace, settings: dict[str, Any]) -> bool:
-    """Return True if the loss may read the output projection's weights outside of its forward.
-
-    Not where they are split (ZeRO 3, tensor parallelism) or another loss is used, and on GPUs only.
-    """
+    """Return True if the loss may read the output projection outside of its forward."""
     whole = settings.get("zero_optimization", {}).get("stage", 0) < 3
     alone = arguments.pipeline_parallel == 1 and arguments.sequence_parallel == 1
     on_gpu = deepspeed.accelerator.get_accelerator().device_name() == "cuda"
@@ -187,8 +184,7 @@ def made_as(
 ) -> tuple[str, torch.dtype | None]:
     """Return the device on which weights are made, and the precision in which they stay.
 
-    It is this rank's GPU. Tensor and expert parallelism split a model that is whole before: one
-    that would not leave the GPU half of its memory is made on the host.
+    A model that is split later, and would fill half of the GPU, is made on the host.
     """
     accelerator = deepspeed.accelerator.get_accelerator()
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job["precision"])
@@ -203,11 +199,7 @@ def made_as(
 
 
 def give_weights(model: Any, fill: Filler, shard: dict[str, Any] | None) -> None:
-    """Fill the whole model, one block at a time, so that at most one block is held in fp32.
-
-    Under ZeRO-3 (`shard`: the settings) each rank keeps its share of each block, so that no rank
-    ever holds all weights.
-    """
+    """Fill the whole model, one block at a time; under ZeRO-3 (`shard`) keep this rank's share."""
     if shard is not None:
         # Which ranks share a sequence is not known here, so the batch would not add up.
         shard = {name: value for name, value in shard.items() if name != "train_batch_size"}
@@ -238,10 +230,7 @@ def plain_step(
     arguments: argparse.Namespace,
     where: tuple[str, str],
 ) -> torch.Tensor:
-    """Run one optimizer step; return this rank's mean loss.
-
-    `where` names the part of the model in which the forward and the backward pass each begin.
-    """
+    """Run one optimizer step; return this rank's mean loss."""
     accumulation, degree = engine.gradient_accumulation_steps(), arguments.sequence_parallel
     share = 1.0
     if degree > 1:
@@ -275,10 +264,7 @@ def pipeline_step(
     arguments: argparse.Namespace,
     where: tuple[str, str],
 ) -> torch.Tensor:
-    """Run one optimizer step of a pipeline; return the mean loss, the same on all stages.
-
-    Stages compute positions themselves; the remaining inputs are tensors in the order of `cut`.
-    """
+    """Run one optimizer step of a pipeline; return the mean loss, the same on all stages."""
     import stages
 
     if arguments.pipeline_schedule != "1f1b":

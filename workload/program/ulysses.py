@@ -18,8 +18,8 @@ from transformers import AttentionInterface
 def split_sequences(model: Any, degree: int) -> ModuleType:
     """Make the model attend across `degree` ranks; return the mpu for `deepspeed.initialize`.
 
-    The mpu is what makes DeepSpeed reduce gradients over these ranks too: the same degree by
-    `mesh_param` or by the JSON leaves that out and trains another model (0.19.8).
+    The mpu makes DeepSpeed reduce gradients over these ranks too: the same degree by `mesh_param`
+    or by the JSON leaves that out and trains another model (0.19.8).
     """
     parallel_state_sp.initialize_sequence_parallel(degree)
     attend = DistributedAttention(

@@ -22,13 +22,10 @@ from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.recognise import recognised
 from tuner.workload.scripts.launchers import Launcher, read_command
 from tuner.workload.scripts.launchers.secrets import hidden, revealed
+from tuner.workload.scripts.script_facts import LAUNCH, PLACEHOLDER
 
-PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 #: What a command may hold beside the launch knobs. The last three differ from rank to rank.
 _EXTRA = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank")
-#: A script's global batch is the user's: the number of steps at another one is unknown.
-LAUNCH = tuple(n for n, knob in KNOBS.items() if knob.kind == "launch" and n != "global_batch")
-
 #: Frameworks that take long to import, and the modules of theirs that training needs.
 _FRAMEWORKS = {
     "accelerate": ("accelerate",),
@@ -48,10 +45,7 @@ _HAS_RANK = re.compile(
 
 
 def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...]:
-    """Return the frameworks among a script's own import lines, worth importing once for all.
-
-    Nothing is run and nothing of the user's is imported. A script that cannot be read needs none.
-    """
+    """Return the frameworks among a script's own import lines, worth importing once for all."""
     named = _IMPORTS.findall(_source(words, cwd))
     modules = [module for name in named for module in _FRAMEWORKS.get(name, ())]
     return tuple(dict.fromkeys(modules))
@@ -60,7 +54,7 @@ def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...
 def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
     """Return True if a script asks whether it has a rank, and trains in one process without.
 
-    One that does not ask may need a rank, and DeepSpeed does: without one it looks for MPI's.
+    Under DeepSpeed it may need one: without, DeepSpeed looks for MPI's.
     """
     text = _source(words, cwd)
     return bool(_HAS_RANK.search(text)) and "deepspeed" not in _IMPORTS.findall(text)
@@ -85,9 +79,9 @@ class Script:
 
     Attributes:
         command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json" or
-            "torchrun --nproc-per-node 8 train.py"; the launcher is read, and joulefront starts the
-            ranks that it would start.
-            `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
+            "torchrun --nproc-per-node 8 train.py"; joulefront starts the ranks that the launcher
+            would start. `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is
+            today's.
     """
 
     command: str
@@ -102,7 +96,6 @@ class Script:
     nodes: int | None = option(
         None, "nodes that it runs on today, through --ray (default: all usable ones)", least=1
     )
-    sync: bool = option(False, "copy its folder to the nodes of --ray that do not have it")
     model_config: Path | None = option(
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"
     )
@@ -120,9 +113,7 @@ class Script:
     def words(self) -> tuple[str, ...]:
         """The words that each rank runs, without the interpreter or a launcher.
 
-        Raises:
-            InputError: there is no script, its launcher cannot be read, or a placeholder is
-                unknown.
+        InputError if there is no script, its launcher cannot be read, or a placeholder is unknown.
         """
         words = self._read[0]
         if not words:
@@ -153,30 +144,18 @@ class Script:
 
     @property
     def launcher(self) -> Launcher | None:
-        """The launcher in front of the script; None without one.
-
-        Raises:
-            InputError: it cannot be read or honoured.
-        """
+        """The launcher in front of the script, or None; InputError if it cannot be honoured."""
         return self._read[1]
 
     @cached_property
     def framework_of_command(self) -> Bound | None:
-        """The framework of the command and the keys that its installed version lacks, or None.
-
-        Raises:
-            InputError: the driver that the user names cannot be read.
-        """
+        """The framework of the command and the keys that its installed version lacks, or None."""
         launcher = self.launcher.kind if self.launcher else ""
         return recognised(self.words, Path(self.cwd), launcher, self.framework)
 
     @property
     def framework_knobs(self) -> tuple[Knob, ...]:
-        """Knobs that the driver of the command's framework declares beside the standard ones.
-
-        Raises:
-            InputError: no framework is recognised.
-        """
+        """Knobs that the framework's driver declares; InputError if none is recognised."""
         found = self.framework_of_command
         if found is None:
             raise InputError(
@@ -200,20 +179,12 @@ class Script:
 
     @property
     def shown(self) -> str:
-        """The command as it may be shown: without the values of its secrets.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """The command without the values of its secrets; InputError if it cannot be read."""
         return shlex.join(self._kept[0])
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The values that are not kept, by the variables that stand for them.
-
-        Raises:
-            InputError: the command cannot be read.
-        """
+        """The values that are not kept, by the variables that stand for them."""
         return self._kept[1]
 
     @property
@@ -232,8 +203,7 @@ class Start:
             script passes; null takes a key away), `owned` (what its framework is told of batches),
             `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
             must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
-            `bare` (it is started as if without a launcher), `inspect` and `alter` (see
-            `tuner.workload.scripts.inspection`).
+            `bare` (it is started as if without a launcher), `inspect` and `alter`.
         env: what is added to the environment; `{rank}` and the like as in the words.
         secrets: values that words and env name as `{env:NAME}`; others are the environment's.
     """

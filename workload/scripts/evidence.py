@@ -14,13 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Counted:
-    """Batches of the first optimizer steps.
-
-    Attributes:
-        micro_batch: samples of one backward pass of one rank; 0 if unknown.
-        accumulation: micro-batches of an optimizer step; 0 if unknown.
-        how: the evidence, a phrase; the reason where they are unknown.
-    """
+    """Batches of the first optimizer steps, 0 if unknown, and how that is known, a phrase."""
 
     micro_batch: int = 0
     accumulation: int = 0
@@ -39,12 +33,7 @@ class _Group:
 
 
 def batches_seen(facts: Mapping[str, Any]) -> Counted:
-    """Return the batches that the counts of the first steps show.
-
-    Args:
-        facts: of the hook: `groups` and `named`, and `first_batches`, of each rank whose digest is
-            known.
-    """
+    """Return the batches that the hook's counts of the first steps show."""
     groups = list(facts.get("groups", ()))[1:]  # the first step may be special
     if not groups:
         return Counted(how="no second optimizer step was seen")

@@ -1,10 +1,9 @@
 """Inspection of a user's script: one launch that shows how it trains, before any search.
 
 The script is started as it runs today, on all devices of its nodes and under the hook, and stopped
-after its first optimizer step. The batch is split differently where that is possible
-(`tuner.workload.scripts.inspection_start`); a script that does not start this way is started once
-more unchanged. The launch is a request like any other, so it runs wherever probes run. What was
-seen becomes the `Framework` of a `ScriptJob`.
+after its first steps. The batch is split differently where that is possible
+(`ScriptJob.inspection_start`); a script that does not start this way is started once
+more unchanged. What was seen becomes the `Framework` of a `ScriptJob`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
-from tuner.workload.scripts.script_job import Framework, ScriptJob
+from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.today import seen_today
 from tuner.workload.scripts.todays_values import require_todays_values
 
@@ -46,12 +46,8 @@ def inspect_script(
 ) -> ScriptJob:
     """Start a script once, and return it as a job with the knobs it supports.
 
-    Args:
-        blank: the job that its command alone describes (`blank_job`).
-
-    Raises:
-        InputError: the command is wrong, the script fails before its first step (the sentence
-            holds the cause and where the log is), or what it trains contradicts what was told.
+    InputError if the command is wrong, the script fails before its first step (with the cause and
+    the log), or what it trains contradicts what was told. `blank` is of `blank_job`.
     """
     request = _request("inspection", blank.baseline, INSPECTIONS[0])
     say(f"starting {script.name!r} once, to see how it trains")
@@ -114,10 +110,8 @@ def _last_words(failure: Failure) -> str:
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     """Return the job that the command alone describes; what it does not name is unknown.
 
-    Raises:
-        InputError: the command is wrong, its launcher starts other ranks than the nodes have
-            devices, or on another number of nodes, the batches that it names do not make the
-            global batch, or a placeholder does not say today's value.
+    InputError if the command is wrong, its launcher starts other ranks or nodes, the batches that
+    it names do not make the global batch, or a placeholder does not say today's value.
     """
     launcher = script.launcher
     if nodes == 1:
@@ -152,13 +146,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
 
 
 def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
-    """Return (micro-batch, accumulation) as far as command and options say; 0 where they do not.
-
-    Of global batch, micro-batch and accumulation, two give the third.
-
-    Raises:
-        InputError: the batches that they name do not make the global batch.
-    """
+    """Return (micro-batch, accumulation) by command and options; 0 where they do not say."""
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
     if blank.driven is not None:
@@ -181,11 +169,7 @@ def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
 
 
 def require_one_node(script: Script) -> None:
-    """Check that a script without a Ray cluster is started on one node.
-
-    Raises:
-        InputError: its launcher starts on several.
-    """
+    """Raise InputError for a launcher of several nodes without a Ray cluster."""
     launcher = script.launcher
     if launcher is not None and launcher.nodes > 1:
         raise InputError(
@@ -195,13 +179,7 @@ def require_one_node(script: Script) -> None:
 
 
 def ranks_today(script: Script, cluster: Cluster, nodes: int = 1) -> int:
-    """Return the ranks that the command starts on a node: those of its launcher, or one process.
-
-    Across nodes a probe has a rank on each device.
-
-    Raises:
-        InputError: its launcher starts more than the node has devices.
-    """
+    """Return the ranks that the command starts on a node; InputError if it has not the devices."""
     launcher, devices = script.launcher, cluster.devices_per_node
     started = launcher is not None and bool(launcher.words)
     ranks = launcher.processes if launcher else 0
@@ -274,13 +252,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
 
 
 def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
-    """Check the user's number of steps against what the script's loop or framework states.
-
-    A loop may be left early, so that fewer steps than it states contradict nothing.
-
-    Raises:
-        InputError: the user's are more, by more than the rounding of epochs.
-    """
+    """Refuse more steps than the script's loop or framework states; fewer may be its early end."""
     told, found = script.steps, stated.get("steps")
     if told is None or found is None or told - found <= max(1, _SAME_STEPS * found):
         return

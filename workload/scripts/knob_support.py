@@ -2,158 +2,45 @@
 
 The *frame* that a script trains in (DeepSpeed, transformers' Trainer, Accelerate, Lightning, a
 plain torch loop) decides: it may own the batches, the accumulation, the optimizer and the model.
-One inspected launch shows it (`tuner.workload.scripts.inspection`). A knob without evidence is not
-offered, and the user gets the reason for each knob that is not offered.
+A knob without evidence of one inspected launch is not offered, and the user gets the reason.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
-from tuner.workload.scripts.command import LAUNCH
+from tuner.workload.scripts.script_facts import (
+    LAUNCH,
+    OFFLOADS,
+    SWITCH,
+    KnobSupport,
+    ScriptFacts,
+)
 
-if TYPE_CHECKING:
-    from tuner.workload.scripts.script_job import ScriptJob
-
-#: Knobs that say where a part of the training state lives, and their sections in DeepSpeed's JSON.
-OFFLOADS = {"optimizer_offload": "offload_optimizer", "parameter_offload": "offload_param"}
-#: The same in DeepSpeed's older spelling: a truth value for "cpu", and what belongs to it.
-OLD_OFFLOADS = {
-    "offload_optimizer": ("cpu_offload", "cpu_offload_use_pin_memory"),
-    "offload_param": ("cpu_offload_param", "cpu_offload_use_pin_memory"),
-}
 _BUILT = ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "expert_parallel")
-#: Why activation checkpointing is in play where the hook turns it on the model.
-SWITCH = "the model's own switch"
 #: Why the knobs that split the batch stay as they are.
 NO_BATCH = "the global batch is not known (--global-batch N tells it)"
 
 
-@dataclass(frozen=True)
-class Framework:
-    """Facts about a script's training from one inspected launch.
-
-    Attributes:
-        kind: who takes the optimizer step: "deepspeed", "pipeline" (DeepSpeed's pipeline engine),
-            "torch" (a torch optimizer), "program" (it told by `step()`), or "" before inspection.
-        owner: the framework that calls DeepSpeed or the optimizer ("transformers", "accelerate",
-            "lightning"), which then owns batches and accumulation; "" where the script does.
-        micro_batch, accumulation: today's; 0 where unknown.
-        follows: its batches take their size from DeepSpeed's micro-batch.
-        measured: the leading dimension of the engine's first batch is the micro-batch, so probes
-            can check it.
-        counted: the first steps showed micro-batch and accumulation, so probes can check them.
-        sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
-        can_checkpoint: the model has transformers' switch for activation checkpointing.
-        checkpoints: and it is on today.
-        own: of these, the script's own values, as far as it names them there.
-        live: live knobs that the script registers, each with its present value, None if it cannot
-            be read.
-        turns: what its framework takes by itself, so that the hook can tell it another:
-            "micro_batch", "gradient_accumulation".
-        given: the words of the command, if arguments were found that carry its batch: those of the
-            job hold placeholders for them.
-        carries: what an argument carries beside the part of the batch that it is named for, by that
-            name: "ranks", "gradient_accumulation", or both ("" for neither).
-        keeps: the part of the batch that keeps the global batch without an argument for the
-            accumulation: "accumulation" (the script adapts it), "micro_batch" (x ranks it stays).
-        micro_batch_stays, ranks_stay: why, a phrase; "" if they need not.
-        first_step_s: seconds that the inspection took to its first step, which limits of probes are
-            derived from; it differs from look to look and is not part of the job.
-    """
-
-    kind: str = ""
-    owner: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    micro_batch: int = 0
-    accumulation: int = 0
-    follows: bool = False
-    measured: bool = False
-    counted: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
-    client_optimizer: str = ""
-    can_checkpoint: bool = False
-    checkpoints: bool = False
-    compiled: bool = False
-    stages: int = 1
-    reads: tuple[str, ...] = ()
-    turns: tuple[str, ...] = ()
-    live: Mapping[str, Any] = field(default_factory=dict)
-    own: Mapping[str, Any] = field(default_factory=dict)
-    given: tuple[str, ...] = ()
-    carries: Mapping[str, str] = field(default_factory=dict)
-    keeps: str = ""
-    micro_batch_stays: str = ""
-    ranks_stay: str = ""
-    first_step_s: float = field(default=0.0, compare=False)
-
-    @property
-    def on_deepspeed(self) -> bool:
-        """True if the script trains with DeepSpeed, in a pipeline or not."""
-        return self.kind in ("deepspeed", "pipeline")
-
-    @property
-    def zero(self) -> Mapping[str, Any]:
-        """The settings of ZeRO; a bare `true`, as in older files, means stage 1."""
-        zero = self.config.get("zero_optimization") or {}
-        return zero if isinstance(zero, Mapping) else {"stage": 1}
-
-    def batch_words(self, configuration: Configuration, global_batch: int) -> dict[str, str]:
-        """Return what stands for the batch's placeholders: an argument may carry more than a part.
-
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
-        """
-        # An unknown global batch leaves the script's own accumulation.
-        times = configuration.accumulation(global_batch) if global_batch else self.accumulation
-        parts = {"micro_batch": configuration.micro_batch, "gradient_accumulation": times}
-        factors = {"ranks": configuration.data_parallel, "gradient_accumulation": times}
-        for name, carried in self.carries.items():
-            parts[name] *= math.prod(factors[each] for each in carried.split())
-        return {name: str(part) for name, part in parts.items()}
-
-    def device(self, section: str) -> str:
-        """Return today's place of "offload_optimizer" or "offload_param": none, cpu or nvme."""
-        if self.zero.get(OLD_OFFLOADS[section][0]):
-            return "cpu"
-        return str((self.zero.get(section) or {}).get("device", "none"))
-
-
-@dataclass(frozen=True)
-class KnobSupport:
-    """Support of one launch knob by a script.
-
-    Attributes:
-        why: by what it is turned, or why it is not, as a phrase.
-        values: those that can be had; empty for all.
-    """
-
-    turned: bool
-    why: str
-    values: tuple[Value, ...] = ()
-
-
-def offers(job: ScriptJob) -> dict[str, KnobSupport]:
+def offers(job: ScriptFacts) -> dict[str, KnobSupport]:
     """Return the support of each launch knob by the first route that answers for it."""
     return {
         name: next(support for route in _ROUTES if (support := route(job, name))) for name in LAUNCH
     }
 
 
-def _without_sizes(job: ScriptJob, name: str) -> KnobSupport | None:
+def _without_sizes(job: ScriptFacts, name: str) -> KnobSupport | None:
     if name in _BUILT and name in job.asked_of_script and not job.model:
         return KnobSupport(False, "the model's sizes are not known; give --model-config")
     return None
 
 
-def _by_framework(job: ScriptJob, name: str) -> KnobSupport | None:
+def _by_framework(job: ScriptFacts, name: str) -> KnobSupport | None:
     driven = job.driven
     if driven is None or name not in driven.today:
         return None
@@ -163,11 +50,11 @@ def _by_framework(job: ScriptJob, name: str) -> KnobSupport | None:
     )
 
 
-def _by_script(job: ScriptJob, name: str) -> KnobSupport | None:
+def _by_script(job: ScriptFacts, name: str) -> KnobSupport | None:
     return KnobSupport(True, "the script takes it") if job.asks(name) else None
 
 
-def _data_parallel(job: ScriptJob, name: str) -> KnobSupport | None:
+def _data_parallel(job: ScriptFacts, name: str) -> KnobSupport | None:
     if name != "data_parallel":
         return None
     if job.frame.ranks_stay:
@@ -186,7 +73,7 @@ def _data_parallel(job: ScriptJob, name: str) -> KnobSupport | None:
     )
 
 
-def _micro_batch(job: ScriptJob, name: str) -> KnobSupport | None:
+def _micro_batch(job: ScriptFacts, name: str) -> KnobSupport | None:
     if name != "micro_batch":
         return None
     if job.frame.micro_batch_stays and "micro_batch" not in job.placeholders:
@@ -217,7 +104,7 @@ def _micro_batch(job: ScriptJob, name: str) -> KnobSupport | None:
     )
 
 
-def _by_deepspeed(job: ScriptJob, name: str) -> KnobSupport | None:
+def _by_deepspeed(job: ScriptFacts, name: str) -> KnobSupport | None:
     frame = job.frame
     under = frame.on_deepspeed or "deepspeed_config" in job.placeholders
     if name == "zero_stage" and under:
@@ -233,12 +120,12 @@ def _by_deepspeed(job: ScriptJob, name: str) -> KnobSupport | None:
     return KnobSupport(True, "DeepSpeed's configuration", values)
 
 
-def _by_switch(job: ScriptJob, name: str) -> KnobSupport | None:
+def _by_switch(job: ScriptFacts, name: str) -> KnobSupport | None:
     able = name == "activation_checkpointing" and job.frame.can_checkpoint
     return KnobSupport(True, SWITCH, ("none", "full")) if able else None
 
 
-def _why_not(job: ScriptJob, name: str) -> KnobSupport:
+def _why_not(job: ScriptFacts, name: str) -> KnobSupport:
     if job.driven is not None and name in job.driven.against:
         why = job.driven.against[name]
     elif name in OFFLOADS and (job.frame.on_deepspeed or "deepspeed_config" in job.placeholders):
@@ -254,13 +141,13 @@ def _why_not(job: ScriptJob, name: str) -> KnobSupport:
 
 
 #: Ways to set a knob on a script, in the order in which they answer for it.
-_ROUTES: tuple[Callable[[ScriptJob, str], KnobSupport | None], ...] = (
+_ROUTES: tuple[Callable[[ScriptFacts, str], KnobSupport | None], ...] = (
     *(_without_sizes, _data_parallel, _micro_batch),
     *(_by_framework, _by_script, _by_deepspeed, _by_switch, _why_not),
 )
 
 
-def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+def sentences(job: ScriptFacts, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
     """Describe the knobs in play and the reasons against the rest, one sentence each."""
     able = [name for name in LAUNCH if job.offers[name].turned]
     turned = [name for name in able if name in searched] + [knob.name for knob in job.knobs]
@@ -283,7 +170,7 @@ def sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, 
     )
 
 
-def _further(job: ScriptJob) -> tuple[str, ...]:
+def _further(job: ScriptFacts) -> tuple[str, ...]:
     if job.driver is None:
         return ()
     names = [name for name in job.driver.driver.declared if name not in {k.name for k in job.knobs}]
@@ -291,7 +178,7 @@ def _further(job: ScriptJob) -> tuple[str, ...]:
     return (f"{title} also has {', '.join(names)} (--knobs framework)",) if names else ()
 
 
-def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
+def narrowed(job: ScriptFacts, space: SearchSpace) -> SearchSpace:
     """Return the space with the knobs that this script cannot set fixed at their present values."""
     choices: dict[str, tuple[Value, ...] | Auto] = {}
     for name in KNOBS:
@@ -320,14 +207,14 @@ def narrowed(job: ScriptJob, space: SearchSpace) -> SearchSpace:
     return replace(space, choices=choices)
 
 
-def _shards_otherwise(job: ScriptJob, space: SearchSpace) -> bool:
+def _shards_otherwise(job: ScriptFacts, space: SearchSpace) -> bool:
     """Return True if a space searches ZeRO's stages, and the script's framework has FSDP2."""
     stages = space.choices.get("zero_stage")
     searched = isinstance(stages, tuple) and len(stages) > 1
     return searched and job.driven is not None and "sharding" in job.driven.today
 
 
-def refused(job: ScriptJob, configuration: Configuration) -> list[str]:
+def refused(job: ScriptFacts, configuration: Configuration) -> list[str]:
     """Return a phrase for each knob value that this script cannot take; empty if none."""
     phrases = []
     declared = {*(knob.name for knob in job.knobs), CHANGED}

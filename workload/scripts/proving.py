@@ -1,10 +1,9 @@
 """Arguments that carry a script's batch, proven by launches that split it otherwise.
 
-The hook follows the batch size of the training loader, and what decides when a step is due, back
-to the script's arguments (`tuner.workload.hook.following`). A name or a path is no proof: the
-script is started once more at half the micro-batch and twice the accumulation, and on another
-number of ranks. What then moves as predicted, with the same samples, losses, optimizer settings
-and steps, becomes a placeholder of the command. What does not is left alone, and said.
+A name, or a path that the hook followed (`tuner.workload.hook.following`), is no proof: the script
+is started once more at half the micro-batch and twice the accumulation, and on another number of
+ranks. What then moves as predicted, with the same samples, losses, optimizer settings and steps,
+becomes a placeholder of the command. What does not is left alone, and said.
 """
 
 from __future__ import annotations
@@ -39,12 +38,9 @@ _PARTS = {"micro_batch", "gradient_accumulation"}
 
 @dataclass(frozen=True)
 class Argument:
-    """Argument of a script that may carry a part of its batch.
+    """Argument of a script that may carry the part of its batch that `name` says.
 
-    Attributes:
-        name: of the placeholder that it would become: micro_batch or gradient_accumulation.
-        options: the words that set it; a single one may end in "=".
-        carries: what its value holds beside that part (`Framework.carries`).
+    `options` are the words that set it; `carries` is what else its value holds.
     """
 
     name: str
@@ -321,10 +317,7 @@ def _placed(job: ScriptJob, arguments: Sequence[Argument] | Any) -> ScriptJob:
 def _with_placeholder(
     words: tuple[str, ...], argument: Argument, placeholder: str
 ) -> tuple[str, ...] | None:
-    """Return a command that sets an argument by a placeholder; None if it cannot be placed.
-
-    Where the command does not name it, it is added: argparse takes the last value of an option.
-    """
+    """Return a command that sets an argument by a placeholder; None if it cannot be placed."""
     made, first = list(words), 2 if words[0] == "-m" else 1
     if not argument.options:  # positional: the one word that is its value
         places = [n for n in range(first, len(made)) if made[n] == str(argument.value)]

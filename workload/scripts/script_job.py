@@ -1,30 +1,25 @@
-"""A user's own training script as a job: its present state, and its start under a configuration.
+"""A user's own training script as a job: its knobs, and its start under a configuration.
 
-`tuner.workload.scripts.command` holds the command, `tuner.workload.scripts.knob_support` the knobs
-that can be set and the reasons against the others. `ScriptJob` keeps both with the facts of one
-inspected launch, writes the merged DeepSpeed configuration of a probe and the options of the hook.
-The user's choices (optimizer, scheduler, precision, global batch) are kept.
+`ScriptJob` writes the merged DeepSpeed configuration of a probe and the options of the hook. The
+user's choices (optimizer, scheduler, precision, global batch) are kept.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, check_knobs, read_knobs, with_baseline
-from tuner.search_spaces.errors import InputError, check_integer
-from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.program import Program
+from tuner.search_spaces.declared import Knob, check_knobs
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
+    deepspeed_settings,
     environment,
     framework_settings,
     native_values,
@@ -34,28 +29,17 @@ from tuner.workload.declared_knobs import (
     text_values,
     with_files,
 )
-from tuner.workload.hook import merge
-from tuner.workload.scripts.command import (
+from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.workload.hook import merge, split_differently
+from tuner.workload.scripts.command import Start, asks_for_a_rank, filled
+from tuner.workload.scripts.knob_support import narrowed, offers, refused, sentences
+from tuner.workload.scripts.script_facts import (
     LAUNCH,
-    PLACEHOLDER,
-    Start,
-    asks_for_a_rank,
-    filled,
-)
-from tuner.workload.scripts.deepspeed_overlay import is_deepspeed, overlay, read_json
-from tuner.workload.scripts.frameworks.driven import Bound, Driven
-from tuner.workload.scripts.frameworks.settings import Settings
-from tuner.workload.scripts.knob_support import (
-    SWITCH,
-    Framework,
+    OFFLOADS,
+    OLD_OFFLOADS,
     KnobSupport,
-    narrowed,
-    offers,
-    refused,
-    sentences,
+    ScriptFacts,
 )
-from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.launchers.secrets import names_taken
 
 #: Nothing of a probe is logged: a run of twenty steps is no experiment.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
@@ -67,201 +51,11 @@ _QUIET_ENV = {
 
 
 @dataclass(frozen=True)
-class ScriptJob(TrainingJob):
-    """Job that a user's script trains.
-
-    `model` may be empty, and `sequence_length`, `global_batch` and `steps` 0, if unknown. What
-    needs them is then left out: the analytic prediction and parallelism inside the model, the knobs
-    that split the batch, and figures of the whole training.
-
-    Attributes:
-        devices: ranks that it starts on today.
-        assumed: what was not told and is taken, one sentence each.
-        secrets: values that words and launcher name as `{env:NAME}`; they are not written down.
-    """
-
-    words: tuple[str, ...] = ()
-    cwd: str = "."
-    devices: int = 1
-    frame: Framework = field(default_factory=Framework, hash=False)
-    assumed: tuple[str, ...] = ()
-    launcher: Launcher | None = None
-    driver: Bound | None = None
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name, least in (("global_batch", 0), ("steps", 0), ("devices", 1)):
-            check_integer(f"{name} of script {self.name!r}", getattr(self, name), least=least)
-
-    # ---- what is written down
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
-        facts = asdict(self.frame)
-        del facts["first_step_s"]
-        if not self.frame.compiled:  # as in studies from before it was looked at
-            del facts["compiled"]
-        later = ("counted", "sources", "own", "given", "carries", "keeps")
-        for name in (*later, "micro_batch_stays", "ranks_stay"):  # as in studies from before
-            if not facts[name]:
-                del facts[name]
-        frame = json.dumps(facts, sort_keys=True)
-        listed = {"words": list(self.words), "assumed": list(self.assumed)}
-        data = {**super().to_json(), **listed, "frame": frame}
-        if self.launcher is None:  # as in studies from before launchers were read
-            del data["launcher"]
-        else:
-            data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
-        del data["driver"], data["secrets"]
-        return data | ({"driver": self.driver.to_json()} if self.driver else {})
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ScriptJob:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no such job.
-        """
-        try:
-            told = json.loads(data["frame"])
-            sequences = ("reads", "turns", "given")
-            frame = Framework(**told | {name: tuple(told.get(name, ())) for name in sequences})
-            listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
-            names = ({item.name for item in fields(cls)} - {"secrets"}) & set(data)
-            given = {name: data[name] for name in names} | {**listed, "frame": frame}
-            if "launcher" in data:
-                given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
-            if "driver" in data:
-                given["driver"] = Bound.from_json(data["driver"])
-            if "knobs" in data:
-                given["knobs"] = read_knobs(data["knobs"], "the job")
-            if "program" in data:
-                given["program"] = Program.from_table(data["program"], "the job")
-            return cls(**given)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"this is not the job of a script: {error}") from error
-
-    # ---- what can be turned
-
-    @cached_property
-    def placeholders(self) -> Mapping[str, str]:
-        """The names of the command's placeholders, each with today's value or ""."""
-        return {name: value for word in self.words for name, value in PLACEHOLDER.findall(word)}
-
-    @cached_property
-    def driven(self) -> Driven | None:
-        """The driver of the recognised framework, applied to this command."""
-        if self.driver is None:
-            return None
-        env = {**os.environ, **(self.launcher.env if self.launcher else {})}
-        command, given = self.driver.driver.command, self.driver.given
-        settings = Settings(command, self.words, Path(self.cwd), env, given)
-        return Driven(self.driver, settings, self.devices, self.sequence_length, self.placeholders)
-
-    @cached_property
-    def told(self) -> Mapping[str, str]:
-        """Knobs that the command takes by a placeholder or its framework, with today's value."""
-        framework = self.driven.today if self.driven else {}
-        return {**{name: str(value) for name, value in framework.items()}, **self.placeholders}
-
-    @cached_property
-    def config_word(self) -> tuple[int, Path] | None:
-        """Index of the word that names a DeepSpeed configuration, and the file, or None."""
-        for position, word in enumerate(self.words):
-            path = Path(self.cwd) / word.rpartition("=")[2]
-            if path.suffix == ".json" and path.is_file() and is_deepspeed(path):
-                return position, path
-        return None
-
-    @property
-    def file_config(self) -> Mapping[str, Any]:
-        """The DeepSpeed configuration that the command names; empty if it names none."""
-        named = self.placeholders.get("deepspeed_config")
-        path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
-        return read_json(path) if path else {}
-
-    @property
-    def asked_of_script(self) -> tuple[str, ...]:
-        """Names that the script takes by a placeholder or reads from the hook."""
-        return (*self.placeholders, *self.frame.reads)
-
-    def asks(self, *names: str) -> bool:
-        """Return True if the script takes one of these itself, in its command or by reading it."""
-        follows = self.driven is not None and self.driven.accumulates
-        asked = {*self.told, *self.asked_of_script, *(["gradient_accumulation"] * follows)}
-        return any(name in asked for name in names)
-
-    @property
-    def accumulates(self) -> bool:
-        """True if the accumulation can be chosen to keep the global batch."""
-        frame = self.frame
-        given = not frame.kind and "deepspeed_config" in self.placeholders  # not inspected yet
-        by_deepspeed = (frame.on_deepspeed or given) and not frame.owner
-        if not self.global_batch:
-            return False
-        kept = frame.keeps == "accumulation"
-        return by_deepspeed or kept or self._can_set("gradient_accumulation")
-
-    @property
-    def sets_micro_batch(self) -> bool:
-        """True if the script's micro-batch can be set."""
-        return self.frame.follows or self._can_set("micro_batch")
-
-    @property
-    def why_accumulation_stays(self) -> str:
-        """Why the accumulation cannot change while the script runs; "" if it can."""
-        frame = self.frame
-        if frame.owner == "transformers" or (frame.on_deepspeed and not frame.owner):
-            return ""
-        return (
-            "whole steps are measured: the accumulation of a running script can be set where its "
-            "loop is transformers' Trainer or its own over a DeepSpeed engine"
-        )
-
-    def _can_set(self, name: str) -> bool:
-        return name in self.frame.turns or self.asks(name)
-
-    @cached_property
-    def baseline(self) -> Configuration:
-        """The user's present configuration."""
-        config, frame = self.frame.config, self.frame
-        parallel = config.get("tensor_parallel") or {}
-        degrees = {
-            "tensor_parallel": parallel.get("autotp_size") or parallel.get("tp_size") or 1,
-            "pipeline_parallel": frame.stages,
-            "sequence_parallel": config.get("sequence_parallel_size") or 1,
-        }
-        inside = 1
-        for name, degree in degrees.items():
-            degrees[name] = degree = int(self.told.get(name) or degree)
-            inside *= degree
-        values: dict[str, Any] = {
-            **degrees,
-            "data_parallel": max(1, self.devices // inside),
-            "micro_batch": frame.micro_batch,
-            "zero_stage": int(frame.zero.get("stage", 0)),
-            "optimizer_offload": "cpu" if frame.device("offload_optimizer") == "cpu" else "none",
-            "parameter_offload": "cpu" if frame.device("offload_param") == "cpu" else "none",
-            "activation_checkpointing": "full" if frame.checkpoints else "none",
-        }
-        for name, text in self.told.items():
-            if name in LAUNCH and text:
-                values[name] = int(text) if text.isdigit() else text
-        # Of the others only what is not at its default: a configuration's name stays short.
-        if not frame.micro_batch:
-            del values["micro_batch"]
-        always = ("data_parallel", "micro_batch", "zero_stage")
-        for name in set(values) - set(always):
-            if name not in KNOBS or values[name] == KNOBS[name].default:
-                del values[name]
-        return with_baseline(Configuration.of(values), self.knobs)
+class ScriptJob(ScriptFacts):
+    """Job that a user's script trains: its knobs, and its start under a configuration."""
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
-        """Return this job with declared knobs and their present values.
-
-        Raises:
-            InputError: one of them cannot be applied to this script.
-        """
+        """Return this job with declared knobs at today's values; InputError if one cannot be."""
         made, left_out = [], []
         for knob in knobs:
             try:
@@ -323,22 +117,53 @@ class ScriptJob(TrainingJob):
     # ---- how it starts
 
     def overlay(self, configuration: Configuration) -> dict[str, Any]:
-        """Return a configuration's changes to the DeepSpeed settings; None removes a key.
+        """Return a configuration's changes to the DeepSpeed settings (0.19); None removes a key.
 
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
+        InvalidValue if micro-batch x data parallelism does not divide the global batch.
         """
-        return overlay(self, configuration)
+        said: dict[str, Any] = {}
+        if self.driver is not None and not self.frame.on_deepspeed:
+            return deepspeed_settings(configuration, self.knobs)
+        if self.accumulates and (self.sets_micro_batch or self.frame.micro_batch):
+            said |= {
+                "train_batch_size": self.global_batch,
+                "train_micro_batch_size_per_gpu": configuration.micro_batch,
+                "gradient_accumulation_steps": configuration.accumulation(self.global_batch),
+            }
+        if self.offers["zero_stage"].turned:
+            stage = configuration.zero_stage
+            said["zero_optimization"] = zero = {"stage": stage}
+            if stage != 3:  # nowhere else does DeepSpeed take it
+                zero["offload_param"] = None
+            if stage and (self.frame.client_optimizer or "deepspeed_config" in self.placeholders):
+                # The user's own optimizer is as exact under ZeRO as without it.
+                said["zero_allow_untested_optimizer"] = True
+        rendered = render_deepspeed_config(configuration, self)["zero_optimization"]
+        for knob, section in OFFLOADS.items():
+            if knob in self.offers and self.offers[knob].turned:
+                zero = said.setdefault("zero_optimization", {})
+                zero[section] = rendered.get(section)
+                # DeepSpeed refuses the old spelling beside the new one.
+                zero |= {name: None for name in OLD_OFFLOADS[section] if name in self.frame.zero}
+        if (said.get("zero_optimization") or {}).get("offload_optimizer"):
+            said |= self._optimizer_on_host
+        return merge(said, deepspeed_settings(configuration, self.knobs))
+
+    @property
+    def _optimizer_on_host(self) -> dict[str, Any]:
+        optimizer = self.frame.config.get("optimizer") or {}
+        if self.frame.client_optimizer or not optimizer:
+            return {"zero_force_ds_cpu_optimizer": False}
+        if (optimizer.get("params") or {}).get("torch_adam"):
+            # The same update by DeepSpeed's kernel for the host, which it insists on.
+            return {"optimizer": {"params": {"torch_adam": False}}}
+        return {}
 
     def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
         """Write the files of this configuration to `folder`, and return the start of its ranks.
 
-        Args:
-            probe: leave loggers and checkpoints out, and check the batches' size.
-
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
-            OSError: the file cannot be written.
+        A probe leaves loggers and checkpoints out, and checks the batches' size. InvalidValue if
+        micro-batch x replicas does not divide the global batch; OSError if it cannot write.
         """
         changes = self.overlay(configuration)
         base = self.frame.config or self.file_config
@@ -374,7 +199,7 @@ class ScriptJob(TrainingJob):
             options["env"] = {n: v for n, v in framework_env.items() if n != "PYTHONPATH"}
             if "PYTHONPATH" in framework_env:  # of a generated module
                 options["path"] = [framework_env["PYTHONPATH"]]
-        if self.offers["activation_checkpointing"].why == SWITCH:
+        if self.by_switch:
             mode = configuration.get("activation_checkpointing")
             options["activation_checkpointing"] = mode
         if probe and self.frame.measured and self.sets_micro_batch:
@@ -391,10 +216,22 @@ class ScriptJob(TrainingJob):
         }
         return Start(tuple(words), self.cwd, options, config, env, self.secrets)
 
-    @property
-    def taken(self) -> tuple[str, ...]:
-        """The variables whose values are not written down, but needed where ranks start."""
-        return names_taken([*self.words, *(self.launcher.env.values() if self.launcher else ())])
+    def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
+        """Return the start of a look at the script: under the hook, until its first steps.
+
+        With `alter`, and if DeepSpeed's configuration allows it, the batch is split otherwise: the
+        size of the first one shows if the script follows DeepSpeed or makes its batches itself.
+        """
+        start = self.start(configuration, folder)
+        options = {**start.options, "inspect": True, "alter": False}
+        if alter and "micro_batch" not in self.placeholders:
+            other = split_differently(start.config, configuration.data_parallel)
+            if other:  # in the file too: the script may read it by itself
+                config = merge(start.config, other)
+                write_text(folder / "ds_config.json", json.dumps(config))
+                options["deepspeed"] = {**start.options["deepspeed"], **other}
+            options["alter"] = not start.config
+        return replace(start, options=options)
 
     def _with_framework(
         self, words: list[str], configuration: Configuration, folder: Path, *, probe: bool
@@ -406,15 +243,6 @@ class ScriptJob(TrainingJob):
         changed, env = self.driven.start(changes, folder, tuple(words), probe=probe)
         return list(changed), env
 
-    @property
-    def hook_turns(self) -> tuple[str, ...]:
-        """What the hook tells the script's framework, because no key of its command does."""
-        turns = self.frame.turns
-        if self.driven is not None and self.driven.accumulates and "micro_batch" in self.told:
-            turns = tuple(name for name in turns if name not in self.told)
-            turns = tuple(name for name in turns if name != "gradient_accumulation")
-        return turns
-
     @cached_property
     def bare(self) -> bool:
         """True if one process of the script is started without a rank, as its command does."""
@@ -422,24 +250,10 @@ class ScriptJob(TrainingJob):
         return not launched and asks_for_a_rank(self.words, self.cwd)
 
     @property
-    def compiled(self) -> bool:
-        """True if the inspected launch showed a compiled model."""
-        return self.frame.compiled
-
-    @property
-    def on_deepspeed(self) -> bool:
-        """False if the script has another framework, whose driver says what it refuses."""
-        return self.driver is None or self.frame.on_deepspeed
-
-    @property
     def needs_hook(self) -> bool:
-        """True if the script needs the hook outside a probe too.
-
-        It does where it reads its configuration there, takes its rank in its command, or builds
-        what is set (DeepSpeed's settings, the model's switch, its framework's batches) itself.
-        """
+        """True if the script needs the hook outside a probe too, to be told or set what it asks."""
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
-        switched = self.offers["activation_checkpointing"].why == SWITCH or self.hook_turns
+        switched = self.by_switch or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
         asks = asks or any(knob.by_script for knob in self.knobs)
         asks = asks or self.bare

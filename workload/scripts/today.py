@@ -20,13 +20,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 @dataclass(frozen=True)
 class Today:
-    """Batches that a script trains today.
-
-    Attributes:
-        global_batch, micro_batch, accumulation: 0 if unknown.
-        follows: batches follow DeepSpeed's micro-batch.
-        driver_holds: False if the driver of the framework reads other values than were seen.
-    """
+    """Batches that a script trains today, 0 if unknown; `driver_holds` if its driver agrees."""
 
     global_batch: int
     micro_batch: int
@@ -40,11 +34,7 @@ class Today:
 
 
 def seen_today(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Today:
-    """Return what a script trains today.
-
-    Raises:
-        InputError: what the user says contradicts what was seen.
-    """
+    """Return what a script trains today; InputError if the user says otherwise."""
     placed = "deepspeed_config" in blank.placeholders
     config = blank.file_config or ({} if placed else facts.get("config", {}))
     if "micro_batch" in facts:

@@ -15,8 +15,8 @@ from pathlib import Path
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.named_values import ACCUMULATION, BATCH
-from tuner.workload.scripts.command import LAUNCH, PLACEHOLDER
-from tuner.workload.scripts.knob_support import NO_BATCH, OFFLOADS
+from tuner.workload.scripts.knob_support import NO_BATCH
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, PLACEHOLDER
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Options of scripts that carry a part of the batch.
@@ -26,15 +26,7 @@ _WORKERS = re.compile(r"(\w+_)?(num_?)?workers|workers_per_\w+", re.I)
 
 
 def require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
-    """Check that today's value is known of every knob that has a placeholder.
-
-    Args:
-        job: before its inspection.
-        declared: the user's own knobs; one that gives its baseline needs no value.
-
-    Raises:
-        InputError: it is not; the sentence holds the words to write instead.
-    """
+    """Raise InputError, with the words to write, unless each placeholder's value today is known."""
     known = {name for name, value in job.told.items() if value}
     known |= {"micro_batch"} if job.frame.micro_batch else set()
     known |= {"gradient_accumulation"} if job.frame.accumulation else set()
@@ -79,10 +71,7 @@ def _defaults(job: ScriptJob) -> Mapping[str, str]:
 
 
 def _options(job: ScriptJob) -> Mapping[str, str]:
-    """Return the script's own options with their defaults, where its source has one constant each.
-
-    The source is parsed and never run: calls like `add_argument("--x", default=8)`.
-    """
+    """Return the script's own options with the one constant default that its source has, unrun."""
     try:
         tree = ast.parse(Path(job.cwd, job.words[0]).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -113,9 +102,8 @@ def why_nothing(job: ScriptJob) -> tuple[str, ...]:
 def proposed_command(command: str, job: ScriptJob) -> str:
     """Return a command that gives a search something to turn, filled in as far as it is known.
 
-    Options of the script that are named as the batch and the accumulation, and hold today's values,
-    are proposed; whether they are what they are named, the counts of the probes show. What a launch
-    has shown not to help is not.
+    Options that are named as the batch and the accumulation, and hold today's values, are proposed,
+    but not what a launch has shown not to help.
     """
     if job.frame.micro_batch_stays or job.frame.given:
         return _any_knob(command, job)
@@ -152,10 +140,7 @@ def _plain(option: str) -> str:
 
 
 def _any_knob(command: str, job: ScriptJob) -> str:
-    """Return a command with the loader's workers as a knob if the script takes them, or with any.
-
-    How many processes load the samples changes no result, and many a script takes their number.
-    """
+    """Return a command with the loader's workers as a knob if it takes them, or with any."""
     for option, default in _options(job).items():
         name = _plain(option)
         if not _WORKERS.fullmatch(name) or name in job.placeholders:

@@ -110,7 +110,7 @@ class TestNvmlGovernor:
     def test_a_lock_of_the_administrator_is_put_back_where_it_is_known(
         self, fake: TwinNode
     ) -> None:
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV, earlier_clocks_MHz=(600, 1110))
+        governor = NvmlGovernor(nvml=pynvml, environ={**NO_ENV, "EARLIER_CLOCKS_MHZ": "600,1110"})
         assert governor.apply(Settings(clock_MHz=1200)).notes == ()
         governor.close()
         assert locks(fake) == [(600, 1110)] * 2

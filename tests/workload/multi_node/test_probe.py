@@ -64,7 +64,7 @@ class FarNode:
         if self.refuses:
             raise GovernorError("GPU 0 refuses 1300 MHz")
         self.set.append(live)
-        return Applied(live, live)
+        return Applied(live)
 
     def restore(self) -> None:
         self.restored += 1
@@ -100,7 +100,7 @@ class NearGovernor:
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         self.set.append(live)
-        return Applied(live, live)
+        return Applied(live)
 
     def restore(self) -> None:
         self.restored += 1

@@ -21,8 +21,8 @@ from tuner.search_spaces.job import load_job
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.pending import PHASE_NAME, read_phase
 from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.probe_phase import PHASE_NAME, read_phase
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
 

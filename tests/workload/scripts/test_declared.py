@@ -24,7 +24,8 @@ from tuner.testing.scripts import CPU, script_job
 from tuner.workload.declared_knobs import export_words, program_knobs, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_job import Framework, ScriptJob
+from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_job import ScriptJob
 
 TORCH = Framework("torch", micro_batch=4, accumulation=1, reads=("fused",), own={"fused": False})
 DEEPSPEED = Framework("deepspeed", config={"zero_optimization": {"overlap_comm": True}})

@@ -14,8 +14,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import parse_knob
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload.hook.counting import GROUPS
-from tuner.workload.scripts.knob_support import Framework
 from tuner.workload.scripts.proving import Argument, _with_placeholder, proven
+from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 ARGUMENTS = {

@@ -22,7 +22,7 @@ from tuner.study.rules import not_repaid, not_worth_it
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.knob_support import Framework
+from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.todays_values import proposed_command
 
 SOURCE = """

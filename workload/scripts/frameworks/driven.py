@@ -21,7 +21,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.program import Program
 from tuner.search_spaces.when import holds, names_in
-from tuner.workload.scripts.frameworks.driver import Driver
+from tuner.workload.scripts.frameworks.driver import Driver, read_driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.frameworks.wrapper import wrapped
@@ -32,11 +32,7 @@ _FOLLOW = ("global_batch", "gradient_accumulation")
 
 @dataclass(frozen=True)
 class Bound:
-    """Driver of the framework of a command, as far as the installed version has its keys.
-
-    Attributes:
-        given: values of its keys today that a function of the user's returns.
-    """
+    """Driver of a command's framework in a version, and values `given` by a user's function."""
 
     driver: Driver
     version: str = ""
@@ -58,14 +54,10 @@ class Bound:
 
     @classmethod
     def from_json(cls, text: str) -> Bound:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no such text.
-        """
+        """Read what `to_json` wrote; InputError if it is no such text."""
         try:
             data = json.loads(text)
-            driver = Driver.from_json(json.dumps(data["driver"]))
+            driver = read_driver(data["driver"], "the study's framework")
             return cls(driver, data["version"], tuple(data["gone"]), data["given"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the framework of a script: {error}") from error
@@ -73,12 +65,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Driven:
-    """Driver, the command that it applies to, and the ranks that it starts on today.
-
-    Attributes:
-        taken: knobs that the command has a placeholder for, which are not the driver's, with
-            today's value or "".
-    """
+    """Driver and the command that it applies to; `taken` knobs have placeholders of their own."""
 
     bound: Bound
     settings: Settings
@@ -225,11 +212,7 @@ class Driven:
     def changes(
         self, configuration: Configuration, today: Configuration, global_batch: int
     ) -> dict[str, Any]:
-        """Return the settings that a configuration changes, by key.
-
-        Raises:
-            InvalidValue: micro-batch x data parallelism does not divide the global batch.
-        """
+        """Return the settings that a configuration changes, by key."""
         changed: dict[str, Any] = {}
         if configuration.launch == today.launch:
             return changed
@@ -262,11 +245,7 @@ class Driven:
         return changed
 
     def declared(self, knob: Knob) -> Any:
-        """Return today's value of a declared knob of the driver; None where it is not given.
-
-        Raises:
-            InputError: the installed version does not have its key.
-        """
+        """Return today's value of a declared knob, or None; InputError if its key is gone."""
         if knob.target[1] in self.bound.gone:
             raise InputError(f"{self.bound.title} has no {knob.target[1]}")
         now = self.settings.get(knob.target[1])
@@ -301,12 +280,7 @@ class Driven:
     def start(
         self, changes: Mapping[str, Any], folder: Path, words: tuple[str, ...], *, probe: bool
     ) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Write the changed file or module to a folder; return the words and more variables.
-
-        Raises:
-            InputError: a key can be given nowhere, or the file cannot be changed.
-            OSError: a file cannot be written.
-        """
+        """Write the changed file or module; return words and variables, or raise InputError."""
         driver = self.bound.driver
         quiet = {k: v for k, v in driver.quiet.items() if k not in self.bound.gone} if probe else {}
         wanted = {**{k: v for k, v in quiet.items() if self.settings.get(k) != v}, **changes}

@@ -7,7 +7,6 @@ run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -47,14 +46,7 @@ _CALL = re.compile(r"[\w.]+:[\w.]+")
 
 
 class Table:
-    """Table of a parsed TOML file.
-
-    Args:
-        where: its name and file, for sentences: "[probe] of torchtitan.toml".
-
-    Raises:
-        InputError: it is no table, or has another key.
-    """
+    """Table of a parsed TOML file, named for sentences; InputError for an unknown key."""
 
     def __init__(self, data: Any, where: str, *known: str) -> None:
         if not isinstance(data, Mapping):
@@ -65,11 +57,7 @@ class Table:
         self.data, self.where, self.file = data, where, where.rpartition(" of ")[2]
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a text.
-
-        Raises:
-            InputError: it is missing without a default, or no text.
-        """
+        """Return a text; InputError if it is missing without a default, or no text."""
         if key not in self.data and default is not None:
             return default
         value = self.data.get(key)
@@ -105,14 +93,7 @@ class Table:
         return {name: part.value(name) for name in part.data}
 
     def made(self, kind: type[Made], /, **given: Any) -> Made:
-        """Make a dataclass of this table by the types of its fields.
-
-        Args:
-            given: by field, the values that are made otherwise.
-
-        Raises:
-            InputError: a text without a default is missing, or a value has another type.
-        """
+        """Make a dataclass of this table by the types of its fields, but for the given values."""
         values = dict(given)
         for item in fields(kind):  # type: ignore[arg-type]
             if item.name in values:
@@ -179,22 +160,6 @@ class Driver:
         declared = [knob.how.removeprefix("framework:") for knob in self.declared.values()]
         return tuple(dict.fromkeys([*routed, *declared, *self.quiet]))
 
-    def to_json(self) -> str:
-        """Convert to text that `from_json` reads."""
-        return json.dumps(self.table, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Driver:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no driver.
-        """
-        try:
-            return read_driver(json.loads(text), "the study's framework")
-        except ValueError as error:
-            raise InputError(f"this is no driver of a framework: {error}") from error
-
 
 _TOP = (
     *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
@@ -205,11 +170,7 @@ _RULE = ("why", "require", "divide", "of", "default")
 
 
 def read_driver(data: Any, where: str) -> Driver:
-    """Make a driver of a parsed TOML file.
-
-    Raises:
-        InputError: a key is unknown, missing or not of its type.
-    """
+    """Make a driver of a parsed TOML file; InputError if a key is unknown, missing or mistyped."""
     table = Table(data, where, *_TOP)
     name = table.text("framework")
     signs = table.part("recognise", "modules", "scripts", "launchers", *_WITH)
@@ -306,8 +267,7 @@ def _route(name: str, table: Table) -> Route:
 
 
 def _or_unset(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the alternatives, and `UNSET` if false is one: a key that is not given reads as false
-    unless another level says what it means."""
+    """Add `UNSET` if false is one: a missing key is false unless another level names it."""
     return (*parts, UNSET) if any(part is False for part in parts) else parts
 
 
@@ -377,11 +337,7 @@ def _source(table: Table) -> Source:
 
 
 def load_driver(path: Path) -> Driver:
-    """Load a driver from a TOML file.
-
-    Raises:
-        InputError: it cannot be read, or is no driver.
-    """
+    """Load a driver from a TOML file; InputError if it cannot be read, or is no driver."""
     return read_driver(read_toml(path, f"framework {str(path)!r}"), path.name)
 
 

@@ -163,13 +163,9 @@ def _nested(classes: dict[str, ast.ClassDef], name: str, above: tuple[str, ...])
             yield from _nested(classes, own, (*above, name))
     for field, annotation in _fields(node):
         yield field
-        inner = [part for part in _words(annotation) if part in classes]
+        inner = [part for part in re.findall(r"\w+", annotation) if part in classes]
         for part in inner:
             yield from (f"{field}.{below}" for below in _nested(classes, part, (*above, name)))
-
-
-def _words(text: str) -> list[str]:
-    return "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split()
 
 
 def _options(tree: ast.Module) -> Iterator[str]:

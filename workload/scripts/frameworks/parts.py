@@ -89,10 +89,8 @@ class Route:
 class Rule:
     """Configurations that the framework refuses.
 
-    Attributes:
-        divide: degrees whose product must divide `of`.
-        of: a launch knob, "world_size", "sequence_length" or a key of the framework; the rule is
-            left out where that is not given.
+    The product of the degrees `divide` must divide `of`: a launch knob, "world_size",
+    "sequence_length" or a key of the framework; the rule is left out where that is not given.
     """
 
     why: str
@@ -104,13 +102,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Step:
-    """Sign of an optimizer step.
-
-    Attributes:
-        count: "optimizer" (a torch optimizer steps), "call" (a function returns) or "log" (a line
-            is printed).
-        call: the function, "module:function" or "module:Class.method".
-    """
+    """Sign of an optimizer step: of a torch "optimizer", a "call" or a line of a "log"."""
 
     count: str = "optimizer"
     call: str = ""
@@ -125,8 +117,7 @@ class Source:
         file: path below the folder that its package is imported from.
         kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
             (argparse, and dataclasses from which it is made), "parameters" (of a function), "texts"
-            (any text in the file) or "own" (the keys below a table are the user's, so they are not
-            verified).
+            (any text in the file) or "own" (keys below a table of the user's, which none verifies).
         name: the class of "fields" or function of "parameters"; empty for every one in the file.
         below: the table of its keys, "parallelism" for a class that declares that table alone.
     """
@@ -139,11 +130,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Framework that is configured by a function: a module is generated that calls it.
-
-    Attributes:
-        search: where the module is, in this order, with {module}.
-    """
+    """Framework configured by a function, which a generated module calls; `search` has {module}."""
 
     module: str
     function: str

@@ -22,11 +22,7 @@ from tuner.workload.scripts.frameworks.wrapper import read_function
 def recognised(
     words: Sequence[str], cwd: Path, launcher: str = "", given: Path | None = None
 ) -> Bound | None:
-    """Return the framework of a command, with the keys that its installed version lacks.
-
-    Raises:
-        InputError: the given file is no driver.
-    """
+    """Return the framework of a command, with the keys that its installed version lacks."""
     drivers = [load_driver(given)] if given else _matching(words, cwd, launcher)
     path = search_path(cwd, words)
     checked = [(driver, check_keys(driver, path)) for driver in drivers]

@@ -56,11 +56,7 @@ class Settings:
         return None
 
     def get(self, key: str) -> Any:
-        """Return the value of a key; None where it is not given.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
+        """Return the value of a key, or None; InputError if the file cannot be read."""
         kind, _, name = key.rpartition(":")
         if kind == "env":
             value = self.env.get(name)
@@ -133,19 +129,15 @@ class Settings:
     ) -> tuple[tuple[str, ...], dict[str, str]]:
         """Write the file with other values to a folder; return the command and more variables.
 
-        Args:
-            changes: by key, the new value; `UNSET` takes the key away.
-
-        Raises:
-            InputError: a key can be given nowhere, or the file cannot be changed.
-            OSError: the file cannot be written.
+        The value `UNSET` takes a key away. InputError if a key can be given nowhere, or the file
+        cannot be changed; OSError if it cannot be written.
         """
         words, env, in_file = list(self.words), {}, {}
         file = self.file
         for key, value in changes.items():
             kind, _, name = key.rpartition(":")
             if kind == "env":
-                env[name] = "" if value == UNSET else _text(value).lower()
+                env[name] = "" if value == UNSET else str(value).lower()
                 continue
             now = Settings(self.command, tuple(words), self.cwd, self.env)
             at = now._at(key)
@@ -183,8 +175,8 @@ class Settings:
             tables, dot, last = key.rpartition(".")
             return [f"{self.command.option.partition('{key}')[0]}{tables}{dot}no-{last}"]
         if " {value}" in option:
-            return [option.replace(" {value}", "").replace("{key}", key), _text(value)]
-        return [option.replace("{key}", key).replace("{value}", _text(value))]
+            return [option.replace(" {value}", "").replace("{key}", key), str(value)]
+        return [option.replace("{key}", key).replace("{value}", str(value))]
 
 
 def _constant(node: ast.expr) -> Any:
@@ -216,7 +208,3 @@ def _native(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _text(value: Any) -> str:
-    return str(value)

@@ -54,10 +54,7 @@ def read_function(
 ) -> dict[str, Any]:
     """Return the values that the user's function gives some keys, by an interpreter of its own.
 
-    That interpreter runs the user's code, and gets the environment of the ranks.
-
-    Raises:
-        InputError: the command does not name the function, or it cannot be called.
+    InputError if the command does not name the function, or it cannot be called.
     """
     named = _named(wrapper, words)
     module, function = named[wrapper.module][1], named[wrapper.function][1]
@@ -106,12 +103,7 @@ def _named(wrapper: Wrapper, words: Sequence[str]) -> dict[str, tuple[int, str]]
 def wrapped(
     wrapper: Wrapper, settings: Mapping[str, Any], words: Sequence[str], folder: Path
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Write the module to a folder; return the command that names it, and PYTHONPATH.
-
-    Raises:
-        InputError: the command does not name the module and its function.
-        OSError: the module cannot be written.
-    """
+    """Write the module to a folder; return the command that names it, and PYTHONPATH."""
     changed, named = list(words), _named(wrapper, words)
     (at, module), (_, function) = named[wrapper.module], named[wrapper.function]
     changed[at] = f"{wrapper.module}={MODULE}" if "=" in words[at] else MODULE

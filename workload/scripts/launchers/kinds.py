@@ -39,11 +39,7 @@ Read = tuple[tuple[str, ...], Launcher]
 
 @dataclass(frozen=True)
 class Typed:
-    """Command that begins with a launcher.
-
-    Attributes:
-        skip: the number of words up to the launcher's arguments.
-    """
+    """Command that begins with a launcher, whose arguments follow `skip` words."""
 
     words: tuple[str, ...]
     skip: int
@@ -66,6 +62,7 @@ class Kind:
             is written where none was given.
         abbreviates: its parser takes the beginning of an option for the option.
         takes_hook: the hook can stand in front of the script.
+        numbers_tasks: it sets Slurm's variables of a task for each rank.
     """
 
     name = ""
@@ -77,17 +74,14 @@ class Kind:
     nodes: tuple[str, ...] = ()
     abbreviates = False
     takes_hook = True
+    numbers_tasks = False
 
     def __init_subclass__(cls) -> None:
         if cls.commands or cls.modules:
             KINDS.append(cls())
 
     def read(self, typed: Typed) -> Read:
-        """Return what a command starts.
-
-        Raises:
-            InputError: the launcher refuses it, or it cannot be honoured.
-        """
+        """Return what a command starts; InputError if it is refused, or cannot be honoured."""
         raise NotImplementedError
 
     def reaches_nodes(self, launcher: Launcher) -> bool:
@@ -95,11 +89,7 @@ class Kind:
         return False
 
     def with_arguments(self, made: Rewriting, words: Sequence[str]) -> tuple[list[str], bool]:
-        """Set what the script's framework takes by itself in its arguments.
-
-        Returns:
-            The words, and whether they set all that the hook would set.
-        """
+        """Set what the script's framework takes itself; True if that is all the hook would set."""
         if made.job.frame.owner != "transformers":
             return list(words), False
         found, changes = list(words), []
@@ -113,11 +103,7 @@ class Kind:
         return found, True
 
     def head(self, made: Rewriting, *, hook: bool) -> list[str]:
-        """Return the launcher's words as changed.
-
-        Args:
-            hook: a script of ours stands before the user's, which the launcher starts instead.
-        """
+        """Return the launcher's words as changed; with `hook` a script of ours comes first."""
         words = list(made.launcher.words)
         if hook:
             words = self.before_hook(words)
@@ -184,11 +170,7 @@ class Vendor(Kind):
         return " ".join((self.commands or self.modules)[:1] + self.own)
 
     def read(self, typed: Typed) -> Read:
-        """Let the launcher's own parser read its arguments.
-
-        Raises:
-            InputError: it refuses them, or what it says cannot be honoured.
-        """
+        """Read the arguments by the launcher's own parser; InputError if it refuses them."""
         words, arguments = typed.words, list(typed.words[typed.skip :])
         for option, file in pairwise(arguments):
             if option in ("--config_file", "--config-file", "--config", "--accelerate_config"):
@@ -243,11 +225,7 @@ def _answer(
 
 
 def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the variables off that are written in front of a command.
-
-    Raises:
-        InputError: `env` has an option.
-    """
+    """Split off the variables in front of a command; InputError if `env` has an option."""
     rest = list(words)
     if rest and Path(rest[0]).name == "env":
         rest = rest[1:]

@@ -25,8 +25,7 @@ class Launcher:
     """Launcher of a pasted command.
 
     Attributes:
-        kind: "torchrun", "deepspeed", "accelerate", "trl", "axolotl", "llamafactory", "srun", or
-            "" for a command with nothing but variables in front of it.
+        kind: name of its `Kind`, or "" for a command with nothing but variables in front of it.
         words: its own words as typed, up to the script, without variables in front.
         processes: ranks that it would start on a node; 0 for one on each device.
         env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
@@ -34,8 +33,7 @@ class Launcher:
         assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`); a
             value that is not kept is `{env:NAME}` (`tuner.workload.scripts.launchers.secrets`).
         notes: what joulefront leaves out, one sentence each.
-        binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`); "" if it
-            does not.
+        binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`), or "".
     """
 
     kind: str
@@ -61,11 +59,7 @@ class Launcher:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launcher:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no launcher.
-        """
+        """Read what `to_json` wrote; InputError if it is no launcher."""
         try:
             lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
             return cls(**{**data, **lists})

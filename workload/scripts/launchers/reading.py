@@ -1,9 +1,8 @@
 """Reading of a pasted command: its launcher, and the words of the script that each rank runs.
 
 Any other command that a package installs is its module: `litgpt pretrain` is started as
-`python -m litgpt pretrain`. Its name is looked up among the entry points of the installed
-distributions. Nothing is imported: that the module starts the same function under `python -m` is
-read from its source.
+`python -m litgpt pretrain`. Nothing is imported: that the module starts the same function under
+`python -m` is read from its source.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ LAUNCHER_WORDS = frozenset(
 
 
 def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:
-    """Return the words that each rank runs, without the interpreter, and the launcher if any.
-
-    Raises:
-        InputError: the launcher refuses the command, or it cannot be honoured.
-    """
+    """Return the words that each rank runs, without the interpreter, and the launcher if any."""
     assigned, rest = assignments(words)
     if "CUDA_VISIBLE_DEVICES" in assigned:
         raise InputError(
@@ -91,14 +86,7 @@ def _read(
 
 
 def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """Return a command whose first word is an installed one as `-m MODULE ...`, others as they are.
-
-    Args:
-        cwd: the folder that it is started in; a file of that name there is a script.
-
-    Raises:
-        InputError: `python -m` does not start what the command starts.
-    """
+    """Return a package's command as `-m MODULE ...`, InputError if that starts something else."""
     name = words[0] if words else ""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():
         return tuple(words)

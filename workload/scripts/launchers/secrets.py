@@ -71,11 +71,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def hidden(words: Sequence[str], public: Collection[str] = ()) -> tuple[list[str], dict[str, str]]:
-    """Return a command without its secrets, and these by the names of their variables.
-
-    Raises:
-        InputError: an option of srun is not known.
-    """
+    """Return a command without its secrets, and these by the names of their variables."""
     made, values = list(words), dict[str, str]()
 
     def variable(text: str) -> str:
@@ -134,11 +130,7 @@ def _assignments(words: Sequence[str]) -> Iterator[tuple[int, bool]]:
 
 
 def require(names: Sequence[str], values: Mapping[str, str]) -> None:
-    """Check that each variable has a value, given or in the environment.
-
-    Raises:
-        InputError: some have none.
-    """
+    """Raise InputError if a variable has no value, neither given nor in the environment."""
     missing = [name for name in names if name not in values and name not in os.environ]
     if missing:
         shown = " ".join(f"{name}=..." for name in missing)
@@ -149,11 +141,7 @@ def require(names: Sequence[str], values: Mapping[str, str]) -> None:
 
 
 def revealed(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with the values of its variables, given or from the environment.
-
-    Raises:
-        InputError: one has no value.
-    """
+    """Return a text with its variables' values; InputError if one has none."""
     require(names_taken([text]), values)
     return TAKEN.sub(lambda found: values.get(found[1]) or os.environ[found[1]], text)
 

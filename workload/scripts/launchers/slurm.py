@@ -39,6 +39,7 @@ class Srun(Kind):
     of_all = ("--ntasks", "-n")
     of_node = ("--ntasks-per-node", "--tasks-per-node")
     nodes = ("--nodes", "-N")
+    numbers_tasks = True
 
     def reaches_nodes(self, launcher: Launcher) -> bool:
         """Return True: its tasks are on all nodes."""
@@ -49,12 +50,7 @@ class Srun(Kind):
         return words
 
     def read(self, typed: Typed) -> Read:
-        """Return what it starts, inside an allocation by Slurm's own figures.
-
-        Raises:
-            InputError: an option is unknown, nodes have different numbers of tasks, or no command
-                follows whose ranks are seen from here.
-        """
+        """Return what it starts, in an allocation by Slurm's own figures; or InputError."""
         words = list(typed.words)
         told, at = options_of_srun(words)
         _check_options(words[at:], told)
@@ -166,11 +162,7 @@ def is_srun(words: Sequence[str]) -> bool:
 
 
 def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
-    """Return srun's options with their values, and the place of the command.
-
-    Raises:
-        InputError: an option is unknown or lacks its value.
-    """
+    """Return srun's options, and the place of the command; InputError for an unknown one."""
     told: dict[str, str] = {}
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] != "-":

@@ -63,11 +63,7 @@ class _Framework(Kind):
         file: Path | None,
         keys: dict[str, Any],
     ) -> list[str]:
-        """Set a value where it stands among the words, else by a key of the file or a new option.
-
-        Args:
-            options: the spellings of its option, the last of them the key.
-        """
+        """Set a value where it stands, else by the key, the last option, or a new option."""
         if (at := place(words, options)) is not None:
             return with_value(words, at, value)
         if file is not None and self.takes_key(file, options[-1]):
@@ -119,10 +115,7 @@ class _Trl(_Framework, Vendor):
 
 
 class _LlamaFactory(_Framework):
-    """`llamafactory-cli train`, after llamafactory/cli.py and launcher.py (0.9.4).
-
-    It starts its module launcher under torchrun on all devices, or NPROC_PER_NODE of them.
-    """
+    """`llamafactory-cli train` (0.9.4): its module under torchrun, on NPROC_PER_NODE devices."""
 
     name = "llamafactory"
     commands = ("llamafactory-cli", "llamafactory", "lmf")

@@ -97,10 +97,7 @@ def _torchrun(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _elastic(args: argparse.Namespace, nodes: int) -> dict[str, str]:
-    """Return what torchrun's agent tells its ranks beside their numbers.
-
-    From torch/distributed/elastic/agent/server/local_elastic_agent.py; it makes no store for us.
-    """
+    """Return what torchrun's agent tells its ranks (torch's local_elastic_agent.py)."""
     rdzv_id = getattr(args, "rdzv_id", "none")
     return {
         "GROUP_RANK": "{node_rank}",

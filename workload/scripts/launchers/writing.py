@@ -2,8 +2,7 @@
 
 The number of processes, and the batches and ZeRO settings where the launcher or its framework takes
 them, are changed where they stand: in an option, in a variable, or in a copy of the configuration
-file beside the launch files. Everything else stays as it was typed. What each launcher takes, its
-class says (`tuner.workload.scripts.launchers.kinds`); here is what they have in common.
+file beside the launch files. What each launcher takes, its class says (`kinds`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tuner.workload.scripts.frameworks import shipped_drivers
 from tuner.workload.scripts.launchers.launcher import Launcher
 
 if TYPE_CHECKING:
-    from tuner.workload.scripts.script_job import ScriptJob
+    from tuner.workload.scripts.script_facts import ScriptFacts
 
 #: Keys of Accelerate's file, below its section `deepspeed_config`, by the section or key of
 #: DeepSpeed's own configuration.
@@ -33,7 +32,7 @@ class Rewriting:
     """One command as it is written back."""
 
     def __init__(
-        self, launcher: Launcher, configuration: Configuration, job: ScriptJob, folder: Path
+        self, launcher: Launcher, configuration: Configuration, job: ScriptFacts, folder: Path
     ) -> None:
         self.launcher, self.job, self.configuration = launcher, job, configuration
         self.folder = folder.resolve()
@@ -58,13 +57,7 @@ class Rewriting:
         return -(-self.world // max(each, 1))
 
     def wanted(self, framework: str) -> Iterator[tuple[str, Any, Any]]:
-        """Yield what the hook would set beside DeepSpeed's JSON: key, today's and the new value.
-
-        Args:
-            framework: kind of launcher by whose driver the keys are named.
-        """
-        from tuner.workload.scripts.knob_support import SWITCH
-
+        """Yield what the hook would set beside DeepSpeed's JSON: key, today's and the new value."""
         driver = next(d for d in shipped_drivers() if framework in d.recognised.launchers)
         job, today, new = self.job, self.job.baseline, self.configuration
         values: dict[str, tuple[Any, Any]] = {}
@@ -74,7 +67,7 @@ class Rewriting:
             times = (each.accumulation(job.global_batch) for each in (today, new))
             values["gradient_accumulation"] = next(times), next(times)
         knob = "activation_checkpointing"
-        if job.offers[knob].why == SWITCH and new.get(knob) != today.get(knob):
+        if job.by_switch and new.get(knob) != today.get(knob):
             values[knob] = today.get(knob) != "none", new.get(knob) != "none"
         for name, (before, after) in values.items():
             key = driver.knobs[name].keys[0]
@@ -121,11 +114,7 @@ class Rewriting:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the keys of a configuration file.
-
-    Raises:
-        InputError: it cannot be read, or holds none.
-    """
+    """Return the keys of a configuration file; InputError if it holds none."""
     data = parsed_file(path)
     if not isinstance(data, dict):
         raise InputError(f"{path} holds no keys")

@@ -1,0 +1,385 @@
+"""Facts about a user's script: its command today, and what one inspected launch has shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import read_knobs, with_baseline
+from tuner.search_spaces.errors import InputError, check_integer
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.program import Program
+from tuner.workload.scripts.frameworks.driven import Bound, Driven
+from tuner.workload.scripts.frameworks.settings import Settings
+from tuner.workload.scripts.launchers.launcher import Launcher, names_taken
+
+PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
+#: A script's global batch is the user's: the number of steps at another one is unknown.
+LAUNCH = tuple(n for n, knob in KNOBS.items() if knob.kind == "launch" and n != "global_batch")
+#: Knobs that say where a part of the training state lives, and their sections in DeepSpeed's JSON.
+OFFLOADS = {"optimizer_offload": "offload_optimizer", "parameter_offload": "offload_param"}
+#: The same in DeepSpeed's older spelling: a truth value for "cpu", and what belongs to it.
+OLD_OFFLOADS = {
+    "offload_optimizer": ("cpu_offload", "cpu_offload_use_pin_memory"),
+    "offload_param": ("cpu_offload_param", "cpu_offload_use_pin_memory"),
+}
+#: Why activation checkpointing is in play where the hook turns it on the model.
+SWITCH = "the model's own switch"
+#: A JSON object with one of these is taken for a DeepSpeed configuration.
+_DEEPSPEED_KEYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Facts about a script's training from one inspected launch.
+
+    Attributes:
+        kind: who takes the optimizer step: "deepspeed", "pipeline" (DeepSpeed's pipeline engine),
+            "torch" (a torch optimizer), "program" (it told by `step()`), or "" before inspection.
+        owner: the framework that calls DeepSpeed or the optimizer ("transformers", "accelerate",
+            "lightning"), which then owns batches and accumulation; "" where the script does.
+        micro_batch, accumulation: today's; 0 where unknown.
+        follows: its batches take their size from DeepSpeed's micro-batch.
+        measured: the leading dimension of the engine's first batch is the micro-batch, so probes
+            can check it.
+        counted: the first steps showed micro-batch and accumulation, so probes can check them.
+        sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
+        can_checkpoint: the model has transformers' switch for activation checkpointing.
+        checkpoints: and it is on today.
+        own: of these, the script's own values, as far as it names them there.
+        live: live knobs that the script registers, each with its present value, None if it cannot
+            be read.
+        turns: what its framework takes by itself, so that the hook can tell it another:
+            "micro_batch", "gradient_accumulation".
+        given: the words of the command, if arguments were found that carry its batch: those of the
+            job hold placeholders for them.
+        carries: what an argument carries beside the part of the batch that it is named for, by that
+            name: "ranks", "gradient_accumulation", or both ("" for neither).
+        keeps: the part of the batch that keeps the global batch without an argument for the
+            accumulation: "accumulation" (the script adapts it), "micro_batch" (x ranks it stays).
+        micro_batch_stays, ranks_stay: why, a phrase; "" if they need not.
+        first_step_s: seconds that the inspection took to its first step, which limits of probes are
+            derived from; it differs from look to look and is not part of the job.
+    """
+
+    kind: str = ""
+    owner: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    micro_batch: int = 0
+    accumulation: int = 0
+    follows: bool = False
+    measured: bool = False
+    counted: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+    client_optimizer: str = ""
+    can_checkpoint: bool = False
+    checkpoints: bool = False
+    compiled: bool = False
+    stages: int = 1
+    reads: tuple[str, ...] = ()
+    turns: tuple[str, ...] = ()
+    live: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    carries: Mapping[str, str] = field(default_factory=dict)
+    keeps: str = ""
+    micro_batch_stays: str = ""
+    ranks_stay: str = ""
+    first_step_s: float = field(default=0.0, compare=False)
+
+    @property
+    def on_deepspeed(self) -> bool:
+        """True if the script trains with DeepSpeed, in a pipeline or not."""
+        return self.kind in ("deepspeed", "pipeline")
+
+    @property
+    def zero(self) -> Mapping[str, Any]:
+        """The settings of ZeRO; a bare `true`, as in older files, means stage 1."""
+        zero = self.config.get("zero_optimization") or {}
+        return zero if isinstance(zero, Mapping) else {"stage": 1}
+
+    def batch_words(self, configuration: Configuration, global_batch: int) -> dict[str, str]:
+        """Return what stands for the batch's placeholders, which may carry more than a part."""
+        # An unknown global batch leaves the script's own accumulation.
+        times = configuration.accumulation(global_batch) if global_batch else self.accumulation
+        parts = {"micro_batch": configuration.micro_batch, "gradient_accumulation": times}
+        factors = {"ranks": configuration.data_parallel, "gradient_accumulation": times}
+        for name, carried in self.carries.items():
+            parts[name] *= math.prod(factors[each] for each in carried.split())
+        return {name: str(part) for name, part in parts.items()}
+
+    def device(self, section: str) -> str:
+        """Return today's place of "offload_optimizer" or "offload_param": none, cpu or nvme."""
+        if self.zero.get(OLD_OFFLOADS[section][0]):
+            return "cpu"
+        return str((self.zero.get(section) or {}).get("device", "none"))
+
+
+@dataclass(frozen=True)
+class KnobSupport:
+    """Support of one launch knob by a script, with why (not), a phrase; no values for all."""
+
+    turned: bool
+    why: str
+    values: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScriptFacts(TrainingJob):
+    """Facts about a job that a user's script trains.
+
+    `model` may be empty, and `sequence_length`, `global_batch` and `steps` 0, if unknown. What
+    needs them is then left out: the analytic prediction and parallelism inside the model, the knobs
+    that split the batch, and figures of the whole training.
+
+    Attributes:
+        devices: ranks that it starts on today.
+        assumed: what was not told and is taken, one sentence each.
+        secrets: values that words and launcher name as `{env:NAME}`; they are not written down.
+    """
+
+    words: tuple[str, ...] = ()
+    cwd: str = "."
+    devices: int = 1
+    frame: Framework = field(default_factory=Framework, hash=False)
+    assumed: tuple[str, ...] = ()
+    launcher: Launcher | None = None
+    driver: Bound | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (("global_batch", 0), ("steps", 0), ("devices", 1)):
+            check_integer(f"{name} of script {self.name!r}", getattr(self, name), least=least)
+
+    # ---- what is written down
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON."""
+        facts = asdict(self.frame)
+        del facts["first_step_s"]
+        if not self.frame.compiled:  # as in studies from before it was looked at
+            del facts["compiled"]
+        later = ("counted", "sources", "own", "given", "carries", "keeps")
+        for name in (*later, "micro_batch_stays", "ranks_stay"):  # as in studies from before
+            if not facts[name]:
+                del facts[name]
+        frame = json.dumps(facts, sort_keys=True)
+        listed = {"words": list(self.words), "assumed": list(self.assumed)}
+        data = {**super().to_json(), **listed, "frame": frame}
+        if self.launcher is None:  # as in studies from before launchers were read
+            del data["launcher"]
+        else:
+            data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
+        del data["driver"], data["secrets"]
+        return data | ({"driver": self.driver.to_json()} if self.driver else {})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote; InputError if it is no such job."""
+        try:
+            told = json.loads(data["frame"])
+            sequences = ("reads", "turns", "given")
+            frame = Framework(**told | {name: tuple(told.get(name, ())) for name in sequences})
+            listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
+            names = ({item.name for item in fields(cls)} - {"secrets"}) & set(data)
+            given = {name: data[name] for name in names} | {**listed, "frame": frame}
+            if "launcher" in data:
+                given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
+            if "driver" in data:
+                given["driver"] = Bound.from_json(data["driver"])
+            if "knobs" in data:
+                given["knobs"] = read_knobs(data["knobs"], "the job")
+            if "program" in data:
+                given["program"] = Program.from_table(data["program"], "the job")
+            return cls(**given)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"this is not the job of a script: {error}") from error
+
+    # ---- what can be turned
+
+    @cached_property
+    def placeholders(self) -> Mapping[str, str]:
+        """The names of the command's placeholders, each with today's value or ""."""
+        return {name: value for word in self.words for name, value in PLACEHOLDER.findall(word)}
+
+    @cached_property
+    def driven(self) -> Driven | None:
+        """The driver of the recognised framework, applied to this command."""
+        if self.driver is None:
+            return None
+        env = {**os.environ, **(self.launcher.env if self.launcher else {})}
+        command, given = self.driver.driver.command, self.driver.given
+        settings = Settings(command, self.words, Path(self.cwd), env, given)
+        return Driven(self.driver, settings, self.devices, self.sequence_length, self.placeholders)
+
+    @cached_property
+    def told(self) -> Mapping[str, str]:
+        """Knobs that the command takes by a placeholder or its framework, with today's value."""
+        framework = self.driven.today if self.driven else {}
+        return {**{name: str(value) for name, value in framework.items()}, **self.placeholders}
+
+    @cached_property
+    def config_word(self) -> tuple[int, Path] | None:
+        """Index of the word that names a DeepSpeed configuration, and the file, or None."""
+        for position, word in enumerate(self.words):
+            path = Path(self.cwd) / word.rpartition("=")[2]
+            if path.suffix == ".json" and path.is_file() and is_deepspeed(path):
+                return position, path
+        return None
+
+    @property
+    def file_config(self) -> Mapping[str, Any]:
+        """The DeepSpeed configuration that the command names; empty if it names none."""
+        named = self.placeholders.get("deepspeed_config")
+        path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
+        return read_json(path) if path else {}
+
+    @property
+    def asked_of_script(self) -> tuple[str, ...]:
+        """Names that the script takes by a placeholder or reads from the hook."""
+        return (*self.placeholders, *self.frame.reads)
+
+    def asks(self, *names: str) -> bool:
+        """Return True if the script takes one of these itself, in its command or by reading it."""
+        follows = self.driven is not None and self.driven.accumulates
+        asked = {*self.told, *self.asked_of_script, *(["gradient_accumulation"] * follows)}
+        return any(name in asked for name in names)
+
+    @property
+    def accumulates(self) -> bool:
+        """True if the accumulation can be chosen to keep the global batch."""
+        frame = self.frame
+        given = not frame.kind and "deepspeed_config" in self.placeholders  # not inspected yet
+        by_deepspeed = (frame.on_deepspeed or given) and not frame.owner
+        if not self.global_batch:
+            return False
+        kept = frame.keeps == "accumulation"
+        return by_deepspeed or kept or self._can_set("gradient_accumulation")
+
+    @property
+    def sets_micro_batch(self) -> bool:
+        """True if the script's micro-batch can be set."""
+        return self.frame.follows or self._can_set("micro_batch")
+
+    @property
+    def why_accumulation_stays(self) -> str:
+        """Why the accumulation cannot change while the script runs; "" if it can."""
+        frame = self.frame
+        if frame.owner == "transformers" or (frame.on_deepspeed and not frame.owner):
+            return ""
+        return (
+            "whole steps are measured: the accumulation of a running script can be set where its "
+            "loop is transformers' Trainer or its own over a DeepSpeed engine"
+        )
+
+    def _can_set(self, name: str) -> bool:
+        return name in self.frame.turns or self.asks(name)
+
+    @cached_property
+    def baseline(self) -> Configuration:
+        """The user's present configuration."""
+        config, frame = self.frame.config, self.frame
+        parallel = config.get("tensor_parallel") or {}
+        degrees = {
+            "tensor_parallel": parallel.get("autotp_size") or parallel.get("tp_size") or 1,
+            "pipeline_parallel": frame.stages,
+            "sequence_parallel": config.get("sequence_parallel_size") or 1,
+        }
+        inside = 1
+        for name, degree in degrees.items():
+            degrees[name] = degree = int(self.told.get(name) or degree)
+            inside *= degree
+        values: dict[str, Any] = {
+            **degrees,
+            "data_parallel": max(1, self.devices // inside),
+            "micro_batch": frame.micro_batch,
+            "zero_stage": int(frame.zero.get("stage", 0)),
+            "optimizer_offload": "cpu" if frame.device("offload_optimizer") == "cpu" else "none",
+            "parameter_offload": "cpu" if frame.device("offload_param") == "cpu" else "none",
+            "activation_checkpointing": "full" if frame.checkpoints else "none",
+        }
+        for name, text in self.told.items():
+            if name in LAUNCH and text:
+                values[name] = int(text) if text.isdigit() else text
+        # Of the others only what is not at its default: a configuration's name stays short.
+        if not frame.micro_batch:
+            del values["micro_batch"]
+        always = ("data_parallel", "micro_batch", "zero_stage")
+        for name in set(values) - set(always):
+            if name not in KNOBS or values[name] == KNOBS[name].default:
+                del values[name]
+        return with_baseline(Configuration.of(values), self.knobs)
+
+    @property
+    def hook_turns(self) -> tuple[str, ...]:
+        """What the hook tells the script's framework, because no key of its command does."""
+        turns = self.frame.turns
+        if self.driven is not None and self.driven.accumulates and "micro_batch" in self.told:
+            turns = tuple(name for name in turns if name not in self.told)
+            turns = tuple(name for name in turns if name != "gradient_accumulation")
+        return turns
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The variables whose values are not written down, but needed where ranks start."""
+        return names_taken([*self.words, *(self.launcher.env.values() if self.launcher else ())])
+
+    @property
+    def compiled(self) -> bool:
+        """True if the inspected launch showed a compiled model."""
+        return self.frame.compiled
+
+    @property
+    def on_deepspeed(self) -> bool:
+        """False if the script has another framework, whose driver says what it refuses."""
+        return self.driver is None or self.frame.on_deepspeed
+
+    # ---- what `ScriptJob` makes of it
+
+    @cached_property
+    def offers(self) -> Mapping[str, KnobSupport]:
+        """The support of each launch knob, with the reason."""
+        raise NotImplementedError
+
+    @property
+    def by_switch(self) -> bool:
+        """True if activation checkpointing is set by the model's own switch."""
+        return self.offers["activation_checkpointing"].why == SWITCH
+
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Any:
+        """Write the files of this configuration to `folder`, and return the start of its ranks."""
+        raise NotImplementedError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a DeepSpeed configuration; InputError if the file holds no object."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the DeepSpeed configuration {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed configuration")
+    return data
+
+
+def is_deepspeed(path: Path) -> bool:
+    """Return True if a JSON file looks like a DeepSpeed configuration."""
+    try:
+        data = read_json(path)
+    except InputError:
+        return False
+    return any(key in data for key in _DEEPSPEED_KEYS)
