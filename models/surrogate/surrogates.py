@@ -20,7 +20,6 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import GaussianProcess
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.regressors import FOLDS, Regressor, ScikitRegressor
-from tuner.models.surrogate.temperature import at_one_temperature
 from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import Z90
@@ -211,7 +210,6 @@ class Surrogates:
         power_W: Sequence[float] | np.ndarray,
         step_time_rse: Sequence[float] | np.ndarray | None = None,
         power_rse: Sequence[float] | np.ndarray | None = None,
-        temperature_C: Sequence[float] | np.ndarray | None = None,
     ) -> bool:
         """Learn from these measurements, one row each (a configuration may come again).
 
@@ -221,9 +219,6 @@ class Surrogates:
         Args:
             power_W: watts of the whole job, positive.
             step_time_rse: relative standard errors; None or NaN where unknown.
-            temperature_C: of the devices in each window, NaN where unknown: power is then learned
-                as at their mean (`tuner.models.surrogate.temperature`). Every row may change with a
-                new one, so the search, which appends rows, leaves it out.
 
         Returns:
             Whether the hyperparameters were fitted anew (what is watched is then recomputed).
@@ -235,9 +230,6 @@ class Surrogates:
         if not (np.isfinite(figures).all() and (figures > 0).all()):
             raise ValueError("step times and powers must be finite and positive")
         self._y = np.log(figures)
-        if temperature_C is not None and len(self._y):
-            warm = np.asarray(temperature_C, dtype=float)
-            self._y[:, 1] = at_one_temperature(configurations, self._y[:, 1], warm)
         x = self.features.transform(configurations)
         changed = self.features.correct(configurations, np.log(figures))
         for i, (output, rse) in enumerate(
