@@ -11,6 +11,7 @@ a posteriori, and anew only when the data have grown by a fifth, on at most `FIT
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,8 @@ class HyperPosterior:
         count = len(self._present)
         amplitudes = np.zeros(4)
         amplitudes[self._present] = np.exp(0.5 * theta[:count])
-        return self._kernel.with_(amplitudes, np.exp(theta[count:-1])), float(np.exp(theta[-1]))
+        kernel = replace(self._kernel, amplitudes=amplitudes, lengths=np.exp(theta[count:-1]))
+        return kernel, float(np.exp(theta[-1]))
 
     def draws(self, count: int, seed: int, step: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
         """Draws (count, d) and their weights, which sum to one."""
@@ -189,28 +191,19 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         self.update(X, np.asarray(y, dtype=np.float64), variance)
         return self
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+    def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the posterior mean of offset + f (no noise) at rows `X`.
 
         Args:
             return_std: also return the standard deviation, (m,).
-            return_cov: also return the covariance, (m, m).
 
         Raises:
-            ValueError: both `return_std` and `return_cov` are set, or `X` has other columns than
-                the rows fitted to.
+            ValueError: `X` has other columns than the rows fitted to.
         """
-        if return_std and return_cov:
-            raise ValueError("predict returns a standard deviation or a covariance, not both")
-        X = self._checked(X)
-        if return_cov:
-            return self.joint(X)
-        mean, variance = self.posterior(X)
-        return (mean, np.sqrt(variance)) if return_std else mean
-
-    def _checked(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        rows = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        mean, variance = self.posterior(rows)
+        return (mean, np.sqrt(variance)) if return_std else mean
 
     # -- hyperparameters ---------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ the marginal likelihood is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky
@@ -72,10 +72,6 @@ class AdditiveKernel:
     def variance(self) -> float:
         """k(x, x)."""
         return float(np.sum(self.amplitudes**2))
-
-    def with_(self, amplitudes: np.ndarray, lengths: np.ndarray) -> AdditiveKernel:
-        """Return the kernel with other hyperparameters."""
-        return replace(self, amplitudes=amplitudes, lengths=lengths)
 
     def __call__(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
         """Covariance of rows `a` (n, d) with rows `b` (m, d), or among themselves; (n, m)."""
@@ -134,6 +130,9 @@ class Likelihood:
         y: (n,), centred.
         variance: (n,), each row's own noise.
         constant: variance of the constant that is added to the kernel.
+
+    Attributes:
+        present: which of the four amplitudes are hyperparameters.
     """
 
     def __init__(
@@ -145,16 +144,11 @@ class Likelihood:
         constant: float,
     ) -> None:
         self._kernel, self._y, self._variance, self._constant = kernel, y, variance, constant
-        self._present = np.flatnonzero(kernel.amplitudes > 0)
+        self.present = np.flatnonzero(kernel.amplitudes > 0)
         # Squared differences a column: (d, n, n).
         self._squares = (x.T[:, :, None] - x.T[:, None, :]) ** 2
         own = self._squares[kernel.launch_columns(kernel.kinds)]
         self._own = np.exp(-np.sqrt(own.sum(axis=0) / len(own)) / OWN_LENGTH)
-
-    @property
-    def present(self) -> np.ndarray:
-        """Mask of the four amplitudes that are hyperparameters."""
-        return self._present
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient.
@@ -163,9 +157,9 @@ class Likelihood:
             theta: logs of the present variances a^2, of the lengths, and of the noise variance.
         """
         kernel, n = self._kernel, len(self._y)
-        count = len(self._present)
+        count = len(self.present)
         weight = np.zeros(4)
-        weight[self._present] = np.exp(theta[:count])
+        weight[self.present] = np.exp(theta[:count])
         lengths, white = np.exp(theta[count:-1]), float(np.exp(theta[-1]))
         inverse2 = lengths**-2
         value = [np.ones((n, n))] * 3
@@ -179,7 +173,7 @@ class Likelihood:
                 slope[kind] = (5.0 / 3.0) * (1.0 + s) * decay
         launch, live, mixed = value
         parts = [launch, live, launch * live * mixed, self._own]
-        covariance = sum(weight[i] * parts[i] for i in self._present) + self._constant
+        covariance = sum(weight[i] * parts[i] for i in self.present) + self._constant
         covariance[np.diag_indices(n)] += self._variance + white + 1e-12
         try:
             lower = cholesky(covariance, lower=True, check_finite=False)
@@ -190,7 +184,7 @@ class Likelihood:
         loss += 0.5 * n * np.log(2 * np.pi)
         outer = cho_solve((lower, True), np.eye(n), check_finite=False) - np.outer(alpha, alpha)
         gradient = np.empty_like(theta)
-        for place, i in enumerate(self._present):
+        for place, i in enumerate(self.present):
             gradient[place] = 0.5 * weight[i] * np.sum(outer * parts[i])
         by_kind = (
             weight[0] + weight[2] * live * mixed,
