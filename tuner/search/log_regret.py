@@ -12,11 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from tuner.pareto import REFERENCE_LEAST, REFERENCE_MARGIN, joint_improvement
-from tuner.problem.settings import SearchSettings
 
 #: Added to the regret before its logarithm is taken, a share of the front's hypervolume: what a
 #: search may miss when it ends by default is hardly worth finding.
-LEAST_REGRET = SearchSettings.max_regret
+LEAST_REGRET = 0.02
 #: Share below which a difference of two sums of areas is rounding.
 ROUNDING = 1e-12
 
