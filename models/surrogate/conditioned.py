@@ -124,30 +124,21 @@ class ConditionedProcess:
             self._lower, self._rows = self._lower[:n, :n], self._rows[:n]
             self._weights = self._weights[:n]
 
-    def posterior(
-        self, x: np.ndarray, *, first: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,).
-
-        Args:
-            x: (m, columns).
-            first: condition on this number of rows only, the first. With fewer rows the variance is
-                larger, never smaller: a cheap upper bound.
-        """
-        n = len(self._rows) if first is None else min(first, len(self._rows))
+    def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,)."""
         mean, variance = np.empty(len(x)), np.empty(len(x))
         for start in range(0, len(x), 4096):
             part = slice(start, start + 4096)
             mean[part], variance[part] = self._centre, self._prior_variance
-            if n:
+            if len(self._rows):
                 projected = solve_triangular(
-                    self._lower[:n, :n],
-                    self._covariance(self._rows[:n], x[part]),
+                    self._lower,
+                    self._covariance(self._rows, x[part]),
                     lower=True,
                     check_finite=False,
                     overwrite_b=True,
                 )
-                mean[part] += self._weights[:n] @ projected
+                mean[part] += self._weights @ projected
                 variance[part] -= np.einsum("ij,ij->j", projected, projected)
         return mean, np.maximum(variance, 1e-12)
 

@@ -23,7 +23,7 @@ from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.model import Correctable, Prior
+    from tuner.models.analytic.model import Prior
     from tuner.search_spaces.space import Candidates
 
 #: An unlisted numeric knob whose values are positive and span more than this factor is logarithmic.
@@ -149,7 +149,7 @@ class FeatureMap:
         learns_program: bool = False,
     ) -> None:
         configurations = candidates.configurations
-        self._priors = (prior,) if prior is not None else ()
+        self._prior = prior
         self._columns: list[tuple[str, _Column]] = []
         scales = {name: knob.scale for name, knob in KNOBS.items()}
         scales |= {knob.name: knob.scale for knob in candidates.knobs}
@@ -160,14 +160,14 @@ class FeatureMap:
         self._row = {c: i for i, c in enumerate(configurations)}
         self._levels: dict[Settings, np.ndarray] = {}
         self._configurations, self._learns_program = configurations, learns_program
-        self._corrected: tuple[Prior, ...] = self._priors
+        self._corrected = prior
         self._corrected_by: tuple[object, ...] = (b"",)
         self._prior_log = self._predict_priors(configurations)
         if prior is not None:
             self._add_live_part(configurations)
         self._prior_low = self._prior_log.min(axis=0)
         self._prior_span = np.ptp(self._prior_log, axis=0)
-        self._prior_span[2 * len(self._priors) :] = 0.0
+        self._prior_span[2:] = 0.0
         self._corrected_log, self._corrected_levels = self._prior_log, self._levels
         self._matrix = self._compute(configurations, self._prior_log)
         self._kinds = self._kinds_of_columns(configurations)
@@ -198,19 +198,9 @@ class FeatureMap:
         return np.array(kinds + [MIXED] * (self.dimension - len(kinds)), dtype=int)
 
     @property
-    def has_prior(self) -> bool:
-        """True if there is at least one prior."""
-        return bool(self._priors)
-
-    @property
     def priors(self) -> int:
         """Number of priors: the model, and its live part."""
         return int(self._prior_log.shape[1]) // 2
-
-    @property
-    def has_live_part(self) -> bool:
-        """True if the last prior is the live part of the model."""
-        return bool(self._levels)
 
     def _add_live_part(self, configurations: Sequence[Configuration]) -> None:
         """Add the model without its launches' levels as a prior, if a live knob changes anything.
@@ -265,7 +255,7 @@ class FeatureMap:
         Returns:
             Whether the mean changed.
         """
-        model = self._priors[-1] if self._priors else None
+        model = self._prior
         if not self._learns_program or not isinstance(model, Correctable):
             return False
         first = list(dict.fromkeys(c.launch for c in configurations))[:CORRECTING]
@@ -277,7 +267,7 @@ class FeatureMap:
         if rows:
             line = ScaleOut.of_prior(model, [configurations[i] for i in rows], logs[rows])
             corrected = model.with_constants(line.constants)
-        self._corrected = (*self._priors[:-1], corrected)
+        self._corrected = corrected
         log = self._logs(self._configurations, self._corrected)
         if self._levels:
             self._corrected_levels = self._levels_of(self._configurations, log)
@@ -285,17 +275,17 @@ class FeatureMap:
         self._corrected_log = log
         return True
 
-    def _logs(self, configurations: Sequence[Configuration], priors: Sequence[Prior]) -> np.ndarray:
-        """Return log step time and log power by each prior, (n, 2 x priors)."""
-        predictions = [prior.predict(configurations) for prior in priors]
-        columns = [figure for one in predictions for figure in (one.step_time_s, one.power_W)]
-        if not predictions:
+    @staticmethod
+    def _logs(configurations: Sequence[Configuration], model: Prior | None) -> np.ndarray:
+        """Return log step time and log power by the model, (n, 2); (n, 0) without one."""
+        if model is None:
             return np.zeros((len(configurations), 0))
-        return np.log(np.column_stack(columns))
+        predicted = model.predict(configurations)
+        return np.log(np.column_stack([predicted.step_time_s, predicted.power_W]))
 
     def _predict_priors(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """Return the logs of each prior and of its live part, before any correction."""
-        return self._with_live_part(configurations, self._logs(configurations, self._priors))
+        return self._with_live_part(configurations, self._logs(configurations, self._prior))
 
     def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
         if not configurations:
@@ -329,7 +319,7 @@ class FeatureMap:
     def prior_log(self, configurations: Sequence[Configuration], which: int = 0) -> np.ndarray:
         """Return one prior's log step time and log power, shape (n, 2); zeros without a prior."""
         rows = [self._row.get(configuration, -1) for configuration in configurations]
-        if not self._priors:
+        if self._prior is None:
             return np.zeros((len(rows), 2))
         if -1 in rows:
             log = self._with_live_part(

@@ -11,6 +11,7 @@ a posteriori, and anew only when the data have grown by a fifth, on at most `FIT
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from tuner.models.surrogate.conditioned import ConditionedProcess, draw_normal
-from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED, OWN, AdditiveKernel, Likelihood
+from tuner.models.surrogate.kernel import (
+    KINDS,
+    MIXED,
+    OWN,
+    AdditiveKernel,
+    Likelihood,
+    Pairs,
+)
 
 #: Hyperparameters are fitted on at most this many rows: a likelihood costs O(rows^3).
 FIT_ROWS = 128
@@ -87,7 +95,8 @@ class HyperPosterior:
         count = len(self._present)
         amplitudes = np.zeros(4)
         amplitudes[self._present] = np.exp(0.5 * theta[:count])
-        return self._kernel.with_(amplitudes, np.exp(theta[count:-1])), float(np.exp(theta[-1]))
+        kernel = replace(self._kernel, amplitudes=amplitudes, lengths=np.exp(theta[count:-1]))
+        return kernel, float(np.exp(theta[-1]))
 
     def draws(self, count: int, seed: int, step: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
         """Draws (count, d) and their weights, which sum to one."""
@@ -182,34 +191,25 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         self.update(X, np.asarray(y, dtype=np.float64), variance)
         return self
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+    def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the posterior mean of offset + f (no noise) at rows `X`.
 
         Args:
             return_std: also return the standard deviation, (m,).
-            return_cov: also return the covariance, (m, m).
 
         Raises:
-            ValueError: both `return_std` and `return_cov` are set, or `X` has other columns than
-                the rows fitted to.
+            ValueError: `X` has other columns than the rows fitted to.
         """
-        if return_std and return_cov:
-            raise ValueError("predict returns a standard deviation or a covariance, not both")
-        X = self._checked(X)
-        if return_cov:
-            return self.joint(X)
-        mean, variance = self.posterior(X)
-        return (mean, np.sqrt(variance)) if return_std else mean
-
-    def _checked(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        rows = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        mean, variance = self.posterior(rows)
+        return (mean, np.sqrt(variance)) if return_std else mean
 
     # -- hyperparameters ---------------------------------------------------------------------
 
     def _scale_of_lengths(self) -> np.ndarray:
         """sqrt(d) with d the columns of a column's own kind: distances grow so."""
-        counts = np.array([(self._kinds == kind).sum() for kind in (LAUNCH, LIVE, MIXED)])
+        counts = np.array([(self._kinds == kind).sum() for kind in KINDS])
         if not AdditiveKernel.splits(self._kinds):
             counts[:] = self.n_features_in_
         return np.asarray(np.sqrt(counts[self._kinds]))
@@ -338,11 +338,11 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
             return self.posterior(x)
         means, variances = [], []
         thetas, weights = self._hyper_draws(self._posterior)
+        pairs = Pairs(self._kinds, self._x, np.vstack([self._x, x]), often=True)
         for theta in thetas:
-            kernel, offset2, lower = self._factor_at(self._posterior, theta)
-            mean, cross = self._project_at(kernel, offset2, lower, x)
+            prior, mean, cross, _ = self._given_data(self._posterior, theta, pairs)
             means.append(mean)
-            variances.append(kernel.variance + offset2 - np.einsum("ij,ij->j", cross, cross))
+            variances.append(prior - np.einsum("ij,ij->j", cross, cross))
         mean = weights @ np.array(means)
         variance = weights @ (np.maximum(variances, 0.0) + (np.array(means) - mean) ** 2)
         return self._centre + mean, np.maximum(variance, 1e-12)
@@ -366,12 +366,14 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         places = (np.arange(len(normals)) + 0.5) / len(normals)
         chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
         drawn = np.empty((len(normals), len(x)))
+        both = np.vstack([self._x, x])
+        pairs = Pairs(self._kinds, both, both, often=True)
         for i in np.unique(chosen):
-            kernel, offset2, lower = self._factor_at(self._posterior, thetas[i])
-            mean, cross = self._project_at(kernel, offset2, lower, x)
-            covariance = kernel(x) + offset2 - cross.T @ cross
+            _, mean, cross, covariance = self._given_data(self._posterior, thetas[i], pairs)
             rows = chosen == i
-            drawn[rows] = draw_normal(self._centre + mean, covariance, normals[rows])
+            drawn[rows] = draw_normal(
+                self._centre + mean, covariance - cross.T @ cross, normals[rows]
+            )
         return drawn
 
     def _hyper_draws(self, posterior: HyperPosterior) -> tuple[np.ndarray, np.ndarray]:
@@ -380,23 +382,26 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
             self._drawn = (posterior, *posterior.draws(MARGINAL_DRAWS, self._seed))
         return self._drawn[1:]
 
-    def _factor_at(
-        self, posterior: HyperPosterior, theta: np.ndarray
-    ) -> tuple[AdditiveKernel, float, np.ndarray]:
-        """Return the kernel, the variance of the offset and the Cholesky factor of the data."""
+    def _given_data(
+        self, posterior: HyperPosterior, theta: np.ndarray, pairs: Pairs
+    ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+        """Condition on the data at these hyperparameters.
+
+        Args:
+            pairs: the data, or the data and rows x, against the data and rows x.
+
+        Returns:
+            The prior variance; at x the mean apart from the centre, and L^-1 K(data, x); and the
+            prior covariance among the rows x of `pairs`.
+        """
         kernel, white = posterior.unpack(theta)
         offset2 = 9.0 * max(kernel.variance, self.amplitude**2)
         n = self._data_rows
-        covariance = kernel(self._x) + offset2
-        covariance[np.diag_indices(n)] += self._variance + white + 1e-10
-        return kernel, offset2, cholesky(covariance, lower=True, check_finite=False)
-
-    def _project_at(
-        self, kernel: AdditiveKernel, offset2: float, lower: np.ndarray, x: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean at rows `x`, apart from the centre, and L^-1 K(data, x)."""
-        cross = solve_triangular(
-            lower, kernel(self._x, x) + offset2, lower=True, check_finite=False
-        )
-        y = self._y - self._centre
-        return solve_triangular(lower, y, lower=True, check_finite=False) @ cross, cross
+        covariance = kernel.between(pairs) + offset2
+        data, y = covariance[:n, :n].copy(), self._y - self._centre
+        data[np.diag_indices(n)] += self._variance + white + 1e-10
+        lower = cholesky(data, lower=True, check_finite=False)
+        both = np.column_stack([y, covariance[:n, n:]])
+        solved = solve_triangular(lower, both, lower=True, check_finite=False, overwrite_b=True)
+        cross = solved[:, 1:]
+        return kernel.variance + offset2, solved[:, 0] @ cross, cross, covariance[n:, n:]

@@ -16,26 +16,20 @@ the marginal likelihood is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky
 from scipy.spatial.distance import cdist
 
 #: Kinds of columns.
-LAUNCH, LIVE, MIXED = 0, 1, 2
+KINDS = LAUNCH, LIVE, MIXED = 0, 1, 2
 #: Prior shares of the first three parts' standard deviations.
 SHARES = np.array([0.9, 0.3, 0.2])
 #: Prior median of a launch's own level, in log: a few per cent between neighbours.
 OWN = 0.02
 #: Length of that level's kernel: a fifth of a column's range, times sqrt(columns).
 OWN_LENGTH = 0.2
-
-
-def _matern(distance: np.ndarray) -> np.ndarray:
-    """Matern-5/2 of distances that are already over their lengths."""
-    s = np.sqrt(5.0) * distance
-    return np.asarray((1.0 + s + s * s / 3.0) * np.exp(-s))
 
 
 @dataclass(frozen=True)
@@ -79,29 +73,53 @@ class AdditiveKernel:
         """k(x, x)."""
         return float(np.sum(self.amplitudes**2))
 
-    def with_(self, amplitudes: np.ndarray, lengths: np.ndarray) -> AdditiveKernel:
-        """Return the kernel with other hyperparameters."""
-        return replace(self, amplitudes=amplitudes, lengths=lengths)
-
     def __call__(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
         """Covariance of rows `a` (n, d) with rows `b` (m, d), or among themselves; (n, m)."""
-        b = a if b is None else b
-        parts: list[np.ndarray | float] = []
-        launch_columns = self.launch_columns(self.kinds)
-        distance = cdist(a[:, launch_columns], b[:, launch_columns])
-        own = np.exp(-distance / (OWN_LENGTH * np.sqrt(launch_columns.sum())))
-        for kind in (LAUNCH, LIVE, MIXED):
-            columns = self.kinds == kind
-            if not columns.any():
-                parts.append(1.0)
-                continue
-            lengths = self.lengths[columns]
-            distance = cdist(a[:, columns] / lengths, b[:, columns] / lengths)
-            parts.append(_matern(distance))
-        launch, live, mixed = parts
+        return self.between(Pairs(self.kinds, a, a if b is None else b))
+
+    def between(self, pairs: Pairs) -> np.ndarray:
+        """Covariance of each pair, (n, m)."""
+        launch, live, mixed = (pairs.matern(self.lengths, kind) for kind in KINDS)
         weight = self.amplitudes**2
         total = launch * (weight[0] + weight[2] * (live * mixed)) + weight[1] * live
-        return np.asarray(total + weight[3] * own)
+        return np.asarray(total + weight[3] * pairs.own)
+
+
+class Pairs:
+    """Rows `a` (n, d) against rows `b` (m, d), to be evaluated at any hyperparameters.
+
+    Args:
+        often: they are evaluated many times: candidates are launches times live settings, so few
+            of their halves differ, and it pays to find these first.
+
+    Attributes:
+        own: correlation of the launches' own levels, which has no hyperparameter, (n, m).
+    """
+
+    def __init__(
+        self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray, *, often: bool = False
+    ) -> None:
+        paired = _distinct if often else lambda *both: (*both, None)
+        masks = {kind: kinds == kind for kind in KINDS if (kinds == kind).any()}
+        self._halves = {kind: (of, *paired(a[:, of], b[:, of])) for kind, of in masks.items()}
+        columns = AdditiveKernel.launch_columns(kinds)
+        distance = cdist(a[:, columns], b[:, columns])
+        self.own = np.exp(-distance / (OWN_LENGTH * np.sqrt(columns.sum())))
+
+    def matern(self, lengths: np.ndarray, kind: int) -> np.ndarray | float:
+        """Matern-5/2 of the columns of a kind, (n, m); 1 if there are none."""
+        if kind not in self._halves:
+            return 1.0
+        columns, a, b, places = self._halves[kind]
+        s = np.sqrt(5.0) * cdist(a / lengths[columns], b / lengths[columns])
+        correlation = np.asarray((1.0 + s + s * s / 3.0) * np.exp(-s))
+        return correlation if places is None else correlation.take(places)
+
+
+def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the distinct rows of each, and where each pair is in the matrix between these."""
+    (rows, i), (others, j) = (np.unique(x, axis=0, return_inverse=True) for x in (a, b))
+    return rows, others, i.reshape(-1, 1) * len(others) + j.reshape(-1)
 
 
 class Likelihood:
@@ -112,6 +130,9 @@ class Likelihood:
         y: (n,), centred.
         variance: (n,), each row's own noise.
         constant: variance of the constant that is added to the kernel.
+
+    Attributes:
+        present: which of the four amplitudes are hyperparameters.
     """
 
     def __init__(
@@ -123,16 +144,11 @@ class Likelihood:
         constant: float,
     ) -> None:
         self._kernel, self._y, self._variance, self._constant = kernel, y, variance, constant
-        self._present = np.flatnonzero(kernel.amplitudes > 0)
+        self.present = np.flatnonzero(kernel.amplitudes > 0)
         # Squared differences a column: (d, n, n).
         self._squares = (x.T[:, :, None] - x.T[:, None, :]) ** 2
         own = self._squares[kernel.launch_columns(kernel.kinds)]
         self._own = np.exp(-np.sqrt(own.sum(axis=0) / len(own)) / OWN_LENGTH)
-
-    @property
-    def present(self) -> np.ndarray:
-        """Mask of the four amplitudes that are hyperparameters."""
-        return self._present
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient.
@@ -141,14 +157,14 @@ class Likelihood:
             theta: logs of the present variances a^2, of the lengths, and of the noise variance.
         """
         kernel, n = self._kernel, len(self._y)
-        count = len(self._present)
+        count = len(self.present)
         weight = np.zeros(4)
-        weight[self._present] = np.exp(theta[:count])
+        weight[self.present] = np.exp(theta[:count])
         lengths, white = np.exp(theta[count:-1]), float(np.exp(theta[-1]))
         inverse2 = lengths**-2
         value = [np.ones((n, n))] * 3
         slope = [np.zeros((n, n))] * 3  # of each Matern by the log of a length, over its square
-        for kind in (LAUNCH, LIVE, MIXED):
+        for kind in KINDS:
             columns = np.flatnonzero(kernel.kinds == kind)
             if len(columns):
                 s = np.sqrt(5.0 * np.tensordot(inverse2[columns], self._squares[columns], axes=1))
@@ -157,7 +173,7 @@ class Likelihood:
                 slope[kind] = (5.0 / 3.0) * (1.0 + s) * decay
         launch, live, mixed = value
         parts = [launch, live, launch * live * mixed, self._own]
-        covariance = sum(weight[i] * parts[i] for i in self._present) + self._constant
+        covariance = sum(weight[i] * parts[i] for i in self.present) + self._constant
         covariance[np.diag_indices(n)] += self._variance + white + 1e-12
         try:
             lower = cholesky(covariance, lower=True, check_finite=False)
@@ -168,14 +184,14 @@ class Likelihood:
         loss += 0.5 * n * np.log(2 * np.pi)
         outer = cho_solve((lower, True), np.eye(n), check_finite=False) - np.outer(alpha, alpha)
         gradient = np.empty_like(theta)
-        for place, i in enumerate(self._present):
+        for place, i in enumerate(self.present):
             gradient[place] = 0.5 * weight[i] * np.sum(outer * parts[i])
         by_kind = (
             weight[0] + weight[2] * live * mixed,
             weight[1] + weight[2] * launch * mixed,
             weight[2] * launch * live,
         )
-        for kind in (LAUNCH, LIVE, MIXED):
+        for kind in KINDS:
             columns = np.flatnonzero(kernel.kinds == kind)
             if len(columns):
                 through = outer * slope[kind] * by_kind[kind]

@@ -51,10 +51,8 @@ class Regressor(Protocol):
             True if the model has changed by more than the appended rows.
         """
 
-    def posterior(
-        self, x: np.ndarray, *, first: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance at these rows; `first` allows to use the first rows only."""
+    def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance at these rows."""
 
     def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `posterior`, with the uncertainty of the hyperparameters if the model has it."""
@@ -146,14 +144,7 @@ class ScikitRegressor(Regressor):
     def noise_(self) -> float:
         return self._noise  # a regressor's own estimate, if any, is part of its spread
 
-    @property
-    def model(self) -> Any:
-        """Regressor fitted to the data; None with fewer than two rows."""
-        return self._fitted.model
-
-    def posterior(
-        self, x: np.ndarray, *, first: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._believed.posterior(x)
 
     def believe(self, x: np.ndarray) -> None:
@@ -248,7 +239,7 @@ def check_surrogate(surrogate: Any) -> None:
     x = np.random.default_rng(0).random((12, 2))
     model = ScikitRegressor(regressor, noise=0.01, amplitude=1.0, seed=0)
     model.update(x, x[:, 0] - x[:, 1] ** 2, np.zeros(12))
-    fitted = model.model
+    fitted = model._fitted.model
     try:
         mean, std = mean_and_std(fitted, x)
         sound = np.isfinite(std).all() and np.allclose(mean, fitted.predict(x), atol=1e-5)

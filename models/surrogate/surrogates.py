@@ -20,7 +20,6 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import GaussianProcess
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.regressors import FOLDS, Regressor, ScikitRegressor
-from tuner.models.surrogate.temperature import at_one_temperature
 from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import Z90
@@ -104,7 +103,7 @@ class _Output:
         self._apart = np.empty(0)
         # A tie goes to the first: a prior stays unless it harms.
         means: list[int | None] = [*range(features.priors), None]
-        self._weaker = means[-2:] if features.has_live_part else []
+        self._weaker = means[-2:] if features.priors > 1 else []
         self._variants: dict[int | None, Regressor] = {}
         for mean in means:
             amplitude = (AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output]
@@ -175,6 +174,10 @@ class Surrogates:
     Args:
         regressor: a scikit-learn regressor of which both figures' models are copies
             (`tuner.models.surrogate.surrogate_choice`); None for this project's Gaussian process.
+
+    Attributes:
+        sharpens: the posterior at a measured configuration may be trusted more than its windows:
+            this project's Gaussian process knows their noise.
     """
 
     def __init__(
@@ -185,19 +188,13 @@ class Surrogates:
         regressor: Any = None,
     ) -> None:
         self.features = features
-        self._refits = regressor is not None
+        self.sharpens = regressor is None
         both = {"regressor": regressor, "seed": seed}
         self._time = _Output(features, output=0, noise=TIME_NOISE, **both)
         self._power = _Output(features, output=1, noise=POWER_NOISE, **both)
         self._outputs = (self._time, self._power)
         self._y = np.empty((0, 2))
         self.watch(())
-
-    @property
-    def sharpens(self) -> bool:
-        """True if the posterior at a measured configuration may be trusted more than its windows:
-        this project's Gaussian process knows their noise."""
-        return not self._refits
 
     @property
     def mean_in_use(self) -> tuple[int | None, int | None]:
@@ -211,7 +208,6 @@ class Surrogates:
         power_W: Sequence[float] | np.ndarray,
         step_time_rse: Sequence[float] | np.ndarray | None = None,
         power_rse: Sequence[float] | np.ndarray | None = None,
-        temperature_C: Sequence[float] | np.ndarray | None = None,
     ) -> bool:
         """Learn from these measurements, one row each (a configuration may come again).
 
@@ -221,9 +217,6 @@ class Surrogates:
         Args:
             power_W: watts of the whole job, positive.
             step_time_rse: relative standard errors; None or NaN where unknown.
-            temperature_C: of the devices in each window, NaN where unknown: power is then learned
-                as at their mean (`tuner.models.surrogate.temperature`). Every row may change with a
-                new one, so the search, which appends rows, leaves it out.
 
         Returns:
             Whether the hyperparameters were fitted anew (what is watched is then recomputed).
@@ -235,9 +228,6 @@ class Surrogates:
         if not (np.isfinite(figures).all() and (figures > 0).all()):
             raise ValueError("step times and powers must be finite and positive")
         self._y = np.log(figures)
-        if temperature_C is not None and len(self._y):
-            warm = np.asarray(temperature_C, dtype=float)
-            self._y[:, 1] = at_one_temperature(configurations, self._y[:, 1], warm)
         x = self.features.transform(configurations)
         changed = self.features.correct(configurations, np.log(figures))
         for i, (output, rse) in enumerate(
@@ -250,17 +240,10 @@ class Surrogates:
             self.watch(self._watched)
         return changed
 
-    def predict(
-        self, configurations: Sequence[Configuration], *, first: int | None = None
-    ) -> Posterior:
-        """Return the posterior at these configurations.
-
-        Args:
-            first: condition on the first so many measurements only: cheaper, and with larger
-                standard deviations, never smaller.
-        """
+    def predict(self, configurations: Sequence[Configuration]) -> Posterior:
+        """Return the posterior at these configurations."""
         x = self.features.transform(configurations)
-        found = [output.regressor.posterior(x, first=first) for output in self._outputs]
+        found = [output.regressor.posterior(x) for output in self._outputs]
         return self._joined(found, self._bases(configurations))
 
     def _bases(self, configurations: Sequence[Configuration]) -> list[np.ndarray]:
@@ -394,7 +377,7 @@ class Surrogates:
             time_error=float(error[0]),
             power_error=float(error[1]),
             coverage=float(inside.mean()),
-            folds=FOLDS if self._refits and n > FOLDS else None,
+            folds=FOLDS if n > FOLDS and not self.sharpens else None,
             pairs=tuple(
                 (float(m[0]), float(g[0]), float(m[1]), float(g[1]))
                 for m, g in zip(measured, guessed, strict=True)

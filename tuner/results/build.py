@@ -57,7 +57,6 @@ def _fitted(problem: Problem, windows: Windows, seed: int) -> Surrogates:
         windows.step_time_s,
         windows.power_W,
         *windows.relative_errors,
-        temperature_C=windows.temperature_C,
     )
     return surrogates
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,12 +69,6 @@ class Windows:
     def power_W(self) -> np.ndarray:
         """Powers of the whole job, (rows,)."""
         return np.array([m.power_W for m in self.measurements], dtype=float)
-
-    @property
-    def temperature_C(self) -> np.ndarray:
-        """The hottest device's, NaN where unknown."""
-        each = [math.nan if m.temperature_C is None else m.temperature_C for m in self.measurements]
-        return np.array(each, dtype=float)
 
     @property
     def relative_errors(self) -> tuple[np.ndarray, np.ndarray]:

@@ -258,9 +258,14 @@ class ProbeAcquisition:
     def _nearest(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
     ) -> Scored:
-        """Return the single setting nearest to the front; its score is 0."""
-        behind = _sds_behind(_corners(front.points), candidates.posterior)
-        likely = candidates.likely
+        """Return the single setting nearest to the front; its score is 0.
+
+        Nearest in standard deviations: of the nearer axis, from the corner that is farthest.
+        """
+        all_of, corners = candidates.posterior, _corners(front.points)
+        behind_e = (all_of.log_energy[:, None] - corners[:, 0]) / all_of.log_energy_std[:, None]
+        behind_t = (all_of.log_time[:, None] - corners[:, 1]) / all_of.log_time_std[:, None]
+        behind, likely = np.minimum(behind_e, behind_t).max(axis=1), candidates.likely
         best = int(likely[first_best(-behind[likely])])
         posterior = candidates.posterior[[best]]
         joules = float(self.cost.visit_J(posterior.power_W, posterior.step_time_s)[0])
@@ -273,16 +278,6 @@ class ProbeAcquisition:
 def _corners(points: np.ndarray) -> np.ndarray:
     """Return the non-dominated points, in their order."""
     return points[nondominated(points[:, 0], points[:, 1])]
-
-
-def _sds_behind(corners: np.ndarray, posterior: Posterior) -> np.ndarray:
-    """Return the number of standard deviations by which each point misses the front, (n,).
-
-    Against one corner the nearer axis is enough; the worst of the corners counts.
-    """
-    behind_e = (posterior.log_energy[:, None] - corners[:, 0]) / posterior.log_energy_std[:, None]
-    behind_t = (posterior.log_time[:, None] - corners[:, 1]) / posterior.log_time_std[:, None]
-    return np.asarray(np.minimum(behind_e, behind_t).max(axis=1))
 
 
 def farthest(

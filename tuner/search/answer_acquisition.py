@@ -3,9 +3,8 @@
 A probe is worth the expected fall of the least loss (`Question.loss`): the constrained expected
 improvement (Schonlau, Welch & Jones 1998, "Global versus local search in constrained optimization
 of computer models"; Gardner et al. 2014, "Bayesian optimization with inequality constraints",
-ICML), over draws of energy, time and power, which move together, instead of a product of
-probabilities. The answer is one configuration, so one window is planned at a time, and a launch is
-worth its best setting.
+ICML), over draws that move together instead of a product of probabilities. The answer is one
+configuration: one window is planned at a time, and a launch is worth its best setting.
 """
 
 from __future__ import annotations

@@ -30,8 +30,6 @@ ALL_CANDIDATES = 100_000
 TRACKED_ENTRIES = 4_000_000
 #: Number of candidates that are tracked at least, however many measurements there are.
 MIN_TRACKED = 1000
-#: Number of measurements that the coarse posterior of all of them is conditioned on.
-COARSE_ROWS = 128
 
 
 class LaunchCodes:
@@ -149,23 +147,20 @@ class CandidatePool:
     ) -> np.ndarray:
         """Return the launches of the sample with the most promising open settings.
 
-        They have about `limit` candidates in all. Promise is the improvement at optimistic figures
-        (two standard deviations) of a posterior that is conditioned on the first `COARSE_ROWS`
-        measurements only; its standard deviations are too large, never too small, so no good launch
-        is lost for being unexplored.
+        They have about `limit` candidates in all. Promise is the improvement at optimistic figures,
+        two standard deviations from the mean, so no launch is lost for being unexplored.
         """
-        measured = self._surrogates.predict(
-            self._configurations(np.unique([m.candidate for m in observations.measured])),
-            first=COARSE_ROWS,
+        measured, found = (
+            self._surrogates.predict(self._configurations(numbers))
+            for numbers in (np.unique([m.candidate for m in observations.measured]), sample)
         )
-        coarse = self._surrogates.predict(self._configurations(sample), first=COARSE_ROWS)
         front = np.column_stack([measured.log_energy, measured.log_time])
         promise = np.full(len(closed), -1.0)
         promise[sample] = improvement(
             front,
-            coarse.log_energy - 2 * coarse.log_energy_std,
-            coarse.log_time - 2 * coarse.log_time_std,
-            search_reference(front, coarse),
+            found.log_energy - 2 * found.log_energy_std,
+            found.log_time - 2 * found.log_time_std,
+            search_reference(front, found),
         )
         promise[closed] = -1.0
         launches = np.unique(self._launch_of[sample])

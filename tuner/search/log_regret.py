@@ -4,8 +4,7 @@ In each joint draw of the surrogates the regret is the share of that draw's fron
 measurements miss, and a measurement is worth the fall of its logarithm. A search is over when
 little is missing, wherever the front lies, so every draw counts the same: one in which a launch
 misses the front by far weighs no more than one in which the last settings of a good launch are
-missing. (Hypervolume improvement itself weighs the draws by how far the front might move; it leaves
-a launch that still has settings of the front for the most uncertain one, and pays to return.)
+missing. (Hypervolume improvement leaves such a launch for the most uncertain one, and returns.)
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import numpy as np
 
 from tuner.pareto import REFERENCE_LEAST, REFERENCE_MARGIN, joint_improvement
 
-#: Added to the regret before its logarithm is taken, a share of the front's hypervolume: what is
-#: missing below it is hardly worth finding. Half and double of it cannot be told apart in joules.
-LEAST_REGRET = 0.01
+#: Added to the regret before its logarithm is taken, a share of the front's hypervolume: what a
+#: search may miss when it ends by default is hardly worth finding.
+LEAST_REGRET = 0.02
 #: Share below which a difference of two sums of areas is rounding.
 ROUNDING = 1e-12
 

@@ -42,30 +42,18 @@ GP_MAX_ASKS = 2
 SAME_ASKS = 3
 
 
-def _tpe(seed: int) -> BaseSampler:
-    # Optuna 5 keeps TPE independent with several objectives unless multivariate is set.
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True)
-
-
-def _nsgaii(seed: int) -> BaseSampler:
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=10)
-
-
 def _gp(seed: int) -> BaseSampler:
     if importlib.util.find_spec("torch") is None:
         raise InputError('the sampler "gp" needs PyTorch; install joulefront[train]')
     return optuna.samplers.GPSampler(seed=seed)
 
 
-def _random(seed: int) -> BaseSampler:
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
 _STOCK: dict[str, Callable[[int], BaseSampler]] = {
-    "tpe": _tpe,
-    "nsgaii": _nsgaii,
+    # Optuna 5 keeps TPE independent with several objectives unless multivariate is set.
+    "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True),
+    "nsgaii": lambda seed: optuna.samplers.NSGAIISampler(seed=seed, population_size=10),
     "gp": _gp,
-    "random": _random,
+    "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
 }
 #: Values of `--sampler`.
 SAMPLERS = (OURS, *_STOCK)

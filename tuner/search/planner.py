@@ -180,12 +180,7 @@ class ProbePlanner(BaseSampler):
         return self._encoding.params_of(configuration)
 
     def configuration_of(self, params: dict[str, Any]) -> Configuration:
-        """Return the candidate with these parameters.
-
-        Raises:
-            UnknownName: a parameter is missing.
-            InvalidConfiguration: no candidate has them: the combination is not valid.
-        """
+        """Return the candidate with these parameters; see `ParameterEncoding.configuration_of`."""
         return self._encoding.configuration_of(params)
 
     # -- BaseSampler -----------------------------------------------------------------------------
@@ -220,7 +215,7 @@ class ProbePlanner(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Draw a parameter at random: it is no knob of the candidates, or none is left."""
+        # It is no knob of the candidates, or none is left.
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:

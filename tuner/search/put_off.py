@@ -1,15 +1,12 @@
 """Candidates that are put off: probably unsafe, probably equal to a measured one, or unreachable.
 
-**Peak power.** What would probably exceed a cap on peak power is not probed (`PeakLimit`). The
-highest power sample of a window is its mean power times a factor, learned from the windows of the
-study. With the surrogates' posterior of the mean this gives the probability that a candidate
-exceeds the cap; candidates above `MOST_PROBABLE` are left out. Their standard deviations are as
-wide as those of intervals and fall with the distance to what was measured, so the search goes from
-the safe side inwards (Sui et al. 2015, "Safe exploration for optimization with Gaussian processes",
-ICML). A power limit bounds the mean power of its devices, whatever the surrogates believe of
-settings far from what was measured. Before there is enough to fit them, the safest candidate may
-always be probed: after the baseline alone, every other one is expected to draw what the baseline
-does.
+**Peak power.** The highest power sample of a window is its mean power times a factor, learned from
+the study's windows. With the surrogates' posterior, as wide as intervals, this gives the
+probability that a candidate exceeds a cap on peak power; candidates above `MOST_PROBABLE` are left
+out, so the search goes from the safe side inwards (Sui et al. 2015, "Safe exploration for
+optimization with Gaussian processes", ICML). A power limit bounds the mean power of its devices,
+whatever the surrogates believe. Before there is enough to fit them the safest candidate may always
+be probed (`PeakLimit`).
 
 **Slack power limits.** A power limit well above what the devices draw changes nothing, unless they
 work in bursts, which the mean power hides. A limit is judged by a window of its launch at a higher
@@ -17,11 +14,10 @@ one: power that was drawn without it. So each limit that seems not to bind has a
 all the same, which falls with each pair of windows that agree where they should and is 1 once a
 pair does not (`SlackLimits`).
 
-**Unreached clocks.** Consumer cards list clocks above those that their voltage limiter allows, and
-give no reason for running lower. A window at such a clock is no data point, and the energy of its
-launch is lost. The limiter belongs to the device, so what falls short in one launch falls short in
-all of them: a clock that fell short puts itself and all higher ones last, until a window of any
-launch runs at it (`UnreachedClocks`).
+**Unreached clocks.** Consumer cards list clocks above those that their voltage limiter allows. A
+window at such a clock is no data point, and the energy of its launch is lost. The limiter belongs
+to the device: a clock that fell short in one launch puts itself and all higher ones last, until a
+window of any launch runs at it (`UnreachedClocks`).
 """
 
 from __future__ import annotations

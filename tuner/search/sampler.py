@@ -251,7 +251,7 @@ class CandidateSampler(ProbePlanner):
         With a prior the better half by predicted energy x time of their best setting, else all.
         """
         every = np.arange(len(self._members))
-        if not self.features.has_prior:
+        if not self.features.priors:
             return every
         log = self.features.prior_log(self._configurations)
         product = 2 * log[:, 0] + log[:, 1]  # log (E t) = log (t P t)

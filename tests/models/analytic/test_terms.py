@@ -1,4 +1,4 @@
-"""Terms of the models that one knob or one record brings: drives, memory clock, temperature."""
+"""Terms of the models that one knob or one record brings: drives, memory clock."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import pytest
 
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.surrogates import Surrogates
-from tuner.models.surrogate.temperature import at_one_temperature, rise_per_C
 from tuner.results.predict import forecast
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
-from tuner.search_spaces.space import Candidates
 
 JOB = load_job("qwen2.5-7b")
 CLUSTER = load_cluster("h100-32")
@@ -73,47 +69,6 @@ def test_a_slower_memory_slows_what_memory_bounds_and_saves_no_traffic() -> None
     silent = replace(CLUSTER, device=replace(CLUSTER.device, memory_clock_MHz=None))
     same = AnalyticModel(JOB, silent).predict([zero3(), zero3(memory_clock_MHz=half)])
     assert same.step_time_s[0] == same.step_time_s[1]
-
-
-# temperature
-
-
-def test_heat_is_told_from_the_clock_that_makes_it() -> None:
-    """Two clocks at two temperatures each: the faster is the hotter, and draws more anyway."""
-    rng = np.random.default_rng(0)
-    clocks = ["slow"] * 20 + ["fast"] * 20
-    warm = np.concatenate([rng.uniform(40, 50, 20), rng.uniform(60, 75, 20)])
-    log_power = np.where(np.array(clocks) == "fast", 6.0, 5.5) + 0.003 * warm
-    log_power = log_power + 0.005 * rng.standard_normal(40)
-    rise = rise_per_C(clocks, log_power, warm)
-    assert rise == pytest.approx(0.003, rel=0.25)
-    level = at_one_temperature(clocks, log_power, warm)
-    for clock in ("slow", "fast"):
-        rows = np.array(clocks) == clock
-        assert np.std(level[rows]) < 0.8 * np.std(log_power[rows])
-
-
-def test_temperatures_that_say_nothing_change_nothing() -> None:
-    unknown = np.full(3, np.nan)
-    power = np.array([5.0, 5.1, 5.2])
-    assert at_one_temperature(["a", "a", "b"], power, unknown) is power
-    # One window a configuration tells nothing of heat.
-    warm = np.array([40.0, 50.0, 60.0])
-    assert rise_per_C(["a", "b", "c"], power, warm) == 0.0
-
-
-def test_the_surrogates_learn_power_at_one_temperature() -> None:
-    clocks = [Configuration.of(clock_MHz=clock) for clock in (1000, 1200, 1400)]
-    measured = clocks * 6
-    warm = np.repeat([40.0, 46.0, 52.0, 58.0, 64.0, 70.0], 3)
-    level = np.tile([200.0, 260.0, 340.0], 6)
-    power = level * np.exp(0.003 * (warm - 55.0))
-    plain, told = (Surrogates(FeatureMap(Candidates.from_configurations(clocks))) for _ in range(2))
-    time = np.ones(18)
-    plain.fit(measured, time, power)
-    told.fit(measured, time, power, temperature_C=warm)
-    assert told.predict(clocks).power_W == pytest.approx([200, 260, 340], rel=0.01)
-    assert told.noise()[1] < plain.noise()[1]
 
 
 # a GPU of one's own

@@ -12,7 +12,14 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from tuner.models.surrogate.gaussian_process import GaussianProcess
-from tuner.models.surrogate.kernel import MIXED, OWN_LENGTH
+from tuner.models.surrogate.kernel import (
+    LAUNCH,
+    LIVE,
+    MIXED,
+    OWN_LENGTH,
+    AdditiveKernel,
+    Pairs,
+)
 
 
 @pytest.fixture
@@ -64,3 +71,20 @@ def test_leave_one_out_in_closed_form_is_leaving_one_out(data) -> None:
         assert variance[left] == pytest.approx(
             float(std[0]) ** 2 + own[left] + process.noise_**2, rel=0.02
         )
+
+
+def test_pairs_found_once_are_the_pairs_themselves() -> None:
+    """Launches times live settings, with and without columns of all three kinds."""
+    rng = np.random.default_rng(3)
+    launches, lives = rng.uniform(size=(5, 2)), np.linspace(0, 1, 4)[:, None]
+    grid = np.array([[*launch, *live] for launch in launches for live in lives])
+    with_model = np.column_stack([grid, rng.uniform(size=20)])
+    for x, kinds in (
+        (grid, [LAUNCH, LAUNCH, LIVE]),
+        (with_model, [LAUNCH, LAUNCH, LIVE, MIXED]),
+        (with_model, [MIXED] * 4),
+        (launches, [LAUNCH] * 2),
+    ):
+        kernel = AdditiveKernel.of(kinds, 0.5, np.linspace(0.3, 0.9, len(kinds)))
+        pairs = Pairs(kernel.kinds, x[:3], x, often=True)
+        np.testing.assert_allclose(kernel.between(pairs), kernel(x)[:3], rtol=1e-13)
