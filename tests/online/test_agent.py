@@ -22,6 +22,7 @@ from tuner.online.agent import REFUSALS, LiveTuning, clock_settings
 from tuner.online.command import watched
 from tuner.online.marks import Mark, Marks
 from tuner.online.outcome import TuningOutcome
+from tuner.online.promise import Balance
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
@@ -240,6 +241,13 @@ def test_wrong_options_are_one_sentence(
 
 def test_an_outcome_without_a_step_is_worded() -> None:
     assert "before its steps" in tuning_lines(TuningOutcome(0, 0.05))[0]
+    for saved_J, said in (
+        ((10.0, 25.0, 40.0), ": 20.0 % less [9.1, 28.6] % than at the highest"),
+        ((-40.0, -25.0, 10.0), ": 33.3 % more [-9.1, 66.7] % than at the highest"),
+        ((0.0, 0.0, 0.0), ": as much as at the highest"),
+    ):
+        balance = Balance(seconds=9.0, energy_J=100.0, saved_J=saved_J)
+        assert said in tuning_lines(TuningOutcome(30, 0.05, balance=balance))[0]
     lines = tuning_lines(TuningOutcome(3, 0.05, ended="fixed", problem="no right"))
     assert lines == [
         "Not tuned, because no clock can be set here: no right.",

@@ -8,6 +8,7 @@ from typing import Any
 from tuner.display.ranks_text import ranks_lines
 from tuner.formatting import duration, energy_text, label
 from tuner.online.outcome import TuningOutcome
+from tuner.online.promise import Balance
 from tuner.problem.constraints import LIMITS
 from tuner.workload.measure.stragglers import to_json
 
@@ -30,13 +31,10 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
     balance = outcome.balance
     if balance.seconds:
         mark = label(outcome.meter.mark) if outcome.meter else ""
-        low, saved_J, high = balance.saved_J
-        whole_J = balance.energy_J + saved_J
         lines.append(
             f"{outcome.steps} steps in {duration(balance.seconds)} took "
-            f"{energy_text(balance.energy_J / 1000)}{mark}: {100 * saved_J / whole_J:.1f} % less "
-            f"[{100 * low / (balance.energy_J + low):.1f}, "
-            f"{100 * high / (balance.energy_J + high):.1f}] % than at the highest setting."
+            f"{energy_text(balance.energy_J / 1000)}{mark}: {_saved(balance)} at the highest "
+            "setting."
         )
         less, slowdown, more = balance.slowdown
         lost = f"Slowdown {100 * slowdown:.1f} % [{100 * less:.1f}, {100 * more:.1f}] %"
@@ -71,6 +69,16 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
     if outcome.exit_code:
         lines.append(f"The command ended with exit code {outcome.exit_code}.")
     return lines
+
+
+def _saved(balance: Balance) -> str:
+    """Return the saving with its 90 % interval, and a loss as one."""
+    low, share, high = (100 * joules / (balance.energy_J + joules) for joules in balance.saved_J)
+    if f"{low:.1f} {high:.1f}" in ("0.0 0.0", "-0.0 0.0"):
+        return "as much as"
+    if share < 0:
+        return f"{-share:.1f} % more [{-high:.1f}, {-low:.1f}] % than"
+    return f"{share:.1f} % less [{low:.1f}, {high:.1f}] % than"
 
 
 def _limit_line(name: str, limit: float, took: float) -> str:
