@@ -59,12 +59,7 @@ class _Flight:
 
 
 class SearchLoop:
-    """The search of one session.
-
-    Args:
-        records: probes of earlier sessions, in steps of the job.
-        spent_s: seconds of earlier sessions.
-    """
+    """The search of one session; earlier ones took `spent_s` and made `records`, in job steps."""
 
     def __init__(
         self,
