@@ -49,10 +49,6 @@ def changed_default(job: TrainingJob, cluster: Cluster, changed: Configuration) 
 
     What is not changed is the default's at that number of replicas. A ZeRO stage that the other
     knobs rule out, as stages 2 and 3 in a pipeline, gives way to a lower one.
-
-    Raises:
-        InvalidConfiguration: the changed knobs cannot train this job on this cluster.
-        InputError: the model cannot be read.
     """
     degree = changed.world_size // changed.data_parallel
     numbers = reversed(degrees(max(1, cluster.devices // degree)))

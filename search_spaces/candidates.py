@@ -42,11 +42,7 @@ class Candidates:
 
     @classmethod
     def from_configurations(cls, configurations: Iterable[Configuration]) -> Candidates:
-        """Group any list of configurations by launch, in the order of first occurrence.
-
-        Raises:
-            InputError: a configuration occurs twice.
-        """
+        """Group any list of configurations by launch, in the order of first occurrence."""
         groups: dict[Settings, dict[Settings, None]] = {}
         shared: dict[Settings, Settings] = {}
         for configuration in configurations:
@@ -134,11 +130,7 @@ class Candidates:
         return None if live is None else self._starts[position] + live
 
     def indices_of_launch(self, launch: Settings) -> range:
-        """Return the positions of the configurations of one launch.
-
-        Raises:
-            InputError: no candidate has this launch setting.
-        """
+        """Return the positions of the configurations of one launch."""
         position = self._launch_position(launch)
         if position is None:
             raise InputError(
@@ -147,11 +139,7 @@ class Candidates:
         return range(self._starts[position], self._starts[position + 1])
 
     def index_of(self, configuration: Configuration) -> int:
-        """Return the position of a configuration; a missing launch knob means its default.
-
-        Raises:
-            InputError: it is not a candidate.
-        """
+        """Return the position of a configuration; a missing launch knob means its default."""
         index = self._find(configuration)
         if index is None:
             raise InputError(

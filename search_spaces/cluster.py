@@ -144,11 +144,7 @@ def _build(cls: type, data: Mapping[str, Any], what: str) -> Any:
 
 
 def load_device(name: str) -> Device:
-    """Load a device by shipped name or path. `clocks_MHz` may be a list or {min, max, step}.
-
-    Raises:
-        InputError: no such device, or its file is not one.
-    """
+    """Load a device by shipped name or path. `clocks_MHz` may be a list or {min, max, step}."""
     file, stem = find_file("devices", name, "device")
     data = read_toml(file, f"device {name!r}")
     clocks = data.get("clocks_MHz")
@@ -166,11 +162,7 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(name: str) -> Cluster:
-    """Load a cluster by shipped name or path. `device` names a device file.
-
-    Raises:
-        InputError: no such cluster, or its file is not one.
-    """
+    """Load a cluster by shipped name or path. `device` names a device file."""
     file, stem = find_file("clusters", name, "cluster")
     data = read_toml(file, f"cluster {name!r}")
     if not isinstance(data.get("device"), str):

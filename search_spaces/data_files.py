@@ -27,11 +27,7 @@ def included_names(kind: str, suffix: str = ".toml") -> list[str]:
 def find_file(
     kind: str, name: str, what: str, *, other: Iterable[str] = ("or the path of a toml file",)
 ) -> tuple[Traversable, str]:
-    """Return the file of a name or a path, and its name without the suffix.
-
-    Raises:
-        UnknownName: there is no such file.
-    """
+    """Return the file of a name or a path, and its name without the suffix."""
     included, path = included_names(kind), Path(name)
     if name in included:
         return data_folder(kind) / f"{name}.toml", name
@@ -41,11 +37,7 @@ def find_file(
 
 
 def read_toml(file: Traversable, what: str) -> dict[str, Any]:
-    """Return the tables of a file; `what` it describes, with its name, is for the sentence.
-
-    Raises:
-        InputError: it cannot be read, or is no TOML.
-    """
+    """Return the tables of a file; `what` it describes, with its name, is for the sentence."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -58,11 +50,7 @@ def catalogue(name: str) -> dict[str, Any]:
 
 
 def check_keys(data: Iterable[str], known: Collection[str], where: str) -> None:
-    """Check that a table has known keys alone.
-
-    Raises:
-        UnknownName: it has another.
-    """
+    """Check that a table has known keys alone."""
     for key in data:
         if key not in known:
             raise UnknownName(f"key in {where}", key, known)

@@ -233,9 +233,6 @@ def parse_knob(text: str) -> Knob:
 
     NAME may also be env:NAME, FILE:KEY or deepspeed:KEY; the knob is then named after the
     variable or the last part of the key. live:NAME declares a live knob that the script sets.
-
-    Raises:
-        InputError: it is no declaration.
     """
     left, equals, right = text.partition("=")
     if not equals:
@@ -260,11 +257,7 @@ def parse_knob(text: str) -> Knob:
 
 
 def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
-    """Read the tables `[knobs.NAME]` of a parsed TOML or JSON file.
-
-    Raises:
-        InputError: a table declares no knob.
-    """
+    """Read the tables `[knobs.NAME]` of a parsed TOML or JSON file."""
     allowed = [item.name for item in fields(Knob) if item.name != "name"]
     if not isinstance(tables, Mapping) or not tables:
         raise InputError(f"[knobs] of {where} must hold a table for each knob, [knobs.NAME]")
@@ -395,11 +388,7 @@ def live_choices(launch: Settings, knobs: Sequence[Knob]) -> tuple[Settings, ...
 
 
 def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Configuration:
-    """Return a configuration with the baselines of the declared knobs that it does not give.
-
-    Raises:
-        InvalidConfiguration: it gives a knob a value that this one does not have.
-    """
+    """Return a configuration with the baselines of the declared knobs that it does not give."""
     given = {**configuration.launch, **configuration.live}
     live_names = {*configuration.live, *(knob.name for knob in knobs if knob.live)}
     chosen = {name: value for name, value in given.items() if name not in live_names}
@@ -416,11 +405,7 @@ def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Config
 def declared_words(
     words: Sequence[str], knobs: Sequence[Knob]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return the values of declared knobs among words such as "attn=sdpa", and the other words.
-
-    Raises:
-        InvalidValue: a knob does not have the value.
-    """
+    """Return the values of declared knobs among words such as "attn=sdpa", and the other words."""
     by_name = {knob.name: knob for knob in knobs}
     values: dict[str, Value] = {}
     rest = []

@@ -313,11 +313,7 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
 
 
 def token_file(path: str | Path) -> str:
-    """Return the absolute path of a file of tokens, by which every rank finds it.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """Return the absolute path of a file of tokens, by which every rank finds it."""
     if not names_a_file(Path(path)):
         raise InputError(f"there is no file of tokens {path}")
     return str(Path(path).resolve())
@@ -329,11 +325,7 @@ def job_names() -> list[str]:
 
 
 def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
-    """Load a job by shipped name or by path; by default that of a machine without a GPU.
-
-    Raises:
-        InputError: neither a shipped name nor a readable job file.
-    """
+    """Load a job by shipped name or by path; by default that of a machine without a GPU."""
     text = str(name_or_path or "tiny-gpt")
     if text.endswith(".py"):
         raise InputError(f"{text} is a script: tuner optimize -- {text}")

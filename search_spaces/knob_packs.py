@@ -24,11 +24,7 @@ def pack_names() -> list[str]:
 
 
 def load_pack(name_or_path: str) -> KnobPack:
-    """Load a pack by shipped name or by the path of a TOML file.
-
-    Raises:
-        InputError: no such pack, or its file is not one.
-    """
+    """Load a pack by shipped name or by the path of a TOML file."""
     file, name = find_file("knobs", name_or_path, "pack of knobs")
     data = read_toml(file, f"knobs {name_or_path!r}")
     check_keys(data, ("what", "knobs"), f"the knobs {name_or_path!r}")

@@ -50,11 +50,7 @@ def is_log(values: Sequence[Value]) -> bool:
 
 
 def value_of(value: Any, kind: str, what: str) -> Value:
-    """Return a value in the type of its kind.
-
-    Raises:
-        InvalidValue: it is not of this kind, or not one word.
-    """
+    """Return a value in the type of its kind."""
     if kind == "flag":
         text = str(value).lower()
         if text not in ("true", "false"):
@@ -80,11 +76,7 @@ def value_of(value: Any, kind: str, what: str) -> Value:
 
 
 def words_of(value: Any, what: str) -> tuple[str, ...]:
-    """Return the words of a command, which no shell reads.
-
-    Raises:
-        InvalidValue: it is no list of words.
-    """
+    """Return the words of a command, which no shell reads."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise invalid(what, value, "a list of words; no shell reads them")
     if not all(isinstance(word, str) and word for word in value):

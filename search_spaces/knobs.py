@@ -92,11 +92,7 @@ KNOBS: Mapping[str, StandardKnob] = {
 
 
 def knob_named(name: str) -> StandardKnob:
-    """Return the standard knob of this name.
-
-    Raises:
-        UnknownName: there is none; the error lists the existing ones.
-    """
+    """Return the standard knob of this name."""
     try:
         return KNOBS[name]
     except KeyError:
@@ -104,12 +100,7 @@ def knob_named(name: str) -> StandardKnob:
 
 
 def parse_value(name: str, text: str) -> Value:
-    """Read a knob's value from the command line ("2", "cpu", "1200", "1200,1410").
-
-    Raises:
-        UnknownName: there is no such knob.
-        InvalidValue: the text is not a legal value.
-    """
+    """Read a knob's value from the command line ("2", "cpu", "1200", "1200,1410")."""
     knob = knob_named(name)
     value: object = text
     try:

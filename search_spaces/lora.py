@@ -55,11 +55,7 @@ class LoRA:
 
     @classmethod
     def from_table(cls, table: Any, where: str) -> LoRA:
-        """Read the table `[lora]` of a job.
-
-        Raises:
-            InputError: it is no table, lacks the rank, has an unknown key or an illegal value.
-        """
+        """Read the table `[lora]` of a job."""
         if not isinstance(table, Mapping):
             raise InvalidValue(f"lora in {where}", table, "a table with a rank")
         check_keys(table, cls.__dataclass_fields__, f"[lora] of {where}")
@@ -68,11 +64,7 @@ class LoRA:
         return cls(**table)
 
     def check(self, model: Mapping[str, Any], where: str) -> None:
-        """Check that a model can be adapted.
-
-        Raises:
-            InputError: it cannot; the sentence says why.
-        """
+        """Check that a model can be adapted."""
         if "vision_config" in model:
             raise InputError(f"[lora] of {where} adapts models of text, not of video and text")
         if self.targets == "all-linear" and _sizes_of(model).experts:
@@ -117,11 +109,7 @@ class LoRAFacts:
 
     @classmethod
     def of(cls, lora: LoRA, model: Mapping[str, Any]) -> LoRAFacts:
-        """Return the sizes of the adapters of a model, given by its Hugging Face configuration.
-
-        Raises:
-            InputError: a size is missing or is not legal.
-        """
+        """Return the sizes of the adapters of a model, given by its Hugging Face configuration."""
         sizes = _sizes_of(model)
         hidden, q = sizes.hidden, sizes.heads * sizes.head_dim
         kv = sizes.kv_heads * sizes.head_dim

@@ -75,11 +75,7 @@ class ModelFacts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelFacts:
-        """Read a Hugging Face configuration.
-
-        Raises:
-            InputError: a size is missing or is not a positive integer; the sentence names it.
-        """
+        """Read a Hugging Face configuration."""
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise InvalidValue("model_type of the model config", model_type, "a name such as llama")
@@ -177,9 +173,6 @@ def facts_of(job: TrainingJob) -> ModelFacts:
     """Return the facts of a job's model, cached per job.
 
     For a script without a given model this is `UNKNOWN_MODEL`, which no rule on sizes refuses.
-
-    Raises:
-        InputError: as `ModelFacts.from_config`.
     """
     if not job.model:
         return UNKNOWN_MODEL

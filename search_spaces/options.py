@@ -95,11 +95,7 @@ def _is_legal(value: Any, kind: str, declared: Option) -> bool:
 def read_options(
     kind: type[Kind], section: Mapping[str, Any], where: str, *, strict: bool = False
 ) -> Kind:
-    """Return the dataclass object of a table of values; what the table lacks takes its default.
-
-    Raises:
-        InputError: a value is not allowed.
-    """
+    """Return the dataclass object of a table of values; what the table lacks takes its default."""
     names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
     if strict and not section.keys() <= names:
         raise UnknownName(f"name in {where}", str(min(section.keys() - names)), names)

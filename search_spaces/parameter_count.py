@@ -49,7 +49,6 @@ class Sizes:
     """Sizes that a configuration gives, completed by the defaults of its family.
 
     Attributes:
-        exact: True if the family is listed in `_FAMILIES`.
         dense, expert: width of a dense MLP and of an expert; equal without experts.
         experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
     """
@@ -72,11 +71,7 @@ class Sizes:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], model_type: str) -> Sizes:
-        """Read the sizes of a text model.
-
-        Raises:
-            InputError: a size is missing, is not a positive integer or does not fit another.
-        """
+        """Read the sizes of a text model."""
         family = _FAMILIES.get(model_type)
         exact = family is not None
         if family is None:
@@ -147,11 +142,7 @@ class _Blocks(NamedTuple):
 
 
 def count_parameters(config: Mapping[str, Any], sizes: Sizes) -> dict[str, int]:
-    """Return the counts of `ModelFacts` by name, from `parameters` to `largest_layer`.
-
-    Raises:
-        InputError: a key that decides the count has an illegal value.
-    """
+    """Return the counts of `ModelFacts` by name, from `parameters` to `largest_layer`."""
     family, hidden, is_opt = sizes.family, sizes.hidden, sizes.model_type == "opt"
     norm = 2 * hidden if family.layer_norm else hidden
     affine = not is_opt or read_flag(config, "layer_norm_elementwise_affine", True)
@@ -272,11 +263,7 @@ def _required(config: Mapping[str, Any], name: str, model_type: str) -> int:
 
 
 def read_flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Return the boolean under a key, or the default if it is absent or null.
-
-    Raises:
-        InvalidValue: it is not a boolean.
-    """
+    """Return the boolean under a key, or the default if it is absent or null."""
     value = config.get(key)
     if value is None:
         return default

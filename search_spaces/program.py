@@ -104,11 +104,7 @@ class Program:
 
     @classmethod
     def from_table(cls, data: Any, where: str) -> Program:
-        """Read the table that `to_table` makes, or a part of it.
-
-        Raises:
-            InputError: it is no table, a key is unknown, or a value is not legal.
-        """
+        """Read the table that `to_table` makes, or a part of it."""
         if not isinstance(data, Mapping):
             raise InvalidValue(f"[program] of {where}", data, "a table")
         check_keys(data, cls.__dataclass_fields__, f"[program] of {where}")

@@ -342,11 +342,7 @@ RULES: tuple[Rule, ...] = tuple(_rule(*item) for item in catalogue("knobs")["rul
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:
-    """Return a phrase for each rule that refuses this configuration; empty if it can run.
-
-    Raises:
-        InputError: a degree is not an integer, or the job's model cannot be read.
-    """
+    """Return a phrase for each rule that refuses this configuration; empty if it can run."""
     phrases = (rule.broken(configuration, job, cluster) for rule in RULES)
     return [phrase for phrase in phrases if phrase is not None]
 

@@ -60,11 +60,7 @@ def _is_left_out(name: str, value: Value | None) -> bool:
 
 
 def word_knob(word: str) -> tuple[str, Value | None] | None:
-    """Return knob and value of one short word; None if it is none.
-
-    Raises:
-        InvalidValue: the value is not legal for the knob.
-    """
+    """Return knob and value of one short word; None if it is none."""
     folded = word.strip().lower()
     for name, knob in KNOBS.items():
         if knob.device and folded == knob.device:
@@ -141,12 +137,6 @@ def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def values_of(words: Iterable[str]) -> dict[str, Value]:
-    """Return the values that the words of `split_words` give to standard knobs.
-
-    Raises:
-        UnknownName: a knob does not exist.
-        InvalidValue: a value is not legal.
-        InputError: a knob is given twice with different values.
-    """
+    """Return the values that the words of `split_words` give to standard knobs."""
     found = parse_words(" ".join(words))
     return {name: value for name, value in found.items() if value is not None}

@@ -108,11 +108,6 @@ class SearchSpace:
 
         The rules decide, not the values of this space: a clock between two of its values may be
         probed. `configuration in candidates` tests for membership.
-
-        Raises:
-            UnknownName: it has a name that is not a knob's.
-            InvalidValue: a value is not legal for its knob.
-            InvalidConfiguration: a rule refuses it; the error has the offending numbers.
         """
         declared = {knob.name: knob for knob in job.knobs}
         for half in (configuration.launch, configuration.live):
@@ -129,9 +124,6 @@ class SearchSpace:
         Each launch is combined with the values of the knobs that the job declares. Every launch
         has the live setting in which clocks are "left to the device"; if clocks cannot be set, and
         the job declares no live knob, it is the only one.
-
-        Raises:
-            InputError: none is valid; the sentence names the rule that refused the most.
         """
         groups = list(self.groups(job, cluster))
         return Candidates(
@@ -145,9 +137,6 @@ class SearchSpace:
 
         Args:
             gpus: only launches of this number of ranks, none if there are none; of any if None.
-
-        Raises:
-            InputError: as `candidates`, once all were tried.
         """
         values = self.values(job, cluster)
         self._check_micro_batches(values, job)
@@ -338,9 +327,6 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
 
     The file has `what` and a table `[knobs]`: for each knob a list of values, "auto", "baseline",
     or a table of `Auto`'s fields, e.g. `clock_MHz = { count = 8, lowest_share = 0.4 }`.
-
-    Raises:
-        InputError: no such space, or its file is not one.
     """
     text = str(name_or_path or "default")
     text = ALIASES.get(text, text)

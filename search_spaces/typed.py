@@ -70,11 +70,7 @@ TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def check_fields(
     made: Made, what: str, *, positive: Sequence[str] = (), finite: Sequence[str] = ()
 ) -> Made:
-    """Return an object if its fields have their declared types.
-
-    Raises:
-        InvalidValue: a field has a value of another type.
-    """
+    """Return an object if its fields have their declared types."""
     for item in fields(made):  # type: ignore[arg-type]
         value = getattr(made, item.name)
         check, legal = TYPES.get(str(item.type), (lambda value: True, ""))
@@ -165,11 +161,7 @@ def names_a_file(path: Path | Traversable) -> bool:
 
 
 def plain_setting(data: Any, what: str) -> Mapping[str, Any]:
-    """Check a table of knob values (numbers, texts, or lists of them) and return it.
-
-    Raises:
-        InputError: it is not a table, or a name or a text in it is not `plain_text`.
-    """
+    """Check a table of knob values (numbers, texts, or lists of them) and return it."""
 
     def plain(value: Any) -> bool:
         return value is None or isinstance(value, bool | str) or _is_number(value)
@@ -194,11 +186,7 @@ _NOT_PLAIN = re.compile(
 
 
 def plain_text(text: str, what: str) -> str:
-    """Check that a text is displayed as one line, in its own order, and return it.
-
-    Raises:
-        InvalidValue: it has a line break, another control character or one that reorders text.
-    """
+    """Check that a text is displayed as one line, in its own order, and return it."""
     if _NOT_PLAIN.search(text):
         raise InvalidValue(
             what, shortened(text), "text without line breaks, control or direction characters"

@@ -40,9 +40,6 @@ def parse_quantity(text: str, unit: str, *, bare: bool = True) -> float:
 
     Args:
         bare: also take a number without a unit, as one in `unit`.
-
-    Raises:
-        InputError: it is no number with one of the units.
     """
     sizes = UNITS[unit]
     found = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)\s*(\S*)\s*", text)

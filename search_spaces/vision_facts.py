@@ -30,7 +30,6 @@ class VisionFacts:
     """Sizes of the encoder of a multimodal model, including its projector.
 
     Attributes:
-        patches: number of patches of one frame.
         tokens: number of tokens of one frame that the language model reads.
         parameters: parameters of encoder, projector and the token that ends a video.
         matmul_parameters: those of `parameters` that multiply each patch.
@@ -49,11 +48,7 @@ class VisionFacts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], width: int) -> VisionFacts:
-        """Read a multimodal configuration; `width` is the language model's.
-
-        Raises:
-            InputError: the encoder is not SigLIP's, or lacks a size.
-        """
+        """Read a multimodal configuration; `width` is the language model's."""
         vision = config["vision_config"]
         kind = vision.get("model_type") if isinstance(vision, Mapping) else None
         if kind != "siglip_vision_model":

@@ -94,22 +94,13 @@ def _refused(node: ast.expr, text: str) -> InputError:
 
 
 def names_in(text: str) -> frozenset[str]:
-    """Return the names of the knobs that a condition reads.
-
-    Raises:
-        InputError: the text is no condition.
-    """
+    """Return the names of the knobs that a condition reads."""
     found = (node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
     return frozenset(name for name in found if name not in _TRUTH)
 
 
 def check_condition(text: str, known: Collection[str], where: str) -> None:
-    """Check that a condition can be read and that the knobs it names exist.
-
-    Raises:
-        InputError: it cannot be read.
-        UnknownName: it names something else than a knob.
-    """
+    """Check that a condition can be read and that the knobs it names exist."""
     try:
         names = names_in(text)
     except InputError as error:
@@ -123,20 +114,13 @@ def holds(text: str, values: Values) -> bool:
     """Return the truth of a condition under these values of knobs.
 
     A knob without a value equals nothing and has no order, so `x != 1` holds and `x > 1` does not.
-
-    Raises:
-        InputError: the text is no condition.
     """
     return bool(compiled(text)(values))
 
 
 @lru_cache(maxsize=256)
 def compiled(text: str) -> Callable[[Values], Any]:
-    """Return a condition as a function of the values of knobs.
-
-    Raises:
-        InputError: the text is no condition.
-    """
+    """Return a condition as a function of the values of knobs."""
     return _compiled(_parsed(text))
 
 

@@ -220,11 +220,7 @@ def search_for(
 
 
 def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
-    """Return what `optimize` would do; nothing is started or written.
-
-    Raises:
-        InputError: the input is wrong; one sentence.
-    """
+    """Return what `optimize` would do; nothing is started or written."""
     from tuner.study.dry_run import describe, describe_script
 
     request = request.checked(on_progress)

@@ -42,12 +42,7 @@ def config_file() -> Path:
 
 
 def read_defaults() -> dict[str, Any]:
-    """Return the defaults of the file; empty if there is none.
-
-    Raises:
-        InputError: the file cannot be read, or a value is not allowed.
-        UnknownName: it has another name than those of `KEYS`.
-    """
+    """Return the defaults of the file; empty if there is none."""
     path = config_file()
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -71,9 +66,6 @@ def apply_defaults(args: argparse.Namespace, given: set[str]) -> None:
 
     Args:
         given: names of the arguments that an option or the environment set.
-
-    Raises:
-        InputError: the file cannot be read.
     """
     if not any(hasattr(args, name) for name in KEYS):
         return

@@ -147,9 +147,6 @@ def storage_of(args: argparse.Namespace) -> str | None:
 
     Every user of the machine can read a command line, so a URL with a password is given in a file
     or in the environment.
-
-    Raises:
-        InputError: the file named by "@FILE" cannot be read, or holds no single line.
     """
     given = args.storage or os.environ.get(STORAGE) or None
     if given is None or not given.startswith("@"):
@@ -237,11 +234,7 @@ def add_quantity(parser: Any, name: str, bare: str, dest: str, unit: str, text: 
 def made_of_options(
     args: argparse.Namespace, kind: type[Made], *, only: Sequence[str] = (), **more: Any
 ) -> Made:
-    """Return the dataclass object of the options that were parsed; `more` are its other fields.
-
-    Raises:
-        InputError: a value is not allowed.
-    """
+    """Return the dataclass object of the options that were parsed; `more` are its other fields."""
     values = {item.name: getattr(args, item.name) for item, _ in _on_command_line(kind, only)}
     return kind(**values, **more)
 
@@ -312,11 +305,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 
 def script_of(args: argparse.Namespace) -> Script | None:
-    """Return the user's script; None if the command names none.
-
-    Raises:
-        InputError: an option of a script is given without a script.
-    """
+    """Return the user's script; None if the command names none."""
     from tuner.workload.scripts.command import Script
 
     if args.script is not None:

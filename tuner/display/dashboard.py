@@ -65,9 +65,6 @@ def application(storage: BaseStorage | str | Path) -> Any:
 
     It asks for no password, and every reader may change and delete studies;
     `tuner.display.guarded.Guarded` asks for a token and lets requests only read.
-
-    Raises:
-        InputError: optuna-dashboard is not installed, or the storage does not answer.
     """
     return _dashboard().wsgi(_open(storage))
 
@@ -107,9 +104,6 @@ def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -
 
     Args:
         records: the probes, where they are at hand: they name the bars of what each cost.
-
-    Raises:
-        InputError: optuna-dashboard is not installed.
     """
     from tuner.display.plots import FIGURES, figures
 
@@ -183,9 +177,6 @@ def has_figures(study: Study) -> bool:
 def refresh(run: RunFolder, storage: str | None = None) -> bool:
     """Publish a run's figures where its study has none, as one of an older release or without
     optuna-dashboard; whether it was needed.
-
-    Raises:
-        InputError: the storage does not answer, or the run cannot be read.
     """
     import optuna
 

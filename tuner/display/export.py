@@ -68,11 +68,7 @@ def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str
 
 
 def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataFrame:
-    """`rows` as a pandas DataFrame.
-
-    Raises:
-        InputError: pandas is not installed; the extra `notebook` brings it.
-    """
+    """`rows` as a pandas DataFrame."""
     return _needs("pandas").DataFrame(rows(result, points))
 
 

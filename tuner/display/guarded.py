@@ -175,11 +175,7 @@ class _OverIPv6(_Threads):
 def start_server(
     app: Callable[..., Any], host: str, port: int
 ) -> tuple[WSGIServer, threading.Thread]:
-    """Serve a WSGI application in a thread, and return the server and the thread.
-
-    Raises:
-        InputError: the address cannot be listened on.
-    """
+    """Serve a WSGI application in a thread, and return the server and the thread."""
     kind = _OverIPv6 if ":" in host else _Threads
     try:
         server = make_server(host, port, app, kind, _Silent)
@@ -195,9 +191,6 @@ def serve_until_interrupted(app: Callable[..., Any], host: str, port: int) -> No
 
     Requests are answered in a thread of their own: wsgiref swallows every exception in a request,
     and with it a Ctrl-C that arrives while a page is being made.
-
-    Raises:
-        InputError: the address cannot be listened on.
     """
     server, serving = start_server(app, host, port)
     with server:

@@ -360,11 +360,7 @@ def figures(
 
 
 def plot(result: Result, kind: str = "front") -> go.Figure:
-    """Return one figure of a result by name, as `Result.plot` says.
-
-    Raises:
-        UnknownName: there is no such figure, or nothing to draw in it.
-    """
+    """Return one figure of a result by name, as `Result.plot` says."""
     trace = result.run_dir / "trace" / "probes.jsonl" if result.run_dir else None
     records = read_trace(trace).records if trace is not None and trace.is_file() else ()
     explanation = explained(result) if kind == "knobs" else None

@@ -47,9 +47,6 @@ def write_report(result: Result, path: Path, *, records: Sequence[ProbeRecord] =
         path: the HTML file; replaced in one step if it exists.
         records: the study's probes in the order of finishing, where they are at hand; they add to
             what each probe cost, and the power over time of some of them.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

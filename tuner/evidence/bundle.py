@@ -69,10 +69,6 @@ def make_bundle(run: RunFolder, out: Path | None = None, *, redact: bool = False
         out: the file; RUN.bundle.zip in the current folder by default.
         redact: replace host names, user names, paths, and what looks like a secret
             (`tuner.evidence.redact`).
-
-    Raises:
-        InputError: the run cannot be read, or a file is too large.
-        OSError: the bundle cannot be written.
     """
     out = out or Path(f"{run.name}{ENDING}")
     members = dict(_members(run, _redactor_of(run) if redact else None))
@@ -87,15 +83,7 @@ def make_bundle(run: RunFolder, out: Path | None = None, *, redact: bool = False
 def open_bundle(
     path: str | Path, *, runs_dir: str | Path = "runs", name: str | None = None
 ) -> RunFolder:
-    """Unpack a bundle as a new run.
-
-    Args:
-        name: name of the new run; the bundle's by default.
-
-    Raises:
-        InputError: it is no bundle, exceeds a limit, or its run cannot be read; or there is a run
-            of this name.
-    """
+    """Unpack a bundle as a new run."""
     path = Path(path)
     members = read_archive(path)
     if not members.get("study.toml", b"").strip():

@@ -27,9 +27,6 @@ def simulated_executor(
 
     Args:
         capacity: probes in flight; as many as the nodes can hold of the baseline if not given.
-
-    Raises:
-        InputError: `capacity` is below 1.
     """
     from tuner.models.simulated import SimulatedRunner
 
@@ -59,9 +56,6 @@ def executor_of(
     Args:
         ray_address: a Ray cluster to join; None starts Ray here.
         avoid_stragglers: as `RayExecutor`.
-
-    Raises:
-        InputError: the node cannot prepare for training.
     """
     if name is not None and not isinstance(name, str):
         return name

@@ -57,9 +57,6 @@ class SimulatedExecutor:
     `wall_s` later. Probes that end at the same instant are returned in the order of submission. An
     extendable probe gets its next settings when the clock reaches the end of its list, and
     continues there.
-
-    Raises:
-        InputError: `capacity` is less than 1.
     """
 
     def __init__(self, runner: Runner, *, capacity: int = 1) -> None:

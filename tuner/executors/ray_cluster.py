@@ -37,11 +37,7 @@ CONNECT_S = 10.0
 
 
 def import_ray() -> Any:
-    """Return the ray package.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Return the ray package."""
     try:
         import ray
     except ImportError:
@@ -67,9 +63,6 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
     """Join the Ray at an address, or start a private one on this machine.
 
     A connection that the user's program made before is used as it is.
-
-    Raises:
-        InputError: no Ray answers there, or none can be started.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -148,11 +141,7 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False)
 
 @dataclass(frozen=True)
 class SurveyedNode:
-    """Node of the Ray cluster.
-
-    Attributes:
-        node: Ray's id of it.
-    """
+    """Node of the Ray cluster."""
 
     node: str
     address: str

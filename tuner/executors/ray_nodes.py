@@ -217,11 +217,7 @@ class NodePool:
         return ""
 
     def prepare(self) -> None:
-        """Import the frameworks on every node; drop those that cannot.
-
-        Raises:
-            InputError: no node can; the sentence is the first one's.
-        """
+        """Import the frameworks on every node; drop those that cannot."""
         self._prepared = True
         answers = [slot.agent.prepare.remote() for slot in self.slots]
         troubles = []

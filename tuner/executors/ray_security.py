@@ -40,11 +40,7 @@ _LONGEST_PARENT_BYTES = 29
 
 
 def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder that only its owner can enter, for the files of one Ray.
-
-    Raises:
-        InputError: the folder cannot be made.
-    """
+    """Return a new folder that only its owner can enter, for the files of one Ray."""
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     if len(os.fsencode(parent)) > _LONGEST_PARENT_BYTES:
         parent = "/tmp"

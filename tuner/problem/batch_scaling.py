@@ -24,9 +24,6 @@ def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> f
     """Return the number of steps at the configuration's global batch that replace one of the job's.
 
     It is 1 at the job's own batch, and for a job of unknown length.
-
-    Raises:
-        InvalidValue: the job does not give the steps of the solution at that batch.
     """
     if job is None or not job.length_known:
         return 1.0

@@ -237,7 +237,6 @@ class Constraints:
         Raises:
             InputError: a quantity has no unit or another kind of unit, or a limit is given twice
                 with different values.
-            TypeError: there is no such keyword.
         """
         declared = [(item.name, option) for item, option in declared_options(Constraints)]
         names = {option.alias.replace("-", "_"): name for name, option in declared if option.alias}
@@ -258,11 +257,7 @@ class Constraints:
         return replace(self, **given)
 
     def require_limits_of_a_step(self) -> None:
-        """Check that no limit is on a whole training, where its length is unknown.
-
-        Raises:
-            InputError: one is.
-        """
+        """Check that no limit is on a whole training, where its length is unknown."""
         flags = {item.name: declared.alias for item, declared in declared_options(Constraints)}
         for row, _ in given_limits(self.limits):
             if row.exponents and row.of_job:

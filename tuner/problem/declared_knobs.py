@@ -29,9 +29,6 @@ def with_knobs(
     Args:
         knobs: knobs, declarations such as "compile=false,true", names of packs, or paths of their
             files. A knob of a pack gives way to one of the same name that is not of a pack.
-
-    Raises:
-        InputError: one of them is none of these.
     """
     if not isinstance(job, TrainingJob | Script):
         job = load_job(job)
@@ -57,11 +54,7 @@ def with_knobs(
 def searched_knobs(
     job: TrainingJob, plan: bool, allow_changed_training: bool
 ) -> tuple[TrainingJob, list[str]]:
-    """Return the job with the declared knobs that are searched, and notes on them.
-
-    Raises:
-        InputError: a knob cannot be applied to this job.
-    """
+    """Return the job with the declared knobs that are searched, and notes on them."""
     if not job.knobs:
         return job, []
     knobs = job.knobs if isinstance(job, ScriptJob) else program_knobs(check_knobs(job.knobs))

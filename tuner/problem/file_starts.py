@@ -54,9 +54,6 @@ def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> l
 
     Args:
         knobs: packs, their files and "framework", as --knobs takes them.
-
-    Raises:
-        InputError: one of them cannot be read.
     """
     found: list[str] = []
     for given in knobs:
@@ -74,9 +71,6 @@ def of_opened(run: RunFolder, job: TrainingJob, *, program: bool) -> list[str]:
 
     Args:
         program: the user names the program, so that the bundle's is not started.
-
-    Raises:
-        InputError: the run's study.toml cannot be read.
     """
     # A replay takes the job over from what it replays.
     if not run.opened_file.exists() and "recorded" not in (run.read_study() or {}):

@@ -49,9 +49,6 @@ def problem_of_job(
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
         max_gpus: leave out what needs more GPUs, since it could not be chosen.
-
-    Raises:
-        InputError: an argument is not what it should be, or nothing can run.
     """
     if not isinstance(job, TrainingJob):
         job = load_job(job)
@@ -109,11 +106,7 @@ def identity_of(job: TrainingJob, cluster: Cluster, space: Mapping[str, Any]) ->
 
 
 def cluster_of(cluster: Cluster | str) -> Cluster:
-    """Return a cluster by name or path; that of this machine for "auto".
-
-    Raises:
-        InputError: there is none of this name, or its file is no cluster.
-    """
+    """Return a cluster by name or path; that of this machine for "auto"."""
     if isinstance(cluster, Cluster):
         return cluster
     if cluster != "auto":
@@ -128,11 +121,7 @@ def baseline_of(
     job: TrainingJob,
     cluster: Cluster,
 ) -> Baseline:
-    """Return what the user runs today.
-
-    Raises:
-        InputError: it is no configuration, or cannot train this job on this cluster.
-    """
+    """Return what the user runs today."""
     if isinstance(given, Configuration):
         given = with_baseline(given, job.knobs)
         if broken := broken_rules(given, job, cluster):

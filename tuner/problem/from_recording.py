@@ -136,9 +136,6 @@ def recorded_problem(
 
     Args:
         steps: units of work that make the solution; a run's own job, or 1, when not given.
-
-    Raises:
-        InputError: it is none of these, or is malformed.
     """
     path = Path(path)
     if steps is not None:

@@ -70,9 +70,6 @@ def problem_of_run(
     """Return the problem of an existing run, from its study.toml.
 
     The candidates are those that were searched if they can be enumerated again, else those visited.
-
-    Raises:
-        InputError: study.toml names neither a job nor a recording, or its surrogate cannot be made.
     """
     job, cluster = parse_job(study), parse_cluster(study)
     recorded = study.get("recorded", {})

@@ -20,7 +20,6 @@ class ProbeCost:
     Attributes:
         launch_s: from the request to the first measured step, seconds.
         settle_s: at a new live setting before its window opens, seconds.
-        window_s: a window's length, seconds.
         launch_power: power during the launch, as a share of the configuration's own.
         min_steps: smallest number of steps of a window.
         micro_batches: micro-batches are measured where whole steps would take too long

@@ -124,12 +124,7 @@ def _own_idle(runs_dir: str | Path, name: str) -> RunFolder:
 
 
 def remove_run(runs_dir: str | Path, name: str) -> Path:
-    """Delete a run with everything that it measured; return its folder.
-
-    Raises:
-        UnknownName: the folder has no run of this name.
-        InputError: the run is another user's, a link, or in use.
-    """
+    """Delete a run with everything that it measured; return its folder."""
     folder = _own_idle(runs_dir, name)
     shutil.rmtree(folder.path)
     return folder.path

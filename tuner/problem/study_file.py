@@ -15,11 +15,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 
 def parse_job(study: Mapping[str, Any]) -> TrainingJob | None:
-    """Return the job of study.toml or of a result's `about`; None if it has none.
-
-    Raises:
-        InputError: its section is no job.
-    """
+    """Return the job of study.toml or of a result's `about`; None if it has none."""
     section = study.get("job")
     if not isinstance(section, Mapping):
         return None
@@ -31,11 +27,7 @@ def parse_job(study: Mapping[str, Any]) -> TrainingJob | None:
 
 
 def parse_surrogate(study: Mapping[str, Any]) -> str:
-    """Return the surrogate of study.toml, as text (`tuner.models.surrogate.surrogate_choice`).
-
-    Raises:
-        InvalidValue: it is not a text.
-    """
+    """Return the surrogate of study.toml, as text (`tuner.models.surrogate.surrogate_choice`)."""
     text = study.get("settings", {}).get("surrogate", OURS)
     if not isinstance(text, str):
         raise InvalidValue("surrogate in study.toml", text, "a text")
@@ -43,11 +35,7 @@ def parse_surrogate(study: Mapping[str, Any]) -> str:
 
 
 def parse_cluster(study: Mapping[str, Any]) -> Cluster | None:
-    """Return the cluster of study.toml or of a result's `about`; None if it has none.
-
-    Raises:
-        InputError: its section is no cluster.
-    """
+    """Return the cluster of study.toml or of a result's `about`; None if it has none."""
     section = study.get("cluster")
     if not isinstance(section, Mapping):
         return None

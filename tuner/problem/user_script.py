@@ -29,11 +29,7 @@ Launches = Callable[[ScriptJob], AbstractContextManager[RunProbe]]
 def launched_here(
     job: ScriptJob, cluster: Cluster, run: RunFolder, say: Callable[[str], None]
 ) -> Iterator[RunProbe]:
-    """Run probes on this machine.
-
-    Raises:
-        InputError: it cannot prepare for training.
-    """
+    """Run probes on this machine."""
     from tuner.workload.node.runner import LocalRunner
 
     with closing(LocalRunner(job, cluster, run_dir=run.path, say=say)) as runner:
@@ -50,11 +46,7 @@ def job_of_script(
     nodes: int = 1,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> ScriptJob:
-    """Return the job that a script trains; from the run folder if it was inspected before.
-
-    Raises:
-        InputError: as `tuner.workload.scripts.inspection.inspect_script`.
-    """
+    """Return the job that a script trains; from the run folder if it was inspected before."""
     from tuner.workload.scripts.inspection import (
         blank_job,
         inspect_script,
@@ -85,11 +77,7 @@ def _ways(job: ScriptJob) -> set[tuple[str, str]]:
 
 
 def script_candidates(job: ScriptJob, cluster: Cluster, space: SearchSpace) -> Candidates:
-    """Return every configuration of a space that is valid for this script.
-
-    Raises:
-        InputError: none of it is valid for this script.
-    """
+    """Return every configuration of a space that is valid for this script."""
     valid = job.narrowed(space).candidates(job, cluster)
     able = [configuration for configuration in valid if not job.refused(configuration)]
     if not able:

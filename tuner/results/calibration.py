@@ -34,7 +34,6 @@ class Calibration:
     """Findings of a calibration.
 
     Attributes:
-        made_at: UTC, ISO 8601.
         overhead: step time with metering against without; a paired test.
         core_share: processor time of the sampling over its time: the share of one core it takes.
         samples, lost: power samples taken in the metered blocks, and missing from their grid.
@@ -105,9 +104,6 @@ def calibrate(
         cluster: this machine ("auto"), or a cluster that describes it.
         runs_dir: the outcome is kept there as `calibration.json`.
         pairs: of blocks, one metered and one not; at least 2.
-
-    Raises:
-        InputError: the job or cluster is unknown, there are too few pairs, or the probe failed.
     """
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.space import default_configuration
@@ -160,11 +156,7 @@ def calibrate(
 
 
 def last_calibration(runs_dir: str | Path, host: str | None = None) -> dict[str, str]:
-    """Return a machine's last calibration in a runs folder, for a report; empty if there is none.
-
-    Args:
-        host: the machine's name; this one by default.
-    """
+    """Return this machine's or another's last calibration, for a report; empty if there is none."""
     try:
         data = json.loads((Path(runs_dir) / FILE).read_text())
         if data["host"] != (host or platform.node()):

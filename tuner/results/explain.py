@@ -112,11 +112,7 @@ def _where(
 
 
 def explain(result: Result, point: str | Configuration = "best") -> Explanation:
-    """Explain a point of a result.
-
-    Raises:
-        UnknownName: there is no such point.
-    """
+    """Explain a point of a result."""
     chosen = result.point(point)
     time, joules, error, why = _where(result, chosen)
     return Explanation(

@@ -179,9 +179,6 @@ class Posterior:
             baseline: with what; all of its launches count, since nothing was chosen by them.
             energy, time: weights of log energy and log time.
             only: numbers of the launches of `of` that count; None for all.
-
-        Returns:
-            None if one of the two has no launch.
         """
         cells = self.cells
         place, against = self.configurations.index(of), self.configurations.index(baseline)

@@ -102,11 +102,7 @@ def charged(cluster: Cluster, meter: MeterInfo) -> Cluster:
 def corrected_models(
     job: TrainingJob, cluster: Cluster, records: Sequence[ProbeRecord]
 ) -> ScaleOut:
-    """Correct the analytic models by every window of these probes.
-
-    Raises:
-        InputError: they measured nothing.
-    """
+    """Correct the analytic models by every window of these probes."""
     from tuner.models.scale_out import ScaleOut
 
     windows = [

@@ -153,9 +153,6 @@ def compare_paired(a: Sequence[float], b: Sequence[float], quantity: str) -> Dif
     """Compare two series measured in turn (a, b, a, b, ...): the paired t-test on logarithms.
 
     Drift that both members of a pair share cancels.
-
-    Raises:
-        InputError: the series differ in length.
     """
     if len(a) != len(b):
         raise InputError(f"{len(a)} values cannot be paired with {len(b)}")

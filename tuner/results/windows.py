@@ -28,11 +28,7 @@ class Windows:
 
     @classmethod
     def of(cls, records: Sequence[ProbeRecord]) -> Windows:
-        """Return the windows of these probes.
-
-        Raises:
-            InputError: they charge the energy of different scopes.
-        """
+        """Return the windows of these probes."""
         rows = [(number, r, m) for number, r in enumerate(records) for m in r.measurements]
         scopes = sorted({record.meter.scope for _, record, _ in rows})
         if len(scopes) > 1:

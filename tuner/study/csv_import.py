@@ -54,12 +54,7 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """Meaning of the columns of CSV files, as the user gives it.
-
-    Raises:
-        InvalidValue: a value has another type or lies outside its limits.
-        UnknownName: there is no such scope.
-    """
+    """Meaning of the columns of CSV files, as the user gives it."""
 
     time_column: str | None = option(
         None, "column of the time, in s or the unit in its name (default: found by its name)"
@@ -287,9 +282,6 @@ def import_runs(
     """Make a run folder of past runs; return it and a sentence on what was read as what.
 
     The arguments are those of `tuner.api.front_of_csv`.
-
-    Raises:
-        InputError: a file cannot be read, or its columns are ambiguous; one sentence.
     """
     files = [Path(path) for path in paths]
     header, rows = _read(files)

@@ -115,11 +115,7 @@ def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
 
 
 def describe_script(script: Script, request: StudyRequest) -> DryRun:
-    """Return what a search of a script would do before it is known which knobs it has.
-
-    Raises:
-        InputError: the command or its launcher cannot be read.
-    """
+    """Return what a search of a script would do before it is known which knobs it has."""
     name = request.name or new_name(script.name, request.runs_dir)
     run = RunFolder.named(request.runs_dir, name)
     left_out = script.launcher.notes if script.words and script.launcher else ()

@@ -36,11 +36,7 @@ _WHERE = "study.toml"
 
 
 def result_of(folder: RunFolder) -> Result:
-    """Return the result of an existing run, from its folder alone.
-
-    Raises:
-        InputError: its files cannot be read.
-    """
+    """Return the result of an existing run, from its folder alone."""
     if (folder.path / PLAN_FILE).exists():
         result = plan_result(load_spec(folder, ()), read_plan(folder.path))
     else:
@@ -54,9 +50,6 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
 
     Args:
         records: its trace; candidates that cannot be enumerated again are those that it visited.
-
-    Raises:
-        InputError: there is no study.toml, or it holds a value that is not allowed.
     """
     study = folder.read_study()
     if study is None:
@@ -88,11 +81,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
 
 
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:
-    """Parse how the last session ended.
-
-    Raises:
-        InputError: it holds a value that is not allowed.
-    """
+    """Parse how the last session ended."""
     stop = StopReason("running")
     if reason := _reason(ended.get("stop_reason"), get_args(StopKind)):
         stop = StopReason(**reason)
@@ -143,9 +132,6 @@ def predict_more(
 
     Args:
         constraints: limits and objective of the choice; those of the run if None or without any.
-
-    Raises:
-        InputError: no size is given, the run cannot be read, or it predicts nothing.
     """
     if not sizes:
         raise InputError("--run needs --gpus, the numbers of GPUs to predict")

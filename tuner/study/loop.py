@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from threadpoolctl import threadpool_limits
+
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
 from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
@@ -27,7 +29,6 @@ from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError, storage_trouble
-from tuner.study.blas_threads import one_thread
 from tuner.study.budget import Budget, CostEstimate, SearchStatus, most_left_s
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.recorder import StudyRecorder
@@ -52,20 +53,13 @@ REPEAT_AFTER = (4, 7)
 
 @dataclass(frozen=True)
 class _Flight:
-    """A probe in flight."""
-
     request: ProbeRequest
     cost_kJ: float
     planned_kJ: float
 
 
 class SearchLoop:
-    """The search of one session.
-
-    Args:
-        records: probes of earlier sessions, in steps of the job.
-        spent_s: seconds of earlier sessions.
-    """
+    """The search of one session; earlier ones took `spent_s` and made `records`, in job steps."""
 
     def __init__(
         self,
@@ -283,7 +277,7 @@ class SearchLoop:
         return None if self._stopped else plan
 
     def _plan(self) -> ProbePlan | None:
-        with one_thread(), storage_trouble(self._recorder.where):
+        with threadpool_limits(limits=1), storage_trouble(self._recorder.where):
             return self._sampler.plan(self._recorder.study)
 
     # -- probes of a later phase -----------------------------------------------------------------
@@ -372,7 +366,7 @@ class SearchLoop:
         so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
         so_far = in_job_steps(so_far, self._problem.job)
         try:
-            with one_thread():
+            with threadpool_limits(limits=1):
                 return self._plan_continuation(flight, so_far)
         except StorageError as error:  # the launch ends, and its record is kept in the trace
             self.note(f"{request.probe_id} is not continued: {error}")

@@ -46,9 +46,6 @@ def run_plan(
     Args:
         gpus, measured: as of `tuner.plan`.
         show: returns the callbacks that write the report and the launch files.
-
-    Raises:
-        InputError: the input is wrong, nothing fits, or the run exists.
     """
     assert not isinstance(request.job, Script)
     job = request.job if isinstance(request.job, TrainingJob) else load_job(request.job)
@@ -133,9 +130,6 @@ def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration,
 
     Returns:
         The configurations, and the problem with a note on those that it does not have.
-
-    Raises:
-        InputError: the run is no plan, or none of its probes is a candidate.
     """
     if plan.plan is None:
         raise InputError(f"the run {plan.name!r} is a study, not a plan; tuner plan makes one")

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from optuna.storages import BaseStorage
+from threadpoolctl import threadpool_limits
 
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
@@ -36,7 +37,6 @@ from tuner.search.optuna_samplers import check_sampler, make_sampler
 from tuner.search.user_prior import user_prior
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
-from tuner.study.blas_threads import one_thread
 from tuner.study.callbacks import (
     Callback,
     OpenStudy,
@@ -136,7 +136,8 @@ class Session:
             writer = TraceWriter(self._run.trace)
             with closing(writer), self._open(writer, storage) as loop:
                 self._search(loop)
-            with one_thread():
+            # Threads of small products wait for each other, and take cores from the probes.
+            with threadpool_limits(limits=1):
                 return self._answer()
 
     def _read_last_session(self) -> None:

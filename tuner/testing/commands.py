@@ -9,10 +9,5 @@ from typing import Any
 
 
 def finished(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command; return its exit status with what it printed.
-
-    Args:
-        words: the command.
-        options: further ones of `subprocess.run`.
-    """
+    """Run a command; return its exit status with what it printed."""
     return subprocess.run(words, capture_output=True, text=True, check=False, **options)

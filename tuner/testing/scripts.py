@@ -30,10 +30,6 @@ def script_job(
 
     Args:
         command: as the user types it; train.py exists in `folder` afterwards.
-        folder: the working folder.
-        frame: what the inspection found.
-        knobs: declared knobs.
-        changes: other fields of the job.
     """
     (folder / "train.py").touch()
     script = with_knobs(Script(command, cwd=folder), knobs)
@@ -63,11 +59,7 @@ def on_every_device(script: Script, cluster: Cluster) -> ScriptJob:
 def inspected(
     script: Script, cluster: Cluster, runs: Path
 ) -> Iterator[tuple[LocalRunner, ScriptJob]]:
-    """Inspect a script; give its job and a runner that probes it.
-
-    Raises:
-        InputError: the inspection failed.
-    """
+    """Inspect a script; give its job and a runner that probes it."""
     blank = blank_job(script, cluster)
     with closing(LocalRunner(blank, cluster, run_dir=runs)) as runner:
         job = inspect_script(script, blank, runner.run_of, cluster=cluster, folder=runs)

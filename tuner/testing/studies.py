@@ -112,11 +112,7 @@ def record(name: str = "p0000", **changes: Any) -> ProbeRecord:
 def probe_with(
     sampler: Any, study: Any, answer: Callable[[Configuration], tuple[float, float]]
 ) -> list[Configuration]:
-    """Make one probe as the sampler plans it, add it to the study, and return what it visited.
-
-    Args:
-        answer: a configuration's (step time in s, power in W).
-    """
+    """Make one probe as the sampler plans it, add it to the study, and return what it visited."""
     from optuna.trial import create_trial  # some of these tools serve where Optuna is missing
 
     plan = sampler.plan(study)

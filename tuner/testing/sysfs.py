@@ -24,8 +24,6 @@ def make_sysfs(
 
     Args:
         root: the folder that stands for /sys.
-        cores: number of cores, shared equally by the packages.
-        packages: number of packages.
         listed_kHz: the clocks of a driver that lists them; none of intel_pstate and amd-pstate.
         limit_W: long-term power limit of a package; the short-term one is a quarter higher.
         shared: number of cores that share a clock.

@@ -84,11 +84,7 @@ def _read(
 
 
 def read_timeline(run_dir: Path | None, record: ProbeRecord) -> Timeline | None:
-    """Return the power samples and phase marks of a probe; None where none were kept.
-
-    Raises:
-        InputError: the file of the samples cannot be read, or holds too much.
-    """
+    """Return the power samples and phase marks of a probe; None where none were kept."""
     if run_dir is None:
         return None
     path = Path(run_dir) / "trace" / "power" / f"{record.request.probe_id}.csv.gz"

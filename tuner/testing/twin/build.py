@@ -58,12 +58,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def build() -> Libraries:
-    """Compile what is not in the cache yet, in about a second.
-
-    Raises:
-        FileNotFoundError: there is no C compiler.
-        CalledProcessError: it refuses the source.
-    """
+    """Compile what is not in the cache yet, in about a second."""
     sources = sorted(SOURCES.iterdir())
     text = b"".join(path.read_bytes() for path in sources) + repr(FLAGS).encode()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

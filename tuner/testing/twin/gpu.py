@@ -17,7 +17,6 @@ class TwinGpu:
 
     Attributes:
         reserved_bytes: memory that the driver keeps for itself.
-        used_bytes: memory that is in use beside it.
         pci_bus: number of the bus; 0 takes the next.
         clock_MHz, memory_MHz: the clocks on offer, ascending.
         peak_W: draw at the highest clock and full load (may be above the limit: it is then capped).
@@ -45,7 +44,6 @@ class TwinGpu:
             lowers the clock; -1: not supported.
         persistence: persistence mode; without it settings are lost when the last client closes.
         start_s: time that the first client's nvmlInit then takes for this GPU.
-        cpus: the nearest cores.
         memory_node: the nearest memory node; -1: NVML supports neither question.
         load: utilisation, until `TwinNode.set` changes it.
         step_s, micro_batch_s, sample_s: device time at the highest clock of each optimizer step of

@@ -232,9 +232,6 @@ class TwinNode:
             gpu: whose.
             rows: seconds, and readings in the order of `nvml_recording.COLUMNS`; NaN if it failed.
             errors: the error of each column.
-
-        Raises:
-            ValueError: there is no row, or too many.
         """
         if not 0 < len(rows) <= layout.MAX_ROWS:
             raise ValueError(f"{len(rows)} rows; from 1 to {layout.MAX_ROWS} can be replayed")

@@ -80,16 +80,7 @@ def _gpu(told: Mapping[str, Any]) -> TwinGpu:
 
 
 def replayed_node(path: Path, file: Path, **options: Any) -> TwinNode:
-    """Return a node that answers with the GPUs, readings and errors of a recording.
-
-    Args:
-        path: the node's state file, which is made.
-        file: the recording.
-        options: of the node.
-
-    Raises:
-        InputError: the file is no recording.
-    """
+    """Return a node that answers with the GPUs, readings and errors of a recording."""
     recording = NvmlRecording.read(file)
     told = {
         "driver_version": _known(recording.system["nvmlSystemGetDriverVersion"], "unknown"),
