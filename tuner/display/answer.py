@@ -13,8 +13,10 @@ from tuner.display.plan_text import plan_lines
 from tuner.display.view import View
 from tuner.formatting import after_comma, number, settings_text
 from tuner.problem.constraints import Constraints
-from tuner.results.parts import AnotherChoice, Point
+from tuner.results.choose import point_name
+from tuner.results.parts import Point
 from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
 
 #: Estimated powers within this factor are the estimate's error.
 _ALIKE = 1.03
@@ -22,25 +24,23 @@ _ALIKE = 1.03
 _LOOKS_THE_SAME = 1.005
 
 
-def menu(result: Result) -> list[tuple[str, AnotherChoice]]:
+def menu(result: Result) -> list[tuple[str, Point]]:
     """Return the fastest point, the knee and the least energy, each point once with its names.
 
     Of energies that look the same in three digits, the fastest stands for the least.
     """
-    least = result.choose(Constraints(objective="energy"))
-    if result.recommended is None or least.point.configuration != result.recommended.configuration:
-        least_kJ = least.point.energy_to_solution_kJ
-        least = result.choose(Constraints(budget_kJ=_LOOKS_THE_SAME * least_kJ))
-    rows = [
-        ("fastest", result.choose(Constraints(objective="time"))),
-        ("knee", result.choose(Constraints(objective="knee"))),
-        ("least energy", least),
-    ]
-    names: dict[str, list[str]] = {}
-    for name, found in rows:
-        names.setdefault(found.name, []).append(name)
-    by_name = {found.name: found for _, found in rows}
-    return [(", ".join(words), by_name[key]) for key, words in names.items()]
+    fastest, knee, least = (
+        result.choose(Constraints(objective=objective)).point
+        for objective in ("time", "knee", "energy")
+    )
+    if result.recommended is None or least.configuration != result.recommended.configuration:
+        most_kJ = _LOOKS_THE_SAME * least.energy_to_solution_kJ
+        alike = [p for p in result.front_points if p.energy_to_solution_kJ <= most_kJ]
+        least = min(alike, key=lambda p: p.time_to_solution_s, default=least)
+    named: dict[Configuration, tuple[list[str], Point]] = {}
+    for name, point in (("fastest", fastest), ("knee", knee), ("least energy", least)):
+        named.setdefault(point.configuration, ([], point))[0].append(name)
+    return [(", ".join(names), point) for names, point in named.values()]
 
 
 def answer_lines(result: Result) -> list[str]:
@@ -68,22 +68,23 @@ def answer_lines(result: Result) -> list[str]:
 def _menu_lines(view: View) -> list[str]:
     """Return today and the menu as rows of a table; ">" marks what is recommended."""
     result, recommended = view.result, view.result.recommended
-    offered = {found.point.configuration: (words, found) for words, found in menu(result)}
+    offered = {point.configuration: (words, point) for words, point in menu(result)}
     points = {p.configuration: p for p in (result.baseline, recommended) if p is not None}
-    points |= {configuration: found.point for configuration, (_, found) in offered.items()}
+    points |= {configuration: point for configuration, (_, point) in offered.items()}
     rows = [("", "time", "", f"energy{after_comma(view.mark)}", "", "settings")]
     for configuration, point in points.items():
         compared = result.judged.differences(point)
         energy, time = (f"{100 * d.relative:+.0f} %" for d in compared) if compared else ("", "")
         chosen = recommended is not None and configuration == recommended.configuration
-        words, found = offered.get(configuration, ("", None))
+        words, in_menu = offered.get(configuration, ("", None))
         settings = settings_text(configuration, view.today)
         if view.is_today(point):
             name = "today"
         else:
             name = "recommended" if chosen else _short_role(words)
-            if found is not None and found.name.isdigit():
-                settings += f" #{found.name}"
+            known_as = point_name(result, point)
+            if in_menu is not None and known_as.isdigit():
+                settings += f" #{known_as}"
         times, energies = TIME.text(point, view.units), ENERGY.text(point, view.units)
         rows.append((f"{'>' if chosen else ' '} {name}", times, time, energies, energy, settings))
     watts = _constant_W(list(points.values()))
