@@ -33,7 +33,8 @@ def test_no_finding_of_the_security_reviews_is_open() -> None:
 
 
 def test_every_group_of_findings_is_attacked_once() -> None:
-    assert [finding.number for finding in FINDINGS] == list(range(1, 30))
+    ended = {17, 23}  # folders that were copied to nodes: nothing copies them
+    assert [finding.number for finding in FINDINGS] == sorted({*range(1, 30)} - ended)
     own = [finding.attack for finding in FINDINGS if finding.number > 12]
     assert len(set(own)) == len(own)
 
