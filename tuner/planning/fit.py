@@ -136,6 +136,8 @@ class Fit:
             "job": self.job.name,
             "cluster": self.cluster.name,
             "configuration": self.configuration.to_json(),
+            "quantization": self.job.lora.quantization if self.job.lora else "none",
+            "program": asdict(self.job.program),
             "space": self.space,
             "fits": self.fits,
             "probability": self.probability,
