@@ -1,6 +1,7 @@
 """`tuner fit` as a user sees it: verdict, parts, limits, changes, exit codes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,37 @@ def test_nonsense_is_one_sentence(
     code, out, err = run(capsys, words)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert sentence in err
+
+
+STATED = """
+name = "own"
+sequence_length = 1024
+global_batch = 32
+steps = 10
+[model]
+config = "opt-350m"
+[lora]
+rank = 8
+quantization = "nf4"
+[program]
+optimizer = "adamw_8bit"
+pure_bf16 = true
+"""
+
+
+def test_json_names_the_facts_that_it_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Those that the job states, and those that are assumed of its program."""
+    job = tmp_path / "own.toml"
+    job.write_text(STATED)
+    own, shipped = (
+        json.loads(run(capsys, f"{name} --cluster a100-8 --json")[1]) for name in (job, "opt-350m")
+    )
+    assert (own["quantization"], shipped["quantization"]) == ("nf4", "none")
+    program = own["program"]
+    assert (program["optimizer"], program["pure_bf16"]) == ("adamw_8bit", True)
+    assert (shipped["program"]["optimizer"], shipped["program"]["pure_bf16"]) == ("adamw", False)
+    assert program["fused_attention"] == shipped["program"]["fused_attention"]
+    # A job that states a part leaves the rest assumed.
+    assert "is assumed as in the built-in program" in run(capsys, f"{job} --cluster a100-8")[1]

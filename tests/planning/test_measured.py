@@ -96,6 +96,7 @@ def test_a_wrong_file_is_one_sentence(
     assert main([*words, "--runs-dir", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
     assert sentence in error
+    assert path.name in error
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tuner.display.plan_text import states_lines
+from tuner.display.plan_text import ASSUMED, states_lines
 from tuner.formatting import energy_text
 from tuner.planning.fit import SURE, Change, Fit, Most
 from tuner.results.predict import Forecast
@@ -19,14 +19,13 @@ _LETTERS, _WIDTH = "#=+*o~:.x%@&", 60
 def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     """Return the answer as lines."""
     kind = "cores" if said.cluster.device.type == "cpu" else "GPUs"
-    changes = []
+    none = f"No configuration of space {said.space} fits on {said.cluster.name}"
+    changes = ["", none] if said.probability < SURE else []
     if said.changes:
         first, *faster = said.changes
         changes = ["", "Cheapest change that fits", f"  {_change(first)}"]
         if faster:
             changes += ["Faster, with more changes", *(f"  {_change(each)}" for each in faster)]
-    elif said.probability < SURE:
-        changes = ["", f"No configuration of space {said.space} fits on {said.cluster.name}"]
     return [
         f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
         f"{said.configuration.world_size} of {said.cluster.devices} {kind}",
@@ -46,6 +45,7 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
         *breakdown_lines(costs),
         "",
         "Known error of such predictions",
+        f"  {ASSUMED}",
         *(f"  {sentence}" for sentence in costs.known_error),
         *(() if said.known_error else _unknown(said)),
     ]
@@ -53,9 +53,8 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
 
 def _verdict(said: Fit) -> str:
     sure = max(said.probability, 1 - said.probability) >= SURE
-    words = ("fits" if said.fits else "does not fit") if sure else "may not fit"
-    if said.fits and not sure:
-        words = "probably fits"
+    likely = "fits" if sure else "probably fits"
+    words = likely if said.fits else "does not fit" if sure else "may not fit"
     spare = "to spare" if said.spare_bytes >= 0 else "too many"
     return (
         f"{words}: {said.memory_bytes / GB:.1f} of {said.capacity_bytes / GB:.1f} GB, "

@@ -13,14 +13,15 @@ from tuner.results.result import Result
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import other_states
 
+ASSUMED = "What [program] of the job's file does not state is assumed as in the built-in program."
+
 
 def plan_lines(result: Result) -> list[str]:
     """Return the lines of a plan's answer; empty for a study."""
-    plan = result.plan
-    if plan is None:
+    if result.plan is None:
         return []
-    counted = _counted(plan, len(result.front_points))
-    return [*size_lines(result), counted, *states_lines(result.job)]
+    counted = _counted(result.plan, len(result.front_points))
+    return [*size_lines(result), counted, *states_lines(result.job), ASSUMED]
 
 
 def states_lines(job: TrainingJob | None) -> list[str]:

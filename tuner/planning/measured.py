@@ -114,7 +114,10 @@ def _configuration(
     name = stated.get("configuration")
     if not isinstance(name, str) or not name.strip():
         raise InvalidValue(f"configuration in {where}", name, "a name such as 'dp8 mb4 zero0'")
-    return changed_default(job, cluster, Configuration.parse(name))
+    try:
+        return changed_default(job, cluster, Configuration.parse(name))
+    except InputError as error:
+        raise InputError(f"{where} state {name!r}: {error}") from None
 
 
 def _log(stated: dict[str, Any], name: str, where: str) -> float:
