@@ -93,7 +93,7 @@ def test_json_names_the_facts_that_it_used(
     own, shipped = (
         json.loads(run(capsys, f"{name} --cluster a100-8 --json")[1]) for name in (job, "opt-350m")
     )
-    assert (own["quantization"], shipped["quantization"]) == ("nf4", "none")
+    assert (own["lora"]["quantization"], shipped["lora"]) == ("nf4", None)
     program = own["program"]
     assert (program["optimizer"], program["pure_bf16"]) == ("adamw_8bit", True)
     assert (shipped["program"]["optimizer"], shipped["program"]["pure_bf16"]) == ("adamw", False)

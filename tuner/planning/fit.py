@@ -139,8 +139,6 @@ class Fit:
             "program": asdict(self.job.program),
             "lora": self.job.lora.to_table() if self.job.lora else None,
             "configuration": self.configuration.to_json(),
-            "quantization": self.job.lora.quantization if self.job.lora else "none",
-            "program": asdict(self.job.program),
             "space": self.space,
             "fits": self.fits,
             "probability": self.probability,
