@@ -138,7 +138,9 @@ class FeatureMap:
         prior: the analytic model; adds its log step time and log power as columns, and its live
             part to the priors of `prior_log`.
         learns_program: let `correct` correct the model. It is for the search: answers keep the mean
-            that no measurement moved, for which their intervals were calibrated.
+            that no measurement moved. One that saw the windows leaves residuals too small to learn
+            from: of opt-350m's held-out step times on a simulated cluster 49 % lay in their 90 %
+            intervals after 8 windows, instead of 99 %.
     """
 
     def __init__(
