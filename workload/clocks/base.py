@@ -45,11 +45,14 @@ class Governor(Protocol):
     Attributes:
         why_not: where not, one sentence with what an administrator would run; else empty.
         supported_clocks_MHz: the clocks that may be asked for, ascending; empty where none may.
+        limit_range_W: the lowest and the highest power limit that may be asked for; the highest is
+            that of the machine as it is; (0, 0) where none may.
     """
 
     can_set: bool
     why_not: str
     supported_clocks_MHz: tuple[int, ...]
+    limit_range_W: tuple[float, float]
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         """Make `live` the whole live setting: a knob it does not name goes back to what it was.
@@ -155,6 +158,7 @@ class FixedGovernor:
 
     can_set = False
     supported_clocks_MHz: tuple[int, ...] = ()
+    limit_range_W = (0.0, 0.0)
 
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not
