@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.online.test_agent import TORCHRUN, TRAIN, run, tuner_run
 from tuner.online.agent import LiveTuning
+from tuner.online.command import tune
 from tuner.online.marks import Mark
 from tuner.online.settings import limit_settings, offers
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.clocks.base import Applied
+from tuner.workload.clocks.base import Applied, GovernorError
+from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters import Reading
+from tuner.workload.node.machine import detect_cluster
 
 
 class Limited:
@@ -109,6 +114,27 @@ def test_limits_are_below_that_of_the_machine_and_within_what_it_takes(high_W: f
     assert watts == sorted(set(watts), reverse=True)
     assert all(0.8 * high_W <= each < high_W for each in watts)
     assert len(watts) == {0.0: 0, 28.7: 6, 400.0: 8}[high_W]
+
+
+@pytest.mark.twin
+def test_clocks_that_cannot_be_put_back_are_said_and_the_exit_code_is_the_trainings(
+    twin_node: Callable[..., TwinNode], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    twin_node(replace(CORE_GPU, load=1.0))
+
+    def fail(*_: object) -> None:
+        raise GovernorError("the clock was not put back")
+
+    def detected() -> Cluster:
+        found = detect_cluster()
+        monkeypatch.setattr(NvmlGovernor, "restore", fail)
+        return found
+
+    monkeypatch.setattr("tuner.online.agent.detect_cluster", detected)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    outcome = tune(["python", str(script)])
+    assert (outcome.exit_code, outcome.not_restored) == (0, "the clock was not put back")
 
 
 @pytest.mark.twin

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -274,7 +274,6 @@ def tune_training(
     Args:
         start: starts the training, once the devices can be read.
         listener: where its ranks connect.
-        metrics: receives the training's state as it changes.
         report: receives metrics, as of `LiveTuning`.
     """
     max_slowdown = limits.max_slowdown
@@ -286,7 +285,7 @@ def tune_training(
     # An administrator's cluster file has no say here: what may be set is found out.
     platform = platform_of(cluster)
     governor = platform.open_governor(replace(cluster, clock_control=True))
-    with closing(governor), closing(open_meter(cluster)) as meter:
+    with _closing(governor), closing(open_meter(cluster)) as meter:
         setup = Setup.of(cluster.device.name, meter.info)
         if earlier is not None and (why := earlier.why_not(setup)):
             say(why)
@@ -396,6 +395,16 @@ def _follow(
     except Exception as error:
         return "fault", f"{type(error).__name__}: {error}"
     return "", ""
+
+
+@contextlib.contextmanager
+def _closing(governor: Governor) -> Iterator[None]:
+    """Close a governor at the end; what it cannot put back ends no training with an error."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(GovernorError):
+            governor.close()
 
 
 def _restore(governor: Governor) -> str:

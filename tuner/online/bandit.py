@@ -168,10 +168,8 @@ class OnlineTuner:
         earlier = self._studied.get(window.setting)
         if earlier is None or self.changes:
             return
-        for quantity, now, then in (
-            ("step time", window.step_time_s, earlier.step_time_s),
-            ("power", window.power_W, earlier.power_W),
-        ):
+        times, powers = (window.step_time_s, earlier.step_time_s), (window.power_W, earlier.power_W)
+        for quantity, (now, then) in (("step time", times), ("power", powers)):
             if abs(math.log(now / then)) > UNLIKE:
                 self.unlike = Change(quantity, self.windows, now / then - 1, self.steps)
         if self.unlike is not None:
@@ -323,10 +321,7 @@ class OnlineTuner:
                 best, most = each, worth
         if best is None and self._studied and self._measured == {0}:
             # Earlier measurements that let hope for nothing are checked once.
-            able = (
-                each
-                for each in self._studied
-                if each not in self._barred and self._loss_s(views, each, 1) <= left_s
-            )
+            usable = self._studied.keys() - self._barred
+            able = [each for each in usable if self._loss_s(views, each, 1) <= left_s]
             best = max(able, default=0) or None
         return best
