@@ -18,11 +18,12 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import REFUSALS, LiveTuning, clock_settings
+from tuner.online.agent import REFUSALS, LiveTuning
 from tuner.online.command import watched
 from tuner.online.marks import Mark, Marks
 from tuner.online.outcome import TuningOutcome
 from tuner.online.promise import Balance
+from tuner.online.settings import clock_settings
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
@@ -41,6 +42,7 @@ class Devices:
 
     why_not, can_set = "", True
     supported_clocks_MHz = (700, 900, 1100, 1300, 1400)
+    limit_range_W = (0.0, 0.0)
     resolution_s = 0.1
 
     def __init__(self) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from tests.golden import prepared
 from tests.online.test_agent import Devices, train
-from tuner.online.agent import LiveTuning, clock_settings
+from tuner.online.agent import LiveTuning
 from tuner.online.earlier import FILE, Earlier, EarlierPoint, Record, Setup, of_study, read_earlier
+from tuner.online.settings import clock_settings
 from tuner.online.windows import Window
 from tuner.problem.run_folder import RunFolder
 from tuner.results.parts import Interval

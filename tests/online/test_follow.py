@@ -23,10 +23,11 @@ from benchmarks.online.tables import Problem, problems
 from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import LiveTuning, clock_settings
+from tuner.online.agent import LiveTuning
 from tuner.online.follow import Period, PowerFollower
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
+from tuner.online.settings import clock_settings
 from tuner.online.signal import Signal, watts_of
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
@@ -37,6 +38,7 @@ class Fine(Devices):
     """Devices with a clock every 20 MHz."""
 
     supported_clocks_MHz = tuple(range(400, 1401, 20))
+    limit_range_W = (0.0, 0.0)
 
 
 class Job:

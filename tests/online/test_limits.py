@@ -11,10 +11,11 @@ from tests.online.test_agent import TRAIN, Devices
 from tests.online.test_bandit import CLOCKS, Outcome, World, X, gpu, train
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import WARM_STEPS, LiveTuning, clock_settings
+from tuner.online.agent import WARM_STEPS, LiveTuning
 from tuner.online.limits import LengthUnknown, LimitTuner, RunLimits
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
+from tuner.online.settings import clock_settings
 from tuner.problem.constraints import Constraints
 from tuner.workload.meters import Reading
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,8 @@ from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import Ended, TuningOutcome
 from tuner.online.ranks import RankWatch
-from tuner.online.signal import Cap, Signal
+from tuner.online.settings import offers
+from tuner.online.signal import Signal
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
@@ -48,8 +49,6 @@ from tuner.workload.probe import SAME_CLOCK_MHZ
 WARM_STEPS = 5
 #: Least time between two readings of the meter, a window and settling after a switch, seconds.
 CHUNK_S, WINDOW_S, SETTLE_S = 1.0, 8.0, 2.0
-#: Clocks to choose from: so many, down to this share of the highest.
-CLOCKS, LOWEST = 8, 0.5
 #: Refused settings after which the tuning ends.
 REFUSALS = 3
 
@@ -59,34 +58,12 @@ DEFAULT_SLOWDOWN = 0.05
 UNREAD = "the clock cannot be read back, so that a setting that is not in force goes unnoticed"
 
 
-def clock_settings(
-    governor: Governor, *, every: bool = False, measured_MHz: Collection[float] = ()
-) -> list[Settings]:
-    """Return the live settings to choose from, the machine's own first, then falling clocks.
-
-    Args:
-        every: all clocks below the highest, not only a few of the upper half.
-        measured_MHz: clocks that were measured earlier, which are added.
-    """
-    clocks = governor.supported_clocks_MHz
-    if not clocks:
-        return [Settings()]
-    top = clocks[-1]
-    least = 0 if every else LOWEST * top
-    offered = sorted((each for each in clocks if least <= each < top), reverse=True)
-    if len(offered) > CLOCKS and not every:
-        offered = [offered[round((i + 1) * len(offered) / CLOCKS) - 1] for i in range(CLOCKS)]
-        near = {each for each in clocks for clock in measured_MHz if abs(each - clock) <= 1}
-        offered = sorted({*offered, *(each for each in near if least <= each < top)}, reverse=True)
-    return [Settings(), *(Settings(clock_MHz=clock) for clock in offered)]
-
-
 class LiveTuning:
     """Tuning of one running training: marks in, settings out.
 
     Args:
         settings: the machine as it is, then the live settings to choose from.
-        top_MHz: the highest clock.
+        top: value of the settings' knob on the machine as it is.
         say: receives a sentence for each thing worth one.
         report: receives metrics after each chunk of steps, with units in their names.
     """
@@ -96,35 +73,38 @@ class LiveTuning:
         governor: Governor,
         meter: Meter,
         settings: Sequence[Settings],
-        top_MHz: int,
+        top: float,
         *,
         max_slowdown: float | None,
         say: Callable[[str], None],
-        signal: Signal | Cap | None = None,
+        signal: Signal | None = None,
         earlier: Earlier | None = None,
         record: Record | None = None,
         limits: RunLimits | None = None,
         report: Callable[[dict[str, float]], None] = lambda metrics: None,
     ) -> None:
-        clocks = [setting.get("clock_MHz", top_MHz) for setting in settings]
-        x = [math.log(top_MHz / float(str(clock))) for clock in clocks]
+        self._knob = next(iter(settings[1]))
+        self._values = [float(str(setting.get(self._knob, top))) for setting in settings]
+        by_clock = self._knob == "clock_MHz"
+        x = [math.log(top / value) for value in self._values]
+        most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
+        top_MHz = top if by_clock else 0.0
+        known = earlier.studied(settings, top_MHz) if earlier is not None and not signal else ()
+        given = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
         self.tuner: OnlineTuner
         if signal is not None:
-            self.tuner = PowerFollower(x, budget=max_slowdown, window_s=WINDOW_S, settle_s=SETTLE_S)
+            self.tuner = PowerFollower(x, budget=max_slowdown, **given)
+        elif limits is not None:
+            self.tuner = LimitTuner(x, limits=limits, studied=known, **given)
         else:
-            most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
-            known = earlier.studied(settings, top_MHz) if earlier is not None else ()
-            given = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
-            if limits is not None:
-                self.tuner = LimitTuner(x, limits=limits, studied=known, **given)
-            else:
-                self.tuner = OnlineTuner(x, max_slowdown=most, studied=known, **given)
+            self.tuner = OnlineTuner(x, max_slowdown=most, studied=known, **given)
+        self.tuner.stepwise = not by_clock
         self._earlier, self._record = earlier, record
         self._signal, self._said = signal, tuple[str, ...](("", ""))
         self.seconds_at = [0.0] * len(settings)
         self.refused: list[str] = []
-        self._governor, self._meter, self._settings = governor, meter, settings
-        self._clocks_MHz, self._say = clocks, say
+        self._governor, self._meter, self.settings = governor, meter, settings
+        self._say = say
         self._ranks: set[int] = set()
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
@@ -132,8 +112,8 @@ class LiveTuning:
 
     @property
     def clock_MHz(self) -> float:
-        """Clock that is set; the highest if none is."""
-        return float(str(self._clocks_MHz[self._in_force]))
+        """Clock that is set, the highest if none is; NaN if limits are set instead."""
+        return self._values[self._in_force] if self._knob == "clock_MHz" else math.nan
 
     def take(self, mark: Mark) -> None:
         """Take in a step's end; may set another clock.
@@ -167,14 +147,14 @@ class LiveTuning:
         noticed = len(self.tuner.changes)
         if self._signal is not None:
             self._ask(self._signal)
-        ran_at, ran_at_MHz = self._in_force, self.clock_MHz
+        ran_at = self._in_force
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
         self._keep(ran_at)
         self._report(
             {
                 "joulefront/step_time_s": seconds / steps,
                 "joulefront/power_W": energy_J / seconds,
-                "joulefront/clock_MHz": ran_at_MHz,
+                f"joulefront/{self._knob}": self._values[ran_at],
                 "joulefront/saved_kJ": self.tuner.balance.saved_J[1] / 1000,
                 "joulefront/slowdown": self.tuner.balance.slowdown[1],
             }
@@ -204,7 +184,7 @@ class LiveTuning:
                 why = f"it is of {earlier.setup.ranks} ranks, and this training has {ranks}"
                 self.tuner.drop_studied()
             elif (unlike := self.tuner.unlike) is not None:
-                live = self._settings[setting].short if setting else "the highest setting"
+                live = self.settings[setting].short if setting else "the highest setting"
                 why = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
             if why:
                 self._earlier = None
@@ -212,13 +192,13 @@ class LiveTuning:
         if self._record is not None:
             try:
                 self._record.add(
-                    self._settings[setting], window, epoch=len(self.tuner.changes), ranks=ranks
+                    self.settings[setting], window, epoch=len(self.tuner.changes), ranks=ranks
                 )
             except OSError as error:
                 self._record = None
                 self._say(f"what is learned is not kept for the next run: {error}")
 
-    def _ask(self, signal: Signal | Cap) -> None:
+    def _ask(self, signal: Signal) -> None:
         """Hand the target on, and say once what is wrong with it."""
         assert isinstance(self.tuner, PowerFollower)
         self.tuner.target_W, target_W = signal.target_W, self.tuner.target_W
@@ -232,25 +212,26 @@ class LiveTuning:
     def _set(self, setting: int) -> None:
         try:
             # GPUs that no rank uses are left alone.
-            self._governor.apply(self._settings[setting], ranks=len(self._ranks))
+            self._governor.apply(self.settings[setting], ranks=len(self._ranks))
         except (GovernorError, InputError) as error:
             self._refuse(setting, str(error))
             return
-        self._in_force, self._unchecked = setting, setting > 0
+        # A limit is read back as it is set.
+        self._in_force, self._unchecked = setting, setting > 0 and self._knob == "clock_MHz"
 
     def _check(self) -> None:
         """Read back, once after a switch, that the devices do not run faster than they were set."""
         if not self._unchecked:
             return
         self._unchecked = False
-        wanted = float(str(self._settings[self._in_force]["clock_MHz"]))
+        wanted = float(str(self.settings[self._in_force]["clock_MHz"]))
         delivered = self._governor.delivered().get("clock_MHz")
         if delivered is None:
             if UNREAD not in self._said:
                 self._said = (*self._said, UNREAD)
                 self._say(UNREAD)
         elif delivered > wanted + 2 * SAME_CLOCK_MHZ:
-            reads = f"{self._settings[self._in_force].short} reads back as {delivered:.0f} MHz"
+            reads = f"{self.settings[self._in_force].short} reads back as {delivered:.0f} MHz"
             self._refuse(self._in_force, reads)
 
     def _refuse(self, setting: int, why: str) -> None:
@@ -281,7 +262,7 @@ def tune_training(
     *,
     limits: Constraints,
     steps: int | None = None,
-    signal: Signal | Cap | None = None,
+    signal: Signal | None = None,
     earlier: Earlier | None = None,
     keep: Path | None = None,
     metrics: Metrics | None = None,
@@ -293,32 +274,30 @@ def tune_training(
     Args:
         start: starts the training, once the devices can be read.
         listener: where its ranks connect.
-        metrics: receives the training's state as it changes.
         report: receives metrics, as of `LiveTuning`.
     """
     max_slowdown = limits.max_slowdown
     if limits.power_cap_W is not None:
-        signal = Cap(limits.power_cap_W)
+        signal = Signal(limits.power_cap_W)
     if max_slowdown is None and signal is None and not limits.limits:
         max_slowdown = DEFAULT_SLOWDOWN
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     platform = platform_of(cluster)
     governor = platform.open_governor(replace(cluster, clock_control=True))
-    with closing(governor), closing(open_meter(cluster)) as meter:
+    with _closing(governor), closing(open_meter(cluster)) as meter:
         setup = Setup.of(cluster.device.name, meter.info)
         if earlier is not None and (why := earlier.why_not(setup)):
             say(why)
             earlier = None
         record = Record(keep, setup) if keep is not None else None
-        settings = [Settings()]
-        if governor.can_set:
-            measured_MHz = earlier.clocks_MHz if earlier is not None else ()
-            settings = clock_settings(governor, every=signal is not None, measured_MHz=measured_MHz)
+        measured_MHz = earlier.clocks_MHz if earlier is not None else ()
+        offered = offers(governor, every=signal is not None, measured_MHz=measured_MHz)
         ended: Ended = "unmetered" if meter.info.estimated else ""
         problem = f"its energy is only estimated ({meter.info.source})" if ended else ""
-        if not ended and len(settings) < 2:
-            ended, problem = "fixed", governor.why_not or "the devices list no clocks"
+        if not ended and not offered:
+            none = "the devices list no clocks and take no power limit"
+            ended, problem = "fixed", governor.why_not or none
         marks = Marks(listener)
         if metrics is None:
             metrics = Metrics()  # which publishes nothing before it begins
@@ -329,8 +308,9 @@ def tune_training(
             started = reading(meter)
             process = start()
             live = None
-            if not ended:
-                top = governor.supported_clocks_MHz[-1]
+            if signal is not None and not ended:
+                signal.start()
+            for top, settings in offered if not ended else ():
                 live = LiveTuning(
                     governor,
                     meter,
@@ -344,13 +324,12 @@ def tune_training(
                     limits=RunLimits.of(limits, started, lambda: steps or marks.length),
                     report=report,
                 )
-                if signal is not None:
-                    signal.start()
                 ended, problem = _follow(process, marks, ranks, metrics, live)
-                if ended:
-                    say(f"not tuned any more, and the training goes on: {problem}")
-            else:
-                say(f"not tuned, and the training goes on: {problem}")
+                if len(live.refused) < REFUSALS or _restore(governor):
+                    break
+            if ended:
+                tuned = "not tuned" if live is None else "not tuned any more"
+                say(f"{tuned}, and the training goes on: {problem}")
             not_restored = _restore(governor)
             _follow(process, marks, ranks, metrics, None)
             code = _wait(process)
@@ -371,15 +350,13 @@ def tune_training(
         ranks=tuple(ranks.last.values()),
         stragglers=tuple(ranks.stragglers.values()),
     )
-    return outcome if live is None else _with_facts(outcome, live, settings)
+    return outcome if live is None else _with_facts(outcome, live)
 
 
-def _with_facts(
-    outcome: TuningOutcome, live: LiveTuning, settings: Sequence[Settings]
-) -> TuningOutcome:
+def _with_facts(outcome: TuningOutcome, live: LiveTuning) -> TuningOutcome:
     return replace(
         outcome,
-        settings=tuple(setting.short if setting else "" for setting in settings),
+        settings=tuple(setting.short if setting else "" for setting in live.settings),
         steps=live.tuner.steps,
         seconds_at=tuple(live.seconds_at),
         relative=tuple(live.tuner.relative()),
@@ -418,6 +395,16 @@ def _follow(
     except Exception as error:
         return "fault", f"{type(error).__name__}: {error}"
     return "", ""
+
+
+@contextlib.contextmanager
+def _closing(governor: Governor) -> Iterator[None]:
+    """Close a governor at the end; what it cannot put back ends no training with an error."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(GovernorError):
+            governor.close()
 
 
 def _restore(governor: Governor) -> str:

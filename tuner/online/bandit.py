@@ -16,7 +16,7 @@ from typing import Literal
 
 from tuner.online.changes import Change, ChangeDetector
 from tuner.online.promise import SURE, Balance, Spent, available_s, balance
-from tuner.online.response import POWER, STEP_TIME, Posterior, Response, Studied, prior_values
+from tuner.online.response import POWER, STEP_TIME, Posterior, Response, Studied
 from tuner.online.windows import Chunk, Window, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
@@ -78,6 +78,8 @@ class OnlineTuner:
         changes: what was noticed, in order.
         unlike: in what the job differs from the earlier measurements, if they were dropped.
         decision: the setting that should be in force, and why.
+        stepwise: a setting is tried only below one that was measured: how much it slows the steps
+            is bounded by no law, as a power limit that comes near the idle power.
 
     Raises:
         InvalidValue: there are fewer than two settings, or the promise is negative.
@@ -100,9 +102,8 @@ class OnlineTuner:
         self._window_s, self._settle_s = window_s, settle_s
         self._time, self._power = Response(x, STEP_TIME), Response(x, POWER)
         if studied:
-            times, powers = prior_values(studied)
-            self._time.studied(times)
-            self._power.studied(powers)
+            self._time.studied({each.setting: (each.step_time_s, each.error) for each in studied})
+            self._power.studied({each.setting: (each.power_W, each.error) for each in studied})
         self._studied = {point.setting: point for point in studied}
         self.unlike: Change | None = None
         self.window: Window | None = None
@@ -120,6 +121,7 @@ class OnlineTuner:
         self.changes: list[Change] = []
         self.decision = Decision(0, "reference")
         self._choice = 0
+        self.stepwise = False
 
     @property
     def stalled_s(self) -> float:
@@ -166,10 +168,8 @@ class OnlineTuner:
         earlier = self._studied.get(window.setting)
         if earlier is None or self.changes:
             return
-        for quantity, now, then in (
-            ("step time", window.step_time_s, earlier.step_time_s),
-            ("power", window.power_W, earlier.power_W),
-        ):
+        times, powers = (window.step_time_s, earlier.step_time_s), (window.power_W, earlier.power_W)
+        for quantity, (now, then) in (("step time", times), ("power", powers)):
             if abs(math.log(now / then)) > UNLIKE:
                 self.unlike = Change(quantity, self.windows, now / then - 1, self.steps)
         if self.unlike is not None:
@@ -310,6 +310,8 @@ class OnlineTuner:
         for each in self._settings:
             if each in (0, choice) or each in self._barred:
                 continue
+            if self.stepwise and each > 1 + max(self._measured, default=0):
+                break
             slow, slow_sd = views.time.relative(each)
             if slow - slow_sd > math.log1p(self.max_slowdown):
                 continue  # it could not be kept
@@ -319,10 +321,7 @@ class OnlineTuner:
                 best, most = each, worth
         if best is None and self._studied and self._measured == {0}:
             # Earlier measurements that let hope for nothing are checked once.
-            able = (
-                each
-                for each in self._studied
-                if each not in self._barred and self._loss_s(views, each, 1) <= left_s
-            )
+            usable = self._studied.keys() - self._barred
+            able = [each for each in usable if self._loss_s(views, each, 1) <= left_s]
             best = max(able, default=0) or None
         return best

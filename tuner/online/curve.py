@@ -54,14 +54,9 @@ class CurvePoint:
         """Return the point as JSON values."""
         point, own = self.point, {**vars(self), "restart_kJ": self.restart_kJ}
         own["configuration"] = own.pop("point").configuration.to_json()
-        names: tuple[str, ...] = (
-            "power_W",
-            "power_interval_W",
-            "peak_power_W",
-            "time_to_solution_s",
-        )
-        names += ("time_interval_s", "energy_to_solution_kJ", "energy_interval_kJ")
-        figures = {name: getattr(point, name) for name in names}
+        names = "power_W power_interval_W peak_power_W time_to_solution_s time_interval_s"
+        names += " energy_to_solution_kJ energy_interval_kJ"
+        figures = {name: getattr(point, name) for name in names.split()}
         return {"short_name": point.configuration.short, **figures, **own}
 
 
@@ -96,10 +91,6 @@ def _fastest(points: Iterable[Point], power_W: Callable[[Point], float]) -> set[
             kept.append(point.configuration)
             best_s = point.time_to_solution_s
     return set(kept)
-
-
-def _average_W(point: Point) -> float:
-    return point.power_W
 
 
 def _peak_W(point: Point) -> float:
@@ -143,7 +134,7 @@ def power_curve(result: Result, start: str, records: Sequence[ProbeRecord] = ())
     measured = [each for each in result.points if each.meter.scope == first.meter.scope]
     own = [each for each in measured if each.configuration.launch == first.configuration.launch]
     live, every = (
-        [_fastest(points, power_W) for power_W in (_average_W, _peak_W)]
+        [_fastest(points, power_W) for power_W in (lambda point: point.power_W, _peak_W)]
         for points in (own, measured)
     )
     restarts, points = _restarts(records), []

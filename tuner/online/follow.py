@@ -141,15 +141,14 @@ class PowerFollower(OnlineTuner):
 
     def _decide(self) -> Decision:
         """Return the fastest setting within the target, or the highest if the budget is spent."""
-        usable = [each for each in self._settings if each not in self._barred]
+        usable = sorted({*self._settings} - self._barred)
         if self.target_W is None or not self._known:
             self.unmet = ""
             return Decision(0, "choice")
         here, most = self.decision.setting, math.log(self.target_W) - MARGIN
+        worth = (WORTH if each < here else 0.0 for each in usable)
         fits = [
-            each
-            for each in usable
-            if self._expected(each) + (WORTH if each < here else 0.0) <= most
+            i for i, more in zip(usable, worth, strict=True) if self._expected(i) + more <= most
         ]
         wanted = min(fits) if fits else usable[-1]
         low = not fits and usable[-1] in self._known

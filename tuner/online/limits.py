@@ -117,10 +117,8 @@ class LimitTuner(OnlineTuner):
         time, time_sd = views.time.value(setting)
         power, power_sd = views.power.value(setting)
         times = max(self._length - self.steps, 1) * stalls
-        both_sd = math.hypot(time_sd, power_sd)
-        return times * math.exp(time + sure * time_sd), times * math.exp(
-            time + power + sure * both_sd
-        )
+        energy = time + power + sure * math.hypot(time_sd, power_sd)
+        return times * math.exp(time + sure * time_sd), times * math.exp(energy)
 
     def _decide(self) -> Decision:
         if self._reference_due:
@@ -129,10 +127,7 @@ class LimitTuner(OnlineTuner):
         total = self._total(self._earlier, SURE, views)
         spent = (self._before[0] + total.seconds, self._before[1] + total.energy_J)
         left = tuple((1 - RESERVE) * (a - b) for a, b in zip(self._limits, spent, strict=True))
-        usable = [
-            each for each in self._settings if each in self._measured and each not in self._barred
-        ]
-        usable = usable if 0 in usable else [0, *usable]
+        usable = sorted({0, *self._measured} - self._barred)
         in_time, within = (
             [each for each in usable if self._rest(views, each, SURE)[i] <= left[i]] for i in (0, 1)
         )

@@ -33,19 +33,13 @@ class Spent:
 
     def add(self, setting: int, seconds: float, energy_J: float, *, trial: bool) -> None:
         """Add a chunk of the run."""
-        self.seconds[setting] = self.seconds.get(setting, 0.0) + seconds
-        self.energy_J[setting] = self.energy_J.get(setting, 0.0) + energy_J
-        if trial:
-            self.tried_J[setting] = self.tried_J.get(setting, 0.0) + energy_J
+        tried_J = {setting: energy_J} if trial else {}
+        self.take(Spent({setting: seconds}, {setting: energy_J}, tried_J))
 
     def take(self, other: Spent) -> None:
         """Add all of another account."""
-        for mine, theirs in (
-            (self.seconds, other.seconds),
-            (self.energy_J, other.energy_J),
-            (self.tried_J, other.tried_J),
-        ):
-            for setting, value in theirs.items():
+        for name, mine in vars(self).items():
+            for setting, value in getattr(other, name).items():
                 mine[setting] = mine.get(setting, 0.0) + value
 
 
@@ -97,9 +91,8 @@ def balance(spent: Spent, time: Posterior, power: Posterior, chosen: int, sure: 
         both_sd = math.hypot(slow_sd, less_sd)
         for end, side in enumerate((-sure, 0.0, sure)):
             lost[end] += seconds * -math.expm1(-(slow + side * slow_sd))
-            saved[end] += spent.energy_J[setting] * math.expm1(
-                min(-(slow + less - side * both_sd), 5.0)
-            )
+            more = math.expm1(min(-(slow + less - side * both_sd), 5.0))
+            saved[end] += spent.energy_J[setting] * more
     exploring_J = 0.0
     here = time.relative(chosen)[0] + power.relative(chosen)[0]
     for setting, energy_J in spent.tried_J.items():

@@ -165,12 +165,11 @@ class Response:
 
     def studied(self, values: Mapping[int, tuple[float, float]]) -> None:
         """Add earlier measurements, as an epoch before this one: (value, relative error)."""
-        self._epochs[-1] = {}
-        for setting, (value, error) in values.items():
-            visits = self._epochs[-1][setting] = _Visits()
-            visits.values.append(math.log(value))
-            visits.numbers.append(0)
-            self._fixed[-1, setting] = error
+        self._epochs[-1] = {
+            setting: _Visits(deque([math.log(value)]), deque([0]))
+            for setting, (value, _) in values.items()
+        }
+        self._fixed |= {(-1, setting): error for setting, (_, error) in values.items()}
 
     def drop_studied(self) -> None:
         """Forget the earlier measurements."""
@@ -266,20 +265,11 @@ class Posterior:
 
     def relative(self, setting: int) -> tuple[float, float]:
         """Return mean and standard deviation of log(value / value at the highest setting)."""
-        return float(self.mean[setting]), math.sqrt(
-            max(0.0, float(self.covariance[setting, setting]))
-        )
+        variance = float(self.covariance[setting, setting])
+        return float(self.mean[setting]), math.sqrt(max(0.0, variance))
 
     def value(self, setting: int) -> tuple[float, float]:
         """Return mean and standard deviation of the logarithm of the value."""
         pick = np.zeros(len(self.mean))
         pick[setting] = pick[-1] = 1.0
         return float(pick @ self.mean), math.sqrt(max(0.0, float(pick @ self.covariance @ pick)))
-
-
-def prior_values(
-    points: Sequence[Studied],
-) -> tuple[dict[int, tuple[float, float]], dict[int, tuple[float, float]]]:
-    """Return step times and powers of studied points, by setting, each with its relative error."""
-    times = {point.setting: (point.step_time_s, point.error) for point in points}
-    return times, {point.setting: (point.power_W, point.error) for point in points}

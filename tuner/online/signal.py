@@ -35,26 +35,12 @@ def watts_of(text: str) -> float | None:
     raise InputError(f"{text.strip()[:40]!r} is no target: write a number of watts, or none")
 
 
-class Cap:
-    """Target that stays as it is."""
-
-    problem = ""
-
-    def __init__(self, target_W: float) -> None:
-        self.target_W: float | None = target_W
-
-    def start(self) -> None:
-        """Do nothing: there is nothing to follow."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class Signal:
     """Latest target of a source; the last good one stays in force if the source fails.
 
     Args:
-        source: a file, or an address that begins with http:// or https://.
+        source: a file, or an address that begins with http:// or https://; or the watts of a target
+            that stays as it is.
 
     Attributes:
         target_W: None: no limit.
@@ -64,9 +50,9 @@ class Signal:
         InputError: the source cannot be read, or tells no target.
     """
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self.problem = ""
+    def __init__(self, source: str | float) -> None:
+        self._source = str(source)
+        self.problem, self._stays = "", not isinstance(source, str)
         try:
             self.target_W = watts_of(self._text())
         except OSError as error:
@@ -77,13 +63,16 @@ class Signal:
 
     def start(self) -> None:
         """Begin to follow the source."""
-        self._thread.start()
+        if not self._stays:
+            self._thread.start()
 
     def close(self) -> None:
         """End the thread."""
         self._ended.set()
 
     def _text(self) -> str:
+        if self._stays:
+            return self._source
         if self._source.startswith(("http://", "https://")):
             with urllib.request.urlopen(self._source, timeout=TIMEOUT_S) as answer:
                 return str(answer.read(MOST).decode(errors="replace"))

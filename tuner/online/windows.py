@@ -79,11 +79,6 @@ class WindowCollector:
         self._long: list[Chunk] = []
         self._chunks: list[Chunk] = []
 
-    @property
-    def settling(self) -> bool:
-        """True as long as the setting settles."""
-        return self._left_s > 0
-
     def add(self, chunk: Chunk) -> Window | None:
         """Add a chunk; return the window that it completes, or None."""
         if self._left_s > 0:

@@ -37,12 +37,14 @@ class Governor(Protocol):
     """Control of the live knobs of one node's devices.
 
     `why_not` is a sentence with what an administrator would run, else empty; the supported clocks
-    are ascending, empty where none may be asked for.
+    are ascending, empty where none may be asked for; the limit's range is the lowest that may be
+    asked for and the highest, that of the machine as it is, or (0, 0).
     """
 
     can_set: bool
     why_not: str
     supported_clocks_MHz: tuple[int, ...]
+    limit_range_W: tuple[float, float]
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
         """Make `live` the whole live setting: a knob it does not name goes back to what it was.
@@ -129,6 +131,7 @@ class FixedGovernor:
 
     can_set = False
     supported_clocks_MHz: tuple[int, ...] = ()
+    limit_range_W = (0.0, 0.0)
 
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not

@@ -34,6 +34,7 @@ class CommandGovernor:
         self.devices = devices
         self.can_set, self.why_not = devices.can_set, devices.why_not
         self.supported_clocks_MHz = devices.supported_clocks_MHz
+        self.limit_range_W = devices.limit_range_W
         self._knobs = {knob.name: knob for knob in knobs}
         self._cwd = str(cwd)
         self._earlier: dict[str, str] = {}

@@ -84,6 +84,7 @@ class NvmlGovernor:
             self.why_not = LEFT_ALONE if leave_alone else self._find_means()
             self.can_set = not self.why_not
             self.supported_clocks_MHz = self._supported() if self.can_set else ()
+            self.limit_range_W = self._limit_range_W() if self.can_set else (0.0, 0.0)
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
@@ -188,6 +189,20 @@ class NvmlGovernor:
                 return ()
             common = set(clocks) if common is None else common & set(clocks)
         return tuple(sorted(common or ()))
+
+    def _limit_range_W(self) -> tuple[float, float]:
+        """Return the power limits that all GPUs take, at most the present ones; (0, 0): none."""
+        nvml = self._nvml
+        if not self._limit_known:
+            return 0.0, 0.0
+        lowest = [
+            ask(nvml, None, lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu.handle))  # noqa: B023
+            for gpu in self.gpus
+        ]
+        if None in lowest:
+            return 0.0, 0.0
+        highest_mW = min(each or 0 for each in self._limits_mW.values())
+        return max(low for low, _ in lowest) / 1000, highest_mW / 1000
 
     def _snap(self, name: str, clock_MHz: int, offered: Sequence[int], notes: list[str]) -> int:
         if not offered:
@@ -306,7 +321,12 @@ class NvmlGovernor:
                     nvml.nvmlDeviceSetMemoryLockedClocks(gpu.handle, clock, clock)
                 if wanted.clock_MHz is not None:
                     clock = wanted.clock_MHz[number]
-                    nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, clock, clock)
+                    try:
+                        nvml.nvmlDeviceSetGpuLockedClocks(gpu.handle, clock, clock)
+                    except nvml.NVMLError_NotSupported:  # nor can it be put back
+                        for left in used[number:]:
+                            del self._touched[left.uuid, "GpuLockedClocks"]
+                        raise
             if wanted.limit_mW is not None:
                 limit_mW = wanted.limit_mW[number]
                 try:

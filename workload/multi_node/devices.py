@@ -195,6 +195,7 @@ class MultiNodeGovernor:
     def __init__(self, own: Governor, nodes: Nodes, devices_per_node: int) -> None:
         self.can_set, self.why_not = own.can_set, own.why_not
         self.supported_clocks_MHz = own.supported_clocks_MHz
+        self.limit_range_W = own.limit_range_W
         self._own, self._nodes, self._devices = own, nodes, devices_per_node
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:

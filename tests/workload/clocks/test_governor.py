@@ -74,6 +74,20 @@ class TestNvmlGovernor:
         assert governor.why_not == ""
         assert governor.supported_clocks_MHz == tuple(range(210, 1411, 15))
 
+    def test_knows_the_limits_that_all_gpus_take(self, busy: Make) -> None:
+        busy(TwinGpu(limit_W=350.0), TwinGpu(limit_W=375.0, min_limit_W=150.0))
+        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        assert governor.limit_range_W == (150.0, 350.0)
+        governor.close()
+
+    def test_a_lock_that_no_gpu_takes_leaves_nothing_to_put_back(self, busy: Make) -> None:
+        busy(TwinGpu(lockable=False))
+        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        with pytest.raises(GovernorError, match=r"Not Supported$"):
+            governor.apply(Settings(clock_MHz=1200))
+        governor.apply(Settings(power_limit_W=300))
+        governor.close()
+
     def test_sets_reads_back_and_puts_back_what_was_before(
         self, fake: TwinNode, governor: NvmlGovernor
     ) -> None:

@@ -1,0 +1,158 @@
+"""Power limits in place of clocks: a made-up GPU that only takes limits, and the twin node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.online.test_agent import TORCHRUN, TRAIN, run, tuner_run
+from tuner.online.agent import LiveTuning
+from tuner.online.command import tune
+from tuner.online.marks import Mark
+from tuner.online.settings import limit_settings, offers
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InvalidValue
+from tuner.testing.twin import TwinNode
+from tuner.testing.twin.specimens import CORE_GPU
+from tuner.workload.clocks.base import Applied, GovernorError
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.meters import Reading
+from tuner.workload.node.machine import detect_cluster
+
+
+class Limited:
+    """Governor and meter of a GPU of 400 W that takes power limits and no clocks."""
+
+    why_not, can_set, resolution_s = "", True, 0.1
+    supported_clocks_MHz: tuple[int, ...] = ()
+    limit_range_W = (100.0, 400.0)
+
+    def __init__(self, idle_W: float, peak_W: float, bound: float) -> None:
+        self.idle_W, self.peak_W, self.bound = idle_W, peak_W, bound
+        self.limit_W, self.time_s, self.energy_J, self.least_W = 400.0, 0.0, 0.0, 0.0
+        self.log: list[float] = []
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+        if self.least_W > float(str(live.get("power_limit_W", 400))):
+            raise InvalidValue("power_limit_W", live["power_limit_W"], f"from {self.least_W:g}")
+        self.limit_W = float(str(live.get("power_limit_W", 400)))
+        self.log.append(self.limit_W)
+        return Applied(live, live)
+
+    def delivered(self) -> dict[str, float]:
+        return {}
+
+    def restore(self) -> None:
+        self.limit_W = 400.0
+
+    def close(self) -> None:
+        self.restore()
+
+    def read(self) -> Reading:
+        return Reading(self.time_s, self.energy_J)
+
+    def step(self) -> float:
+        share = (self.limit_W - self.idle_W) / (self.peak_W - self.idle_W)
+        clock = min(1.0, max(0.02, share)) ** (1 / 2.4)
+        seconds = 0.5 * (1 - self.bound + self.bound / clock)
+        self.time_s += seconds
+        self.energy_J += seconds * min(self.limit_W, self.peak_W)
+        return self.time_s
+
+
+def trained(gpu: Limited, steps: int = 4000) -> tuple[LiveTuning, list[str], list[float]]:
+    ((top, settings),) = offers(gpu, every=False, measured_MHz=())  # type: ignore[arg-type]
+    said, slowdowns = list[str](), list[float]()
+    live = LiveTuning(gpu, gpu, settings, top, max_slowdown=0.05, say=said.append)  # type: ignore[arg-type]
+    for number in range(steps):
+        live.take(Mark(0, number, gpu.step()))
+        slowdowns.append(gpu.time_s / (0.5 * (number + 1)) - 1)
+    return live, said, slowdowns
+
+
+@pytest.mark.parametrize(
+    ("idle_W", "peak_W", "bound", "least"),
+    [
+        (60.0, 380.0, 0.3, 0.05),  # limits that bind
+        (60.0, 260.0, 0.3, 0.05),  # a third of them do not bind
+        # at the lowest a step would take 2.7 times as long, more than in proportion
+        (180.0, 390.0, 1.0, 0.005),
+    ],
+)
+def test_limits_save_energy_within_the_promise_at_any_step(
+    idle_W: float, peak_W: float, bound: float, least: float
+) -> None:
+    gpu = Limited(idle_W, peak_W, bound)
+    live, said, slowdowns = trained(gpu)
+    assert max(slowdowns) <= 0.05
+    assert said == []
+    saved_J = 4000 * 0.5 * peak_W - gpu.energy_J
+    assert saved_J > least * gpu.energy_J
+    assert live.tuner.balance.saved_J[1] == pytest.approx(saved_J, rel=0.15)
+
+
+def test_a_limit_that_the_device_refuses_is_one_sentence_and_it_goes_on() -> None:
+    gpu = Limited(60.0, 380.0, 0.3)
+    gpu.least_W = 350.0
+    live, said, slowdowns = trained(gpu)
+    assert len(said) == 1
+    assert "from 350" in said[0]
+    assert min(gpu.log) >= 350
+    assert sum(live.seconds_at[1:]) > 1000
+    assert max(slowdowns) <= 0.05
+
+
+@pytest.mark.parametrize("high_W", [0.0, 28.7, 400.0])
+def test_limits_are_below_that_of_the_machine_and_within_what_it_takes(high_W: float) -> None:
+    watts = [float(str(each["power_limit_W"])) for each in limit_settings(0.8 * high_W, high_W)[1:]]
+    assert watts == sorted(set(watts), reverse=True)
+    assert all(0.8 * high_W <= each < high_W for each in watts)
+    assert len(watts) == {0.0: 0, 28.7: 6, 400.0: 8}[high_W]
+
+
+@pytest.mark.twin
+def test_clocks_that_cannot_be_put_back_are_said_and_the_exit_code_is_the_trainings(
+    twin_node: Callable[..., TwinNode], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    twin_node(replace(CORE_GPU, load=1.0))
+
+    def fail(*_: object) -> None:
+        raise GovernorError("the clock was not put back")
+
+    def detected() -> Cluster:
+        found = detect_cluster()
+        monkeypatch.setattr(NvmlGovernor, "restore", fail)
+        return found
+
+    monkeypatch.setattr("tuner.online.agent.detect_cluster", detected)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    outcome = tune(["python", str(script)])
+    assert (outcome.exit_code, outcome.not_restored) == (0, "the clock was not put back")
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_gpu_that_refuses_clocks_is_tuned_by_its_limit(
+    twin_node: Callable[..., TwinNode],
+) -> None:
+    gpu = replace(CORE_GPU, clock_free_share=0.6, lockable=False, limit_W=340.0)
+    node: Any = twin_node(gpu, gpu, virtual_time=False)
+    launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "1100", "0"]
+    done = run(tuner_run("--max-slowdown", "8%", "--json", "--", *launch), node.environment())
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["ended"] == "", done.stderr
+    assert outcome["kept"]
+    assert "the setting is not tried again" in done.stderr
+    assert sum(outcome["seconds_at"][1:]) > 5
+    assert outcome["balance"]["saved_J"][1] > 0
+    assert [node.limit_W(each) for each in range(2)] == [340.0, 340.0]
