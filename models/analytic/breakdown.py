@@ -46,7 +46,9 @@ class Breakdown:
 
 
 def _sorted(parts: Mapping[str, float]) -> dict[str, float]:
-    return dict(sorted(((k, v) for k, v in parts.items() if v > 0), key=lambda item: -item[1]))
+    least = 1e-9 * sum(parts.values())  # the rounding of what adds up to nothing
+    kept = ((name, value) for name, value in parts.items() if value > least)
+    return dict(sorted(kept, key=lambda item: -item[1]))
 
 
 def break_down(
