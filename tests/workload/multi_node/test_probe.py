@@ -92,8 +92,7 @@ class NearMeter:
 
 
 class NearGovernor:
-    can_set, why_not, supported_clocks_MHz = True, "", CLOCKS
-    limit_range_W = (0.0, 0.0)
+    can_set, why_not, supported_clocks_MHz, limit_range_W = True, "", CLOCKS, (0.0, 0.0)
 
     def __init__(self) -> None:
         self.set: list[Settings] = []
