@@ -223,8 +223,7 @@ def terminal(folder: Path) -> Sequence[Attempt]:
     ):
         done = tuner(words, folder)
         found = _controls(done)
-        name = " ".join(words[:1] + [w for w in words if w == "--from-csv"])
-        what = f"escape sequences of a table through tuner {name}"
+        what = f"escape sequences of a table through tuner {words[0]}"
         attempts.append(tried(what, bool(found), found or f"exit code {done.returncode}"))
     script = folder / "raises.py"
     script.write_text(f"raise RuntimeError({ESCAPE!r} + 'text')\n")

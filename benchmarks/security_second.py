@@ -299,8 +299,6 @@ def linked_bundle(folder: Path) -> Sequence[Attempt]:
     shutil.rmtree(run / "best", ignore_errors=True)
     (run / "best").symlink_to(home)
     done = tuner(["export", str(run), "--to", "bundle", "--out", "out.zip"], folder)
-    if b"unknown format 'bundle'" in done.stderr:  # before bundles were exports
-        done = tuner(["bundle", str(run), "--out", "out.zip"], folder)
     out = folder / "out.zip"
     held = out.exists() and b"id_rsa" in out.read_bytes()
     return [tried("a bundle holds what a linked folder does", held, done.stderr.decode())]

@@ -22,7 +22,6 @@ class Option:
 
     Attributes:
         flag: name on the command line, without dashes, where it is not the field's.
-        former_flag: name on the command line in the release before; hidden, and still accepted.
         alias: name on the command line of the same value with its unit ("deadline", as in
             `--deadline 2h`, beside `--deadline-s 7200`); `unit` is one of
             `tuner.search_spaces.units.UNITS`.
@@ -36,7 +35,6 @@ class Option:
     least: int | None = None
     choices: tuple[str, ...] = ()
     flag: str = ""
-    former_flag: str = ""
     alias: str = ""
     metavar: str = ""
     keyword_only: bool = False

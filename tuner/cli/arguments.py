@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from typing import Any
 
@@ -90,5 +89,3 @@ def add_shared(parser: Any, *names: str) -> None:
             parser.add_argument(keywords.pop("dest"), metavar=name, **keywords)
         else:
             parser.add_argument(*(["-q"] if name == "--quiet" else []), name, **keywords)
-        if name == "--today":  # by the name of the release before
-            parser.add_argument("--baseline", **{**keywords, "help": argparse.SUPPRESS})

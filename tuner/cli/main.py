@@ -40,22 +40,6 @@ Answers go to standard output (with --json as JSON), progress to standard error.
 #: Commands that a user's program may follow, after `--`.
 _WITH_PROGRAM = (["run"], ["optimize"], ["dev", "probe"])
 
-#: First words of commands of the release before, and of those of today.
-RENAMED = {
-    "front --from-csv": "import",
-    "front": "show",
-    "report": "show --html",
-    "diff": "compare",
-    "predict": "fit",
-    **{what: f"list {what}" for what in ("jobs", "clusters", "spaces", "knobs")},
-    "frameworks check": "dev frameworks check",
-    "frameworks list": "list frameworks",
-    "frameworks": "list frameworks",
-    "bundle": "export --to bundle",
-    "open": "runs open",
-    **{tool: f"dev {tool}" for tool in ("probe", "record", "calibrate", "replay")},
-}
-
 
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of `tuner` with every command."""
@@ -76,20 +60,6 @@ def command_parser() -> argparse.ArgumentParser:
     dev.describe({"commands": ("probe", "record", "calibrate", "replay", "frameworks")})
     commands.describe(GROUPS)
     return parser
-
-
-def current_words(words: Sequence[str]) -> list[str]:
-    """Return a command line with a renamed command by its new name, which is printed."""
-    line = " ".join(words) + " "
-    if line.startswith("front ") and any(word.startswith("--from-csv") for word in words):
-        line = "front --from-csv "
-    old = next((old for old in RENAMED if line.startswith(f"{old} ")), None)
-    if old is None:
-        return list(words)
-    new = RENAMED[old]
-    print(f"tuner: `tuner {old}` is now `tuner {new}`", file=sys.stderr)
-    kept = 1 if new == "import" else len(old.split())
-    return [*new.split(), *words[kept:]]
 
 
 class Version(argparse.Action):
@@ -140,7 +110,6 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = command_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     program: list[str] = []
-    words = current_words(words)
     if "--" in words and any(words[: len(c)] == c for c in _WITH_PROGRAM):
         cut = words.index("--")  # the user's program follows
         words, program = words[:cut], words[cut + 1 :]

@@ -213,8 +213,6 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
             continue
         value, metavar = _VALUES.get(str(item.type).removesuffix(" | None"), (str, "NAME"))
         metavar = declared.metavar or metavar
-        if declared.former_flag:
-            parser.add_argument(f"--{declared.former_flag}", dest=item.name, help=SUPPRESS)
         repeated: dict[str, Any] = {"default": item.default}
         if isinstance(item.default, tuple):
             repeated = {"action": "append", "default": []}

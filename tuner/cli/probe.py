@@ -317,7 +317,7 @@ def add(commands: Commands) -> None:
         "list what this machine, or a Ray cluster, offers, and what is missing",
     )
     doctor.add_argument("-v", "--verbose", action="store_true", help="list every fact")
-    doctor.add_argument("--brief", action="store_true", help=SUPPRESS)  # of the release before
+    doctor.add_argument("--brief", action="store_true", help=SUPPRESS)  # for Makefiles
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,10 @@ def _import(args: argparse.Namespace) -> int:
     from tuner.api import front_of_csv
     from tuner.display.text import summary_lines
 
-    if not (files := [*args.files, *args.from_csv]):
+    if not args.files:
         raise InputError("name the CSV files: tuner import FILE ...")
     result, read = front_of_csv(
-        files,
+        args.files,
         made_of_options(args, CsvOptions),
         constraints=made_of_options(args, Constraints, only=_CSV_LIMITS),
         baseline=args.baseline or (),
@@ -111,7 +110,7 @@ def _compare(args: argparse.Namespace) -> int:
     if points and points == words:
         print_latest(args)
     result = load_result(None if points == words else words[0], runs_dir=args.runs_dir)
-    a, b = points if len(points) == 2 else (args.a, *(points or [args.b]))
+    a, b = points if len(points) == 2 else ("today", *(points or ["best"]))
     comparison = result.compare(a, b)
     answer(args, comparison.to_json(), comparison.lines(), fit=True)
     return OK
@@ -244,10 +243,9 @@ def add(commands: Commands) -> None:
     csv = commands.command("import", _import, "make a run of CSV files: one row a past run")
     add = csv.add_argument
     add("files", nargs="*", metavar="FILE", help="CSV files with time, energy and knobs")
-    add("--from-csv", nargs="+", default=[], help=SUPPRESS)  # of the release before
     add_options(csv, CsvOptions)
-    for flag, text in {"--baseline": SUPPRESS, "--today": "configuration in use today"}.items():
-        add(flag, dest="baseline", nargs="+", metavar="KNOB=VALUE", help=text)
+    what = "configuration in use today"
+    add("--today", dest="baseline", nargs="+", metavar="KNOB=VALUE", help=what)
     add_options(csv, Constraints, only=_CSV_LIMITS)
     add("--name", metavar="NAME", help="name of the run")
     add_shared(csv, "--runs-dir")
@@ -267,8 +265,6 @@ def add(commands: Commands) -> None:
         metavar="POINT|RUN",
         help=f"{POINT} (default: today and best); or another run",
     )
-    for name, flag, default in (("a", "--from", "today"), ("b", "--to", "best")):
-        compare.add_argument(flag, dest=name, default=default, help=SUPPRESS)
     dashboard = commands.of_run("dashboard", _dashboard, "serve a run's study in optuna-dashboard")
     dashboard.set_defaults(of_run=False)
     add_storage(dashboard, "URL of the database (without RUN, all its studies are served)")

@@ -197,7 +197,6 @@ class Constraints:
         "x time), cost or carbon",
         choices=tuple(OBJECTIVES),
         flag="minimize",
-        former_flag="choose",
         metavar="WHAT",
     )
     price_per_kWh: float | None = option(
