@@ -11,6 +11,7 @@ import tuner
 from tuner.executors.local import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.studies import (
+    LONG_JOB,
     METER,
     TalliedRunner,
     measured,
@@ -85,6 +86,19 @@ def test_few_probes_end_in_an_answer(tmp_path, probes) -> None:
     result = study(Drawn(truth), tmp_path, max_probes=probes)
     assert result.spent.probes <= probes
     assert result.recommendation.action == "train"
+
+
+def test_probes_kept_for_verification_search_where_nothing_is_to_verify(tmp_path) -> None:
+    class TodayIsBest(Drawn):
+        def run(self, request: ProbeRequest) -> ProbeRecord:
+            self.first = getattr(self, "first", request.launch)  # the baseline
+            self._truth = {1: 0.4 if request.launch == self.first else 0.8}
+            return super().run(request)
+
+    result = study(TalliedRunner(TodayIsBest({})), tmp_path, job=LONG_JOB, max_probes=6)
+    assert purposes(result).count("search") == 5
+    assert result.stop.figures["reserved"] == 0
+    assert result.recommendation.action == "keep"
 
 
 def test_a_lucky_window_is_found_out(tmp_path) -> None:

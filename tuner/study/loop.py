@@ -35,6 +35,7 @@ from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
     front_to_beat,
+    further_launches,
     node_failures,
     not_repaid,
     not_worth_it,
@@ -86,6 +87,7 @@ class SearchLoop:
         sampler.cost = spec.problem.cost.learned(self.records)
         self.state = StudyState(spec, self.records)
         self._ask()
+        self._verifies = spec.settings.verify and spec.unverified is None
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
     # -- what is used and what is left -----------------------------------------------------------
@@ -108,23 +110,19 @@ class SearchLoop:
                 return record.measurements[0].energy_per_step_J * self._problem.steps / 1000
         return None
 
-    @property
-    def _reserve(self) -> bool:
-        """True if launches may be needed to become sure of something other than the baseline."""
-        others = (point.configuration != self.state.today for point in self.state.front)
-        return self._settings.verify and any(others)
-
     def _limit(
         self,
         cost_kJ: float,
         *,
         searching: bool = False,
-        reserve: bool = False,
+        repeating: bool = False,
         count: int = 1,
         expected_s: float | None = None,
     ) -> StopReason | None:
         """Return the limit that forbids probes of this cost (`Budget.check`), or None.
 
+        The search leaves the reserve of a verification that would launch something now; repeats
+        of today leave it in any case.
         A user who asked the search to stop (`tuner runs stop`) forbids all of them.
         """
         run_dir = self._spec.run_dir
@@ -140,14 +138,12 @@ class SearchLoop:
             job_kJ=self._job_kJ,
             twin=self._executor.meter.twin,
         )
-        return self._budget.check(
-            status,
-            cost_kJ,
-            searching=searching,
-            reserve=reserve,
-            count=count,
-            expected_s=expected_s,
-        )
+        check = partial(self._budget.check, status, cost_kJ, searching=searching, count=count)
+        if searching and self._verifies:
+            limit = check(reserve=True, expected_s=expected_s)
+            if limit and (repeating or further_launches(self.state, self.expected_kJ)[1]):
+                return limit
+        return check(expected_s=expected_s)
 
     def expected_kJ(
         self, configurations: Sequence[Configuration], planned_kJ: float = math.nan
@@ -209,15 +205,15 @@ class SearchLoop:
         It tells how far launches differ, and counts among those that make the choice sure.
         """
         today = self.state.today
-        if today is None or not self._settings.verify or self._spec.unverified is not None:
-            return False
-        if len(self._problem.candidates.launches) < 2:  # settings of one launch share its effect
+        launches = self._problem.candidates.launches
+        if today is None or not self._verifies or len(launches) < 2:  # of one launch, one effect
             return False
         due = sum(map(self._measured_launches, REPEAT_AFTER))
         made = sum(r.request.purpose == "verify" for r in self.records)
         if made >= due or self._flying:
             return False
-        return not self._limit(2 * self.expected_kJ([today]), searching=True, reserve=True, count=2)
+        both_kJ = 2 * self.expected_kJ([today])
+        return not self._limit(both_kJ, searching=True, repeating=True, count=2)
 
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
@@ -245,10 +241,8 @@ class SearchLoop:
 
         If not, and no result in flight can change that, `_stopped` is set.
         """
-        reserve = self._reserve
-        self._stopped = node_failures(self.records, self._earlier) or self._limit(
-            0.0, searching=True, reserve=reserve
-        )
+        self._stopped = node_failures(self.records, self._earlier)
+        self._stopped = self._stopped or self._limit(0.0, searching=True)
         sampler, study = self._sampler, self._recorder.study
         if limit := self._stopped:
             if limit.kind in LIMITS and sampler.estimates_gain:
@@ -272,7 +266,7 @@ class SearchLoop:
             if not self._flying:
                 self._stopped = reason
             return None
-        if limit := self._limit(cost_kJ, searching=True, reserve=reserve):
+        if limit := self._limit(cost_kJ, searching=True):
             self._stopped = with_next_probe(limit, plan, self.expected_kJ, sampler.question)
         return None if self._stopped else plan
 
@@ -385,7 +379,7 @@ class SearchLoop:
         if not_repaid(self.state, plan, cost_kJ):
             return ()
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
-        if self._limit(more_kJ, searching=True, reserve=self._settings.verify, count=0):
+        if self._limit(more_kJ, searching=True, count=0):
             return ()
         for callback in self._callbacks:
             callback.extended(request, plan.live)

@@ -14,6 +14,7 @@ from tuner.problem.baseline import is_default
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
 from tuner.problem.stop_reason import LIMITS, StopReason
+from tuner.results.judge import More
 from tuner.results.parts import Point
 from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
@@ -115,6 +116,19 @@ def with_next_probe(
         "of_answer": float(question is not None),
     }
     return replace(limit, figures={**limit.figures, **figures})
+
+
+def further_launches(
+    state: StudyState, expected_kJ: Callable[[Sequence[Configuration]], float]
+) -> tuple[Point | None, More | None]:
+    """Return the choice and its further launches, or today's, that are worth it; None if none."""
+    choice, _ = state.judge.choose()
+    if choice is None or state.baseline is None:
+        return choice, None
+    launch_kJ = expected_kJ([choice.configuration])
+    known = launch_kJ and state.spec.problem.length_known
+    share = launch_kJ / state.baseline.energy_to_solution_kJ if known else None
+    return choice, state.judge.more(choice, share)
 
 
 def peak_limit_of(state: StudyState) -> PeakLimit | None:

@@ -9,10 +9,9 @@ continues after an interrupt needs no memory of its own.
 from __future__ import annotations
 
 from tuner.problem.stop_reason import NoVerdict
-from tuner.results.judge import More
 from tuner.results.parts import Point
-from tuner.results.state import StudyState
 from tuner.study.loop import SearchLoop
+from tuner.study.rules import further_launches
 
 #: A launch that the node spoiled (no fault of the configuration) is made again so often.
 SPOILED = 2
@@ -28,7 +27,7 @@ def verify(search: SearchLoop) -> NoVerdict | None:
     told: Point | None = None
     while True:
         state = search.state
-        choice, more = _worth_it(search, state)
+        choice, more = further_launches(state, search.expected_kJ)
         if more is None or choice is None or state.baseline is None:
             return None
         what, whose = (state.baseline, "today's") if more.of_baseline else (choice, "the choice")
@@ -48,15 +47,3 @@ def verify(search: SearchLoop) -> NoVerdict | None:
             spoiled += 1
             if spoiled > SPOILED:
                 return NoVerdict("spoiled", message=record.failure.message)
-
-
-def _worth_it(search: SearchLoop, state: StudyState) -> tuple[Point | None, More | None]:
-    """Return the choice and the launches that are worth it; None if none are."""
-    judge = state.judge
-    choice, _ = judge.choose()
-    if choice is None or state.baseline is None:
-        return choice, None
-    launch_kJ = search.expected_kJ([choice.configuration])
-    known = launch_kJ and state.spec.problem.length_known
-    share = launch_kJ / state.baseline.energy_to_solution_kJ if known else None
-    return choice, judge.more(choice, share)
