@@ -31,6 +31,7 @@ from tuner.display.html.search_parts import (
     failures_part,
     live_part,
     spent_part,
+    stragglers_part,
     surrogates_part,
 )
 from tuner.display.view import View
@@ -91,6 +92,7 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
         spent_part(view, figures),
         surrogates_part(view, figures),
         calibration_part(result),
+        stragglers_part(result),
         failures_part(result),
         about_part(view),
         section("What each number means", template("meanings.html")),

@@ -31,6 +31,7 @@ from tuner.formatting import (
 from tuner.results.parts import AnotherChoice, Evidence, Explanation, Point
 from tuner.results.result import Result
 from tuner.results.scale_out import Target
+from tuner.workload.measure.stragglers import sentence
 from tuner.workload.probe import ProbeRecord
 
 _WIDTH, _HEIGHT = 60, 12
@@ -118,7 +119,7 @@ def summary_lines(result: Result) -> list[str]:
             f"{short(result.baseline.configuration, names)}{name}",
         ]
     lines += ["", *advice_lines(result)]
-    lines += [sentence] if (sentence := evidence_sentence(result)) else []
+    lines += [evidence] if (evidence := evidence_sentence(result)) else []
     lines.append(f"Choice: {result.choice.sentence}")
     if result.plan is None:
         lines.append(view.spent_line)
@@ -134,6 +135,7 @@ def summary_lines(result: Result) -> list[str]:
                 f"Failed: {record.request.probe_id} {record.request.launch.short}: "
                 f"{record.failure.sentence}"
             )
+    lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
     lines += [*plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")

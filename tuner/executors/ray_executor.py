@@ -26,7 +26,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.measure.stragglers import from_json
+from tuner.workload.measure.stragglers import of_environment
 from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.probe import (
@@ -372,8 +372,7 @@ class RayExecutor:
                 if aside and record.failure is not None:
                     self._say(f"{lead.name} is set aside: {record.failure.message}")
                 self._release(flight, aside_s=_ASIDE_FAILED_S if aside else 0.0)
-                late = map(from_json, record.environment.get("stragglers", ()))
-                self.pool.avoid(flight.slots, tuple(late))
+                self.pool.avoid(flight.slots, of_environment(record.environment))
                 self._done.append(record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:

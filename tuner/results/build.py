@@ -41,6 +41,7 @@ from tuner.results.windows import Windows
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
+from tuner.workload.measure.stragglers import of_environment
 from tuner.workload.probe import Measurement, ProbeRecord
 
 
@@ -201,6 +202,11 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
             **spec.settings.limits,
         },
         failures=tuple(record for record in records if not record.ok),
+        stragglers=tuple(
+            (record.request.probe_id, straggler)
+            for record in records
+            for straggler in of_environment(record.environment)
+        ),
         leave_one_out=loo,
         progress=_progress(records),
         stop=ended.stop,

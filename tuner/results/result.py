@@ -29,6 +29,7 @@ from tuner.results.parts import (
 )
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.typed import JSON_SCHEMA
+from tuner.workload.measure.stragglers import Straggler
 from tuner.workload.probe import Measurement, ProbeRecord
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Result:
             solution, or 1 if the length of the training is unknown (null in the JSON).
         constraints: what was asked, e.g. {"budget_kJ": 25.0}, with the prices that were given.
         failures: the probes that failed, with why.
+        stragglers: ranks that held the others of a probe back, each with the probe's name (not in
+            the JSON: they are in the trace).
         progress: (probing kJ so far, hypervolume of the front so far) after each probe.
         stop: why the search ended; None if not recorded.
         windows: the windows that measured each configuration, in their order (not in the JSON: they
@@ -95,6 +98,7 @@ class Result:
     steps: int
     constraints: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[ProbeRecord, ...] = ()
+    stragglers: tuple[tuple[str, Straggler], ...] = ()
     leave_one_out: LeaveOneOut | None = None
     progress: tuple[ProgressPoint, ...] = ()
     stop: StopReason | None = None

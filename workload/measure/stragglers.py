@@ -11,6 +11,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -266,8 +267,23 @@ def to_json(straggler: Straggler) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> Straggler:
     """Return a straggler of `to_json`."""
-    figures = {name: math.nan if data[name] is None else data[name] for name in ("value", "usual")}
+    figures = {
+        name: math.nan if data[name] is None else float(data[name])
+        for name in ("behind", "cost", "value", "usual")
+    }
+    if data["cause"] not in WORDS:
+        raise ValueError(data["cause"])
     return Straggler(**{**data, **figures, "state": RankState(**data["state"])})
+
+
+def of_environment(environment: Mapping[str, Any]) -> list[Straggler]:
+    """Return the stragglers of a probe's environment; without those that cannot be read, since a
+    record may be a stranger's."""
+    found, given = list[Straggler](), environment.get("stragglers", ())
+    for each in given if isinstance(given, list | tuple) else ():
+        with suppress(KeyError, TypeError, ValueError):
+            found.append(from_json(each))
+    return found
 
 
 #: What is said of each cause, with the rank's value and the others'.
@@ -285,11 +301,17 @@ WORDS: Mapping[Cause, str] = {
 }
 
 
-def sentence(straggler: Straggler) -> str:
-    """Return who it is, the evidence and the cost: "GPU 5: heat, ...; costs 9 % of the step"."""
+def words(straggler: Straggler) -> tuple[str, str, str]:
+    """Return who it is, the evidence and the cost: "GPU 5", "heat, ...", "9 %"."""
     state = straggler.state
     who = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
     if state.node:
         who += f" of node {state.node}"
     why = WORDS[straggler.cause].format(straggler.value, straggler.usual).replace("%", " %")
-    return f"{who}: {why}; costs {100 * straggler.cost:.0f} % of the step"
+    return who, why, f"{100 * straggler.cost:.0f} %"
+
+
+def sentence(straggler: Straggler) -> str:
+    """Return the words: "GPU 5: heat, ...; costs 9 % of the step"."""
+    who, why, cost = words(straggler)
+    return f"{who}: {why}; costs {cost} of the step"

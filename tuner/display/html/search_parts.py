@@ -14,6 +14,7 @@ from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.problem.constraints import LIMITS
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
+from tuner.workload.measure.stragglers import words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -132,6 +133,25 @@ def failures_part(result: Result) -> str:
         "\n".join(parts),
         "A failed probe costs what it cost and is not tried for ever; what it had measured before "
         "it failed is kept.",
+    )
+
+
+def stragglers_part(result: Result) -> str:
+    """Return the section on ranks that held the others back; "" if there were none."""
+    if not result.stragglers:
+        return ""
+    names = ("probe", "straggler", "evidence", "of the step")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    rows = (
+        "".join(f"<td>{escape(word)}</td>" for word in (probe, *words(each)))
+        for probe, each in result.stragglers
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return section(
+        f"Stragglers ({len(result.stragglers)})",
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+        "Ranks for which the others of a probe waited; what was measured with them is slower than "
+        "the configuration is.",
     )
 
 
