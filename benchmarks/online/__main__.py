@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.online.events import event_figures
 from benchmarks.online.peers import EpsilonGreedy, Ucb, ZeusSweep
+from benchmarks.online.stages import stage_figures
 from benchmarks.online.stragglers import straggler_figures
 from benchmarks.online.tables import Problem, problems
 from benchmarks.online.training import BEGINS, DRIFTS, STEPS, Drift, Fixed, Policy, Run, Training
@@ -159,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--traces", type=Path, default=ROOT.parent / "shared" / "traces", metavar="FOLDER"
     )
     parser.add_argument(
-        "--events", type=int, default=100, help="demand-response events (default: 100)"
+        "--events", type=int, default=1000, help="demand-response events (default: 1000)"
     )
     parser.add_argument(
         "--stragglers",
@@ -189,9 +190,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             suffix = "" if split == "held_out" else f"_{split}"
             figures += figures_of([a for a, _ in chosen], [b for _, b in chosen], suffix)
     figures += event_figures(found, options.events)
-    if options.stragglers:
-        figures += straggler_figures(options.stragglers)
-    publish(figures, options.json)
+    figures += stage_figures(100)
+    try:
+        figures += straggler_figures(options.stragglers) if options.stragglers else []
+    finally:  # a real training may fail, and hours of the rest are not lost by it
+        publish(figures, options.json)
 
 
 if __name__ == "__main__":

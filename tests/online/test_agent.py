@@ -31,10 +31,27 @@ from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.hook.watch import ADDRESS, Watch
 from tuner.workload.meters import MeterError, Reading
+from tuner.workload.node.rank_server import control_socket
 
 TRAIN = Path(__file__).with_name("train.py")
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = Path(sys.executable).with_name("torchrun")
+DEEPSPEED_PIPELINE = """
+import deepspeed, torch
+from deepspeed.pipe import PipelineModule
+
+deepspeed.init_distributed()
+layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+net = PipelineModule(layers=layers, num_stages=2, loss_fn=torch.nn.functional.mse_loss)
+data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 8))
+adam = {"type": "AdamW", "params": {"lr": 0.001, "torch_adam": True}}
+config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "optimizer": adam}
+engine, *_ = deepspeed.initialize(
+    model=net, model_parameters=list(net.parameters()), training_data=data, config=config
+)
+for _ in range(12):
+    engine.train_batch()
+"""
 
 
 class Devices:
@@ -467,3 +484,64 @@ def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(tmp_path: Path
     assert [mark.step for _ in range(5) for mark in marks.wait(0.3)] == [1, 2, 3]
     marks.close()
     listener.close()
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_stage_with_slack_runs_slower_and_the_step_takes_as_long(
+    twin_node: Callable[..., TwinNode],
+) -> None:
+    gpu = replace(CORE_GPU, step_s=0.0, micro_batch_s=0.0, sample_s=0.0)
+    node: Any = twin_node(gpu, gpu, virtual_time=False)
+    node.set(load=0.8)
+    program = str(TRAIN.with_name("train_pipeline.py"))
+    launch = [str(TORCHRUN), "--nproc-per-node", "2", program, "1300", "0.02", "0.012"]
+    plain = run(launch)
+    environ = {**node.environment(), "TIMED": "1"}
+    tuned = run(tuner_run("--max-slowdown", "8%", "--json", "--", *launch), environ)
+    assert tuned.returncode == 0, tuned.stderr
+    losses = [line for line in tuned.stderr.splitlines() if line[:1].isdigit()]
+    assert losses == plain.stdout.splitlines()
+    assert "of the slowest's time; so are their clocks set" in tuned.stderr
+    outcome = json.loads(tuned.stdout)
+    assert (outcome["ended"], outcome["kept"]) == ("", True), tuned.stderr
+    staged = outcome["settings"].index("1410,910MHz")
+    slowdown, power = outcome["relative"][staged]
+    # Of four micro-batches the first fills the pipeline, which takes longer.
+    assert slowdown == pytest.approx((4 * 20 + 12 * 1410 / 910) / (4 * 20 + 12), abs=0.02)
+    assert power < 0.85
+    assert sum(outcome["seconds_at"][1:]) > 20
+    assert outcome["balance"]["saved_J"][0] > 0
+    assert [node.locked_MHz(each) for each in range(2)] == [None, None]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("program", ["torch", "deepspeed"])
+def test_the_work_of_each_stage_is_timed_in_the_first_steps(program: str, tmp_path: Path) -> None:
+    script = [str(TRAIN.with_name("train_pipeline.py")), "12", "0", "0"]
+    if program == "deepspeed":
+        (tmp_path / "train.py").write_text(DEEPSPEED_PIPELINE)
+        script = [str(tmp_path / "train.py")]
+    words, _ = watched([str(TORCHRUN), "--nproc-per-node", "2", *script], tmp_path)
+    listener, address, remove = control_socket()
+    marks = Marks(listener)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", ADDRESS: address}
+    job = subprocess.Popen(words, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    found: list[Mark] = []
+    try:
+        while job.poll() is None:
+            found += marks.wait(0.2)
+        assert job.returncode == 0
+        found += marks.wait(0.5)
+    finally:
+        job.kill()
+        remove()
+    for rank in range(2):
+        steps = [mark for mark in found if mark.rank == rank and not mark.ready]
+        assert len(steps) == 12
+        assert all(0 < mark.busy_s < 5 for mark in steps[:5])
+        assert all(mark.busy_s == 0 for mark in steps[5:])

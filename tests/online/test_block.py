@@ -52,6 +52,10 @@ def test_limits_that_contradict_each_other_start_nothing() -> None:
         ({"deadline": "1h", "max_slowdown": 0.05}, "leave one out"),
         ({"max_slowdown": 5.0}, "below 1"),
         ({"steps": 3}, "steps"),
+        ({"follow_power": "none-such"}, "none-such cannot be read"),
+        ({"follow_power": 300.0, "deadline": "1h"}, "keeps its target alone"),
+        ({"follow_power": -3.0}, "no target"),
+        ({"transfer": "none-such"}, "none-such holds no"),
     ):
         with pytest.raises(tuner.InputError, match=said), tuner.tuning(**limits):  # type: ignore[arg-type]
             raise AssertionError
@@ -125,6 +129,42 @@ def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ra
     assert len({each["joulefront/clock_MHz"] for each in outcome["seen"]}) > 1
     assert [each["rank"] for each in outcome["ranks"]] == ([0, 1] if ranks > 1 else [])
     assert 0 < short["steps"] <= 30
+    assert locked(gpus) == [None, None]
+
+
+@pytest.mark.twin
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_block_begins_with_what_another_learned_and_one_follows_a_target(
+    gpus: Any, tmp_path: Path
+) -> None:
+    def trained(options: dict[str, Any], steps: int) -> tuple[dict[str, Any], str]:
+        more = {"LOCAL_RANK": "0", "OPTIONS": json.dumps(options), **gpus.environment()}
+        done = subprocess.run(
+            [sys.executable, str(TRAIN), str(steps), "0"],
+            env=environment(**more),
+            capture_output=True,
+            text=True,
+            timeout=380,
+        )
+        assert done.returncode == 0, done.stderr
+        outcome = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+        return json.loads(outcome), done.stderr
+
+    keep = tmp_path / "tuned"
+    first, _ = trained({"max_slowdown": 0.08, "keep": str(keep)}, 500)
+    assert Path(first["record"]) == tmp_path / "tuned-1"
+    again, said = trained({"max_slowdown": 0.08, "transfer": first["record"]}, 150)
+    assert "is not used" not in said
+    assert again["record"] is None
+    tried = max(range(1, len(first["settings"])), key=first["seconds_at"].__getitem__)
+    assert again["relative"][tried] == pytest.approx(first["relative"][tried], rel=0.03)
+    power_W = first["balance"]["energy_J"] / first["balance"]["seconds"]
+    following, _ = trained({"follow_power": 0.8 * power_W}, 200)
+    (period,) = following["periods"]
+    assert period["target_W"] == pytest.approx(0.8 * power_W, rel=1e-3)
+    assert period["energy_J"] / period["seconds"] < 0.85 * power_W
     assert locked(gpus) == [None, None]
 
 

@@ -14,7 +14,9 @@ from tests.online.test_agent import TORCHRUN, TRAIN, run, tuner_run
 from tuner.online.agent import LiveTuning
 from tuner.online.command import tune
 from tuner.online.marks import Mark
+from tuner.online.request import TuningRequest
 from tuner.online.settings import limit_settings, offers
+from tuner.online.signal import Signal
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
@@ -66,10 +68,17 @@ class Limited:
         return self.time_s
 
 
-def trained(gpu: Limited, steps: int = 4000) -> tuple[LiveTuning, list[str], list[float]]:
+def trained(
+    gpu: Limited, steps: int = 4000, target_W: float = 0, max_slowdown: float | None = 0.05
+) -> tuple[LiveTuning, list[str], list[float]]:
     ((top, settings),) = offers(gpu, every=False, measured_MHz=())  # type: ignore[arg-type]
     said, slowdowns = list[str](), list[float]()
-    live = LiveTuning(gpu, gpu, settings, top, max_slowdown=0.05, say=said.append)  # type: ignore[arg-type]
+    live = LiveTuning(
+        *(gpu, gpu, settings, top),  # type: ignore[arg-type]
+        max_slowdown=max_slowdown,
+        say=said.append,
+        signal=Signal(target_W) if target_W else None,
+    )
     for number in range(steps):
         live.take(Mark(0, number, gpu.step()))
         slowdowns.append(gpu.time_s / (0.5 * (number + 1)) - 1)
@@ -95,6 +104,22 @@ def test_limits_save_energy_within_the_promise_at_any_step(
     saved_J = 4000 * 0.5 * peak_W - gpu.energy_J
     assert saved_J > least * gpu.energy_J
     assert live.tuner.balance.saved_J[1] == pytest.approx(saved_J, rel=0.15)
+
+
+@pytest.mark.parametrize("bound", [0.2, 1.0])
+def test_a_target_is_followed_by_limits_within_the_promise_at_any_step(bound: float) -> None:
+    gpu = Limited(180.0, 390.0, bound)
+    live, _, slowdowns = trained(gpu, target_W=230.0)
+    assert max(slowdowns) <= 0.05
+    assert sum(live.seconds_at[1:]) > 100
+
+
+def test_a_target_is_met_by_limits_where_any_slowdown_is_allowed() -> None:
+    gpu = Limited(60.0, 390.0, 0.5)
+    live, said, _ = trained(gpu, target_W=280.0, max_slowdown=None)
+    assert gpu.limit_W <= 280.0
+    assert live.settings[live.tuner.decision.setting]["power_limit_W"] == 250
+    assert said == []
 
 
 def test_a_limit_that_the_device_refuses_is_one_sentence_and_it_goes_on() -> None:
@@ -133,7 +158,7 @@ def test_clocks_that_cannot_be_put_back_are_said_and_the_exit_code_is_the_traini
     monkeypatch.setattr("tuner.online.agent.detect_cluster", detected)
     script = tmp_path / "train.py"
     script.write_text("")
-    outcome = tune(["python", str(script)])
+    outcome = tune(["python", str(script)], TuningRequest())
     assert (outcome.exit_code, outcome.not_restored) == (0, "the clock was not put back")
 
 

@@ -13,6 +13,7 @@ import tuner
 from tuner.display.online_text import tuning_json
 
 steps, nap_s = int(sys.argv[1]), float(sys.argv[2])
+options = json.loads(os.environ.get("OPTIONS", '{"max_slowdown": "8%"}'))
 ranks = int(os.environ.get("WORLD_SIZE", "1"))
 if ranks > 1:
     dist.init_process_group("gloo")
@@ -23,7 +24,7 @@ if ranks > 1:
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for count in (steps, 30):  # one block after the other
     seen: list[dict[str, float]] = []
-    with tuner.tuning(max_slowdown="8%") as run:
+    with tuner.tuning(**options) as run:
         for _step in range(count):
             x = torch.randn(16, 32)
             loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()

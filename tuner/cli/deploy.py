@@ -97,21 +97,24 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.display.online_text import tuning_json, tuning_lines
     from tuner.online.command import tune
     from tuner.online.metrics import Metrics
+    from tuner.online.request import TuningRequest
 
     what = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:
         raise InputError("--follow-power sets the clocks by its target; leave out --tune")
     if not args.clocks:
         raise InputError(f"{what} sets the clocks; leave out --no-clocks")
-    if not args.tune and (args.run is not None or args.transfer is not None):
-        raise InputError("--follow-power measures as it goes: it takes no run and no --transfer")
     if not args.program:
         raise InputError(f"{what} needs the command that trains after --: -- torchrun ...")
-    limits = made_of_options(args, Constraints, only=_OF_TUNING)
-    if not args.tune and limits.limits:
-        raise InputError("--follow-power keeps its target alone; leave out limits of --tune")
+    request = TuningRequest(
+        made_of_options(args, Constraints, only=_OF_TUNING),
+        args.steps,
+        args.follow_power,
+        _earlier(args),
+        Path(args.runs_dir) / "tuned" if args.tune else None,
+    )
     output = 2 if args.json else None  # with --json standard output is the answer alone
-    earlier, say = _earlier(args), say_of(args, "tuner: ")
+    say = say_of(args, "tuner: ")
     wanted = args.metrics_port is not None or args.metrics_file is not None
     with (
         closing(Metrics(args.metrics_file, say=say)) as metrics,
@@ -119,11 +122,7 @@ def _tune(args: argparse.Namespace) -> int:
     ):
         done = tune(
             args.program,
-            limits=limits,
-            steps=args.steps,
-            follow=args.follow_power,
-            earlier=earlier,
-            keep=Path(args.runs_dir) / "tuned" if args.tune else None,
+            request,
             metrics=metrics if wanted else None,
             say=say,
             output=output,
@@ -134,18 +133,17 @@ def _tune(args: argparse.Namespace) -> int:
 
 def _earlier(args: argparse.Namespace) -> Earlier | None:
     """Return the measurements that a tuned training begins with, if a run of them is named."""
-    from tuner.online.earlier import of_study, read_earlier
+    from tuner.online.earlier import earlier_of
 
     if args.run is not None and args.transfer is not None:
         raise InputError("name a run, or --transfer with an earlier tuned training, and not both")
     if args.transfer is not None:
-        return read_earlier(Path(args.transfer))
+        return earlier_of(Path(args.transfer))
     if args.run is None:
         return None
-    from tuner.api import load_result
     from tuner.problem.run_folder import find_run
 
-    return of_study(load_result(find_run(args.run, args.runs_dir).path), args.point)
+    return earlier_of(find_run(args.run, args.runs_dir).path, args.point)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -217,7 +215,7 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--transfer",
         metavar="FOLDER",
-        help="with --tune: begin with what an earlier tuned training measured",
+        help="with --tune: begin with what a study or an earlier tuned training measured",
     )
     add_options(
         run.add_argument_group("limits of a tuned training (default: a slowdown of 5%%)"),

@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import Any, Unpack
 
 from tuner.online.block import TunedBlock, tuning
-from tuner.problem.constraints import Limits
+from tuner.online.request import TuningOptions
 
 
-def tune_trainer(trainer: Any, **limits: Unpack[Limits]) -> None:
+def tune_trainer(trainer: Any, **options: Unpack[TuningOptions]) -> None:
     """Let transformers' Trainer, or one derived from it, tune its training in `train()`.
 
     What it logs, to W&B, MLflow or TensorBoard, gets `TunedBlock.metrics`. A callback would not be
@@ -23,14 +23,14 @@ def tune_trainer(trainer: Any, **limits: Unpack[Limits]) -> None:
 
     Args:
         trainer: called `train` and `log` on.
-        limits: as of `tuner.tuning`.
+        options: as of `tuner.tuning`.
     """
     plain_train, plain_log = trainer.train, trainer.log
     running: list[TunedBlock] = []
 
     @functools.wraps(plain_train)
     def train(*args: Any, **kwargs: Any) -> Any:
-        with tuning(**limits) as run:
+        with tuning(**options) as run:
             running[:] = [run]
             try:
                 return plain_train(*args, **kwargs)
@@ -45,13 +45,13 @@ def tune_trainer(trainer: Any, **limits: Unpack[Limits]) -> None:
     trainer.train, trainer.log = train, log
 
 
-def lightning_callback(**limits: Unpack[Limits]) -> Any:
+def lightning_callback(**options: Unpack[TuningOptions]) -> Any:
     """Return a callback for Lightning's Trainer that tunes each `fit()`.
 
     `TunedBlock.metrics` are logged by the module; the callback's `run` is the `TunedBlock`.
 
     Args:
-        limits: as of `tuner.tuning`.
+        options: as of `tuner.tuning`.
 
     Raises:
         ImportError: Lightning is not installed.
@@ -66,7 +66,7 @@ def lightning_callback(**limits: Unpack[Limits]) -> Any:
             self._open = ExitStack()
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            self.run = self._open.enter_context(tuning(**limits))
+            self.run = self._open.enter_context(tuning(**options))
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *more: Any) -> None:
             if self.run is not None and self.run.metrics:

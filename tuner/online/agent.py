@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from tuner.online.bandit import OnlineTuner
 from tuner.online.earlier import Earlier, Record, Setup
@@ -32,10 +32,11 @@ from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import Ended, TuningOutcome
 from tuner.online.ranks import RankWatch
+from tuner.online.request import DEFAULT_SLOWDOWN, TuningRequest
 from tuner.online.settings import offers
 from tuner.online.signal import Signal
+from tuner.online.stages import log_slowest, mean_value, stage_settings, stage_shares
 from tuner.online.windows import Chunk
-from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError
@@ -52,8 +53,6 @@ CHUNK_S, WINDOW_S, SETTLE_S = 1.0, 8.0, 2.0
 #: Refused settings after which the tuning ends.
 REFUSALS = 3
 
-#: Promise of a tuned training that was given none.
-DEFAULT_SLOWDOWN = 0.05
 #: What is said of devices whose clock is unknown.
 UNREAD = "the clock cannot be read back, so that a setting that is not in force goes unnoticed"
 
@@ -83,37 +82,70 @@ class LiveTuning:
         limits: RunLimits | None = None,
         report: Callable[[dict[str, float]], None] = lambda metrics: None,
     ) -> None:
-        self._knob = next(iter(settings[1]))
-        self._values = [float(str(setting.get(self._knob, top))) for setting in settings]
-        by_clock = self._knob == "clock_MHz"
-        x = [math.log(top / value) for value in self._values]
-        most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
-        top_MHz = top if by_clock else 0.0
-        known = earlier.studied(settings, top_MHz) if earlier is not None and not signal else ()
-        given = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
-        self.tuner: OnlineTuner
+        self._knob, self._top = next(iter(settings[1])), top
+        self._kind: Callable[..., OnlineTuner]
         if signal is not None:
-            self.tuner = PowerFollower(x, budget=max_slowdown, **given)
+            self._kind = partial(PowerFollower, budget=max_slowdown)
         elif limits is not None:
-            self.tuner = LimitTuner(x, limits=limits, studied=known, **given)
+            self._kind = partial(LimitTuner, limits=limits)
         else:
-            self.tuner = OnlineTuner(x, max_slowdown=most, studied=known, **given)
-        self.tuner.stepwise = not by_clock
+            most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
+            self._kind = partial(OnlineTuner, max_slowdown=most)
         self._earlier, self._record = earlier, record
         self._signal, self._said = signal, tuple[str, ...](("", ""))
-        self.seconds_at = [0.0] * len(settings)
+        self._governor, self._meter, self._say = governor, meter, say
+        self._choose_from(settings)
         self.refused: list[str] = []
-        self._governor, self._meter, self.settings = governor, meter, settings
-        self._say = say
         self._ranks: set[int] = set()
+        self._busy_s: dict[int, list[float]] = {}
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
         self._report = report
+
+    def _choose_from(self, settings: Sequence[Settings]) -> None:
+        """Begin with these settings, of which nothing is measured yet."""
+        values = [setting.get(self._knob, self._top) for setting in settings]
+        self.settings, self._values = settings, [mean_value(value) for value in values]
+        given: dict[str, Any] = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
+        if self._earlier is not None and self._signal is None:
+            top_MHz = self._top if self._knob == "clock_MHz" else 0.0
+            given["studied"] = self._earlier.studied(settings, top_MHz)
+        self.tuner = self._kind([log_slowest(value, self._top) for value in values], **given)
+        self.tuner.stepwise = self._knob != "clock_MHz"
+        self.seconds_at = [0.0] * len(settings)
+
+    def _lower_stages(self) -> None:
+        """Choose from clocks by stage, if stages of a pipeline have slack and take their own."""
+        shares = stage_shares(self._busy_s) if self._busy_s.keys() == self._ranks else ()
+        if not shares or self._knob != "clock_MHz" or self._signal is not None:
+            return
+        settings = stage_settings(self.settings, shares, self._governor.supported_clocks_MHz)
+        work = ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
+        try:
+            self._governor.apply(settings[1], ranks=len(self._ranks))
+            self._governor.restore()
+        except (GovernorError, InputError) as error:
+            self._say(f"the ranks keep one clock, although they compute for {work}: {error}")
+            return
+        self._say(f"the ranks compute for {work} of the slowest's time; so are their clocks set")
+        self._choose_from(settings)
 
     @property
     def clock_MHz(self) -> float:
         """Clock that is set, the highest if none is; NaN if limits are set instead."""
         return self._values[self._in_force] if self._knob == "clock_MHz" else math.nan
+
+    def _open(self, mark: Mark) -> None:
+        """Begin to measure with the first mark after the warm-up."""
+        if mark.busy_s:
+            self._busy_s.setdefault(mark.rank, []).append(mark.busy_s)
+        late = self._busy_s and self._ranks - self._busy_s.keys() and mark.step < 4 * WARM_STEPS
+        if mark.step <= WARM_STEPS or late:
+            return
+        self._lower_stages()
+        self._opened = mark, self._meter.read()
+        if isinstance(self.tuner, LimitTuner):
+            self.tuner.begin(*self._opened)
 
     def take(self, mark: Mark) -> None:
         """Take in a step's end; may set another clock.
@@ -122,14 +154,9 @@ class LiveTuning:
             MeterError, GovernorError: the devices cannot be metered or put back any more.
         """
         self._ranks.add(mark.rank)
-        if mark.step <= WARM_STEPS:
-            return
-        if self._opened is not None and mark.rank != self._opened[0].rank:
-            return
         if self._opened is None:
-            self._opened = mark, self._meter.read()
-            if isinstance(self.tuner, LimitTuner):
-                self.tuner.begin(*self._opened)
+            self._open(mark)
+        if self._opened is None or mark.rank != self._opened[0].rank:
             return
         first, before = self._opened
         least_s = max(CHUNK_S, 5 * self._meter.resolution_s)
@@ -224,7 +251,7 @@ class LiveTuning:
         if not self._unchecked:
             return
         self._unchecked = False
-        wanted = float(str(self.settings[self._in_force]["clock_MHz"]))
+        wanted = self._values[self._in_force]
         delivered = self._governor.delivered().get("clock_MHz")
         if delivered is None:
             if UNREAD not in self._said:
@@ -259,12 +286,8 @@ class Training(Protocol):
 def tune_training(
     start: Callable[[], Training],
     listener: socket.socket,
+    request: TuningRequest,
     *,
-    limits: Constraints,
-    steps: int | None = None,
-    signal: Signal | None = None,
-    earlier: Earlier | None = None,
-    keep: Path | None = None,
     metrics: Metrics | None = None,
     say: Callable[[str], None],
     report: Callable[[dict[str, float]], None] = lambda metrics: None,
@@ -274,13 +297,11 @@ def tune_training(
     Args:
         start: starts the training, once the devices can be read.
         listener: where its ranks connect.
+        metrics: receives the training's state as it changes.
         report: receives metrics, as of `LiveTuning`.
     """
-    max_slowdown = limits.max_slowdown
-    if limits.power_cap_W is not None:
-        signal = Signal(limits.power_cap_W)
-    if max_slowdown is None and signal is None and not limits.limits:
-        max_slowdown = DEFAULT_SLOWDOWN
+    limits, max_slowdown = request.limits, request.max_slowdown
+    earlier, signal = request.earlier, request.signal()
     cluster = detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     platform = platform_of(cluster)
@@ -290,7 +311,7 @@ def tune_training(
         if earlier is not None and (why := earlier.why_not(setup)):
             say(why)
             earlier = None
-        record = Record(keep, setup) if keep is not None else None
+        record = Record(request.keep, setup) if request.keep is not None else None
         measured_MHz = earlier.clocks_MHz if earlier is not None else ()
         offered = offers(governor, every=signal is not None, measured_MHz=measured_MHz)
         ended: Ended = "unmetered" if meter.info.estimated else ""
@@ -321,7 +342,7 @@ def tune_training(
                     signal=signal,
                     earlier=earlier,
                     record=record,
-                    limits=RunLimits.of(limits, started, lambda: steps or marks.length),
+                    limits=RunLimits.of(limits, started, lambda: request.steps or marks.length),
                     report=report,
                 )
                 ended, problem = _follow(process, marks, ranks, metrics, live)

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tuner.online.agent import tune_training
-from tuner.online.limits import checked
 from tuner.online.outcome import TuningOutcome
-from tuner.problem.constraints import Constraints, Limits
+from tuner.online.request import TuningOptions, TuningRequest
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import watch
 from tuner.workload.node.process_group import publish, published, rank_group
@@ -53,8 +52,8 @@ class TunedBlock:
 class _Agent:
     """The agent's process, as rank 0 sees it."""
 
-    def __init__(self, block: TunedBlock, limits: Constraints, steps: int | None) -> None:
-        self._block, self._max_slowdown = block, limits.max_slowdown
+    def __init__(self, block: TunedBlock, request: TuningRequest) -> None:
+        self._block, self._max_slowdown = block, request.max_slowdown
         self._ready, self._closing = threading.Event(), False
         listener, self.address, self._remove = control_socket()
         self._link, theirs = Pipe()
@@ -74,7 +73,7 @@ class _Agent:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         with contextlib.suppress(OSError):
-            self._link.send((limits, steps, os.getpid(), self.address))
+            self._link.send((request, os.getpid(), self.address))
 
     def wait(self) -> None:
         """Wait until it can read the devices, or has ended."""
@@ -157,13 +156,11 @@ class _Training:
 
 
 def _agent(link: Connection[Any, Any], listener: socket.socket) -> None:
-    limits, steps, parent, address = link.recv()
+    request, parent, address = link.recv()
     training = _Training(link, parent)
     try:
         say = training.send
-        outcome = tune_training(
-            training.start, listener, limits=limits, steps=steps, say=say, report=training.send
-        )
+        outcome = tune_training(training.start, listener, request, say=say, report=say)
         training.send(outcome)
     finally:
         shutil.rmtree(Path(address).parent, ignore_errors=True)
@@ -174,7 +171,7 @@ _open = False
 
 
 @contextlib.contextmanager
-def tuning(*, steps: int | None = None, **limits: Unpack[Limits]) -> Iterator[TunedBlock]:
+def tuning(**options: Unpack[TuningOptions]) -> Iterator[TunedBlock]:
     """Tune the clocks of this node's GPUs while a block of this program trains.
 
     The block's optimizer steps are seen without changes to it. At its end, or if this process or
@@ -190,17 +187,19 @@ def tuning(*, steps: int | None = None, **limits: Unpack[Limits]) -> Iterator[Tu
         ```
 
     Args:
-        steps: number of the block's optimizer steps, if there is a deadline or a budget, and its
-            framework does not say it.
-        limits: `max_slowdown` (default: 0.05), or `deadline_s` and `budget_kJ` of the block, or
-            `power_cap_W`; or as quantities with a unit (`deadline="8h"`).
+        options: `max_slowdown` (default: 0.05), or `deadline_s` and `budget_kJ` of the block, or
+            `power_cap_W`; or as quantities with a unit (`deadline="8h"`). `steps`: number of the
+            block's optimizer steps, if its framework does not say it. `follow_power`: a file, an
+            address, or watts. `transfer`: the folder of a study or an earlier tuned training, to
+            begin with; `keep`: where what is learned is kept, with a number added.
 
     Raises:
-        InputError: the limits contradict each other, a block is open already, or the ranks have no
-            process group or are on several nodes.
+        InputError: the options contradict each other or cannot be read, a block is open already,
+            or the ranks have no process group or are on several nodes.
     """
     global _blocks, _open
-    asked = checked(Constraints().limited(**limits), steps)
+    request = TuningRequest.of(options)
+    request.signal()  # which is read here first, where an error can be seen
     if _open:
         raise InputError("a block of tuner.tuning is open already; leave it first")
     rank, ranks, store = rank_group()
@@ -209,13 +208,13 @@ def tuning(*, steps: int | None = None, **limits: Unpack[Limits]) -> Iterator[Tu
     outer = sys.modules.get("joulefront_hook")
     if outer is not None and outer.state.link is not None:  # in a probe or `tuner run --tune`
         block.outcome = TuningOutcome(
-            0, asked.max_slowdown, ended="fixed", problem="the program runs under tuner already"
+            0, request.max_slowdown, ended="fixed", problem="the program runs under tuner already"
         )
         yield block
         return
     agent, code = None, 1
     if rank == 0:
-        agent = _Agent(block, asked, steps)
+        agent = _Agent(block, request)
     try:
         _open = True
         if agent is not None:

@@ -10,12 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tuner.online.agent import Training, tune_training
-from tuner.online.earlier import Earlier
-from tuner.online.limits import checked
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import TuningOutcome
-from tuner.online.signal import Signal
-from tuner.problem.constraints import Constraints
+from tuner.online.request import TuningRequest
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook
 from tuner.workload.hook.watch import ADDRESS
@@ -54,12 +51,8 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
 
 def tune(
     command: Sequence[str],
+    request: TuningRequest,
     *,
-    limits: Constraints | None = None,
-    steps: int | None = None,
-    follow: str | None = None,
-    earlier: Earlier | None = None,
-    keep: Path | None = None,
     metrics: Metrics | None = None,
     say: Callable[[str], None] = lambda sentence: None,
     output: int | None = None,
@@ -67,21 +60,12 @@ def tune(
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
 
     Args:
-        limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
-            deadline and energy budget, or its power cap.
-        steps: that the command takes, if its framework does not say so.
-        follow: file or address of a target of power in watts, which is followed instead.
-        earlier: measurements to begin with; they are dropped if they are of another device or job.
-        keep: folder for what is learned, to whose name a number is added.
-        metrics: receives the training's state as it changes.
         output: file descriptor of the command's standard output; by default this process's own.
 
     Raises:
-        InputError: the command or the target cannot be read, or the promise is no share.
+        InputError: the command or the target of power cannot be read.
     """
-    limits = checked(limits or Constraints(), steps)
     words, assigned = watched(command, Path.cwd())
-    signal = Signal(follow) if follow is not None else None
     listener, address, remove = control_socket()
 
     def start() -> Training:
@@ -92,16 +76,6 @@ def tune(
             raise InputError(f"{words[0]} cannot be started: {error}") from error
 
     try:
-        return tune_training(
-            start,
-            listener,
-            limits=limits,
-            steps=steps,
-            signal=signal,
-            earlier=earlier,
-            keep=keep,
-            metrics=metrics,
-            say=say,
-        )
+        return tune_training(start, listener, request, metrics=metrics, say=say)
     finally:
         remove()

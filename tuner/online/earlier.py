@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from tuner.online.response import Studied
+from tuner.online.stages import mean_value
 from tuner.online.windows import Window
 from tuner.problem.batch_scaling import steps_a_job_step
+from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain
+from tuner.study.load import result_of
 from tuner.workload.probe import SAME_CLOCK_MHZ, MeterInfo
 
 #: Name of the file in its folder, and version of its lines.
@@ -83,7 +86,8 @@ class Earlier:
     @property
     def clocks_MHz(self) -> set[float]:
         """Clocks that were measured."""
-        return {float(str(p.live["clock_MHz"])) for p in self.points if "clock_MHz" in p.live}
+        values = (point.live.get("clock_MHz") for point in self.points)
+        return {float(each) for each in values if isinstance(each, int | float)}
 
     def studied(self, settings: Sequence[Settings], top_MHz: float) -> list[Studied]:
         """Return those measurements that are of one of these settings; of two, the surer.
@@ -100,8 +104,10 @@ class Earlier:
 
 
 def _same(one: Settings, other: Settings, top_MHz: float) -> bool:
+    if any(isinstance(value, tuple) for value in (*one.values(), *other.values())):
+        return one == other
     a, b = ({"clock_MHz": top_MHz, **settings} for settings in (one, other))
-    apart = abs(float(str(a.pop("clock_MHz"))) - float(str(b.pop("clock_MHz"))))
+    apart = abs(mean_value(a.pop("clock_MHz")) - mean_value(b.pop("clock_MHz")))
     return a == b and apart <= SAME_CLOCK_MHZ
 
 
@@ -132,6 +138,19 @@ def of_study(result: Result, point: str) -> Earlier:
     ranks = chosen.configuration.world_size
     setup = Setup.of(cluster.device.name, chosen.meter, ranks)
     return Earlier(f"run {result.name}", setup, tuple(points))
+
+
+def earlier_of(folder: Path, point: str = "recommended") -> Earlier:
+    """Return what a study's folder, or that of a tuned training, tells of the live settings.
+
+    Args:
+        point: of the study.
+
+    Raises:
+        InputError: it holds nothing of use.
+    """
+    run = RunFolder(folder)
+    return of_study(result_of(run), point) if run.read_study() is not None else read_earlier(folder)
 
 
 def read_earlier(folder: Path) -> Earlier:

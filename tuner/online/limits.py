@@ -17,7 +17,6 @@ from tuner.online.marks import Mark
 from tuner.online.promise import SURE
 from tuner.online.response import Studied
 from tuner.problem.constraints import Constraints, given_limits, limit_on
-from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.workload.meters import Meter, MeterError, Reading
 
 #: Share of what is left that is kept in reserve: for checkpoints, and an evaluation at the end.
@@ -174,27 +173,6 @@ class LimitTuner(OnlineTuner):
             if not tried and faster and all(a <= b for a, b in zip(rest, left, strict=True)):
                 return each
         return None
-
-
-def checked(limits: Constraints, steps: int | None) -> Constraints:
-    """Return the limits of a tuned training.
-
-    Raises:
-        InputError: they contradict each other, or a value is not allowed.
-    """
-    of_run = RunLimits.of(limits, None, lambda: None) is not None
-    if of_run and (limits.max_slowdown is not None or limits.power_cap_W is not None):
-        raise InputError(
-            "--deadline and --budget are kept without --max-slowdown and --power-cap; leave one out"
-        )
-    if limits.max_slowdown is not None and not limits.max_slowdown < 1:
-        legal = "a share from 0 to below 1, e.g. 5%"
-        raise InvalidValue("max_slowdown", limits.max_slowdown, legal)
-    if steps is not None:
-        check_integer("steps", steps)
-        if not of_run:
-            raise InputError("--steps is for --deadline and --budget of a tuned training")
-    return limits
 
 
 def reading(meter: Meter) -> Reading | None:

@@ -15,12 +15,14 @@ class Mark:
 
     Attributes:
         ready: True if it is the end of the rank's own share of the step, before it waits.
+        busy_s: time that the rank computed stages of a pipeline in the step; 0 if it has none.
     """
 
     rank: int
     step: int
     time_s: float
     ready: bool = False
+    busy_s: float = 0.0
 
 
 class Marks:
@@ -40,6 +42,7 @@ class Marks:
         self._buffers: dict[socket.socket, bytes] = {}
         self._ranks: dict[socket.socket, int] = {}
         self.pids: dict[int, int] = {}
+        self._busy_s: dict[tuple[int, int], float] = {}
 
     def wait(self, timeout_s: float) -> list[Mark]:
         """Return the marks that arrive within this time, in the order of their arrival."""
@@ -85,7 +88,12 @@ class Marks:
                     self.pids[int(words[1])] = int(words[2])
                 elif words[0] == b"length" and link in self._ranks:
                     self.length = int(words[1])
+                elif words[0] in (b"in", b"out") and link in self._ranks:
+                    at, time_s = (self._ranks[link], int(words[1])), float(words[2])
+                    sign = 1 if words[0] == b"out" else -1
+                    self._busy_s[at] = self._busy_s.get(at, 0.0) + sign * time_s
                 elif words[0] in (b"step", b"ready") and link in self._ranks:
-                    rank, ready = self._ranks[link], words[0] == b"ready"
-                    marks.append(Mark(rank, int(words[1]), float(words[2]), ready))
+                    rank, step, ready = self._ranks[link], int(words[1]), words[0] == b"ready"
+                    busy_s = 0.0 if ready else self._busy_s.pop((rank, step), 0.0)
+                    marks.append(Mark(rank, step, float(words[2]), ready, busy_s))
         return marks

@@ -5,6 +5,7 @@ up, marks are lost and the training goes on.
 """
 
 import contextlib
+import functools
 import os
 import socket
 from typing import Any
@@ -15,6 +16,9 @@ from .link import DeviceTimes
 
 #: Environment variable with the path of the agent's socket.
 ADDRESS = "JOULEFRONT_WATCH"
+#: Steps in which the work of a pipeline's stages is timed, and the methods that do it.
+STAGED_STEPS = 5
+STAGES, CHUNKS = "torch.distributed.pipelining.stage", ("forward", "backward", "backward_weight")
 
 
 class Watch:
@@ -38,6 +42,12 @@ class Watch:
         """Note that this rank's own share of the step is done."""
         if self._socket is not None and os.getpid() == self._owner:
             self._times.add(f"ready {self.steps + 1}")
+
+    def chunk(self, edge: str) -> None:
+        """Note, in the first steps, that a pipeline stage begins ("in") or ends ("out") to compute
+        its share of a micro-batch."""
+        if self.steps < STAGED_STEPS and self._socket is not None and os.getpid() == self._owner:
+            self._times.add(f"{edge} {self.steps + 1}")
 
     def step_done(self) -> None:
         """Count an optimizer step and send the ends of steps that the device has reached."""
@@ -86,7 +96,7 @@ def begin(address: str, rank: int) -> None:
     state.steering = Steering()
     state.link = Watch(address, rank)
     if first:
-        frames.WhenImported(("torch.optim.optimizer", "deepspeed"), _patch)
+        frames.WhenImported(("torch.optim.optimizer", "deepspeed", STAGES), _patch)
 
 
 def end() -> None:
@@ -101,7 +111,32 @@ def _patch(name: str, module: Any) -> None:
     with contextlib.suppress(Exception):
         if name == "deepspeed":
             engine.patch_deepspeed(module)
+            methods = module.runtime.pipe.engine.PipelineEngine._INSTRUCTION_MAP
+            for kind in methods:
+                if kind.__name__ in ("ForwardPass", "BackwardPass"):
+                    methods[kind] = _timed(methods[kind])
+        elif name == STAGES:
+            stage = module._PipelineStageBase
+            for method in (f"{chunk}_one_chunk" for chunk in CHUNKS):
+                setattr(stage, method, _timed(getattr(stage, method)))
         else:
             import torch
 
             watching.patch_torch(torch)
+
+
+def _timed(plain: Any) -> Any:
+    """Wrap the method of a pipeline that computes a stage's share of a micro-batch."""
+
+    @functools.wraps(plain)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        link = state.link
+        if not isinstance(link, Watch):
+            return plain(*args, **kwargs)
+        link.chunk("in")
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            link.chunk("out")
+
+    return timed

@@ -1,0 +1,106 @@
+"""What a training is tuned to: asked on the command line or from Python, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.online.earlier import Earlier, earlier_of
+from tuner.online.limits import RunLimits
+from tuner.online.signal import Signal
+from tuner.problem.constraints import Constraints, Limits
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+
+#: Promise of a tuned training that was given none.
+DEFAULT_SLOWDOWN = 0.05
+
+
+class TuningOptions(Limits, total=False):
+    """What `tuner.tuning` takes: limits, and the arguments of `TuningRequest`.
+
+    `transfer` is the folder of a study or of an earlier tuned training, with which it begins.
+    """
+
+    steps: int | None
+    follow_power: str | float | None
+    transfer: str | Path | None
+    keep: str | Path | None
+
+
+@dataclass(frozen=True)
+class TuningRequest:
+    """What a training is tuned to.
+
+    Attributes:
+        limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
+            deadline and energy budget, or its power cap.
+        steps: that it takes, if its framework does not say so.
+        follow_power: file or address of a target of power in watts, or the watts, which is followed
+            instead.
+        earlier: measurements to begin with; they are dropped if they are of another device or job.
+        keep: folder for what is learned, to whose name a number is added.
+
+    Raises:
+        InputError: they contradict each other, or a value is not allowed.
+    """
+
+    limits: Constraints = field(default_factory=Constraints)
+    steps: int | None = None
+    follow_power: str | float | None = None
+    earlier: Earlier | None = None
+    keep: Path | None = None
+
+    @classmethod
+    def of(cls, options: TuningOptions) -> TuningRequest:
+        """Return the request of these options of Python."""
+        limits: dict[str, Any] = {**options}
+        own = {name: limits.pop(name, None) for name in ("steps", "follow_power")}
+        transfer, keep = limits.pop("transfer", None), limits.pop("keep", None)
+        return cls(
+            Constraints().limited(**limits),
+            earlier=None if transfer is None else earlier_of(Path(transfer)),
+            keep=None if keep is None else Path(keep),
+            **own,
+        )
+
+    def __post_init__(self) -> None:
+        limits, of_run = self.limits, RunLimits.of(self.limits, None, lambda: None) is not None
+        if of_run and (limits.max_slowdown is not None or limits.power_cap_W is not None):
+            raise InputError(
+                "--deadline and --budget are kept without --max-slowdown and --power-cap; leave "
+                "one out"
+            )
+        if limits.max_slowdown is not None and not limits.max_slowdown < 1:
+            legal = "a share from 0 to below 1, e.g. 5%"
+            raise InvalidValue("max_slowdown", limits.max_slowdown, legal)
+        if self.steps is not None:
+            check_integer("steps", self.steps)
+            if not of_run:
+                raise InputError("--steps is for --deadline and --budget of a tuned training")
+        if self.follow_power is not None and limits.limits:
+            raise InputError("--follow-power keeps its target alone; leave out limits of --tune")
+        if self.follow_power is not None and self.earlier is not None:
+            raise InputError(
+                "--follow-power measures as it goes: it takes no run and no --transfer"
+            )
+
+    @property
+    def max_slowdown(self) -> float | None:
+        """Promised slowdown; None: any is allowed."""
+        free = self.follow_power is not None or self.limits.limits
+        return (
+            DEFAULT_SLOWDOWN
+            if self.limits.max_slowdown is None and not free
+            else (self.limits.max_slowdown)
+        )
+
+    def signal(self) -> Signal | None:
+        """Return the target of power; None without one.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        cap_W = self.limits.power_cap_W
+        source = self.follow_power if cap_W is None else cap_W
+        return None if source is None else Signal(source)
