@@ -23,7 +23,9 @@ from tuner.online.command import watched
 from tuner.online.marks import Mark, Marks
 from tuner.online.outcome import TuningOutcome
 from tuner.online.promise import Balance
+from tuner.online.request import TuningRequest
 from tuner.online.settings import clock_settings
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
@@ -102,7 +104,7 @@ class Devices:
 def live_tuning(devices: Devices, said: list[str] | None = None) -> LiveTuning:
     settings = clock_settings(devices)
     words = said if said is not None else []
-    return LiveTuning(devices, devices, settings, 1400, max_slowdown=0.05, say=words.append)  # type: ignore[arg-type]
+    return LiveTuning(devices, devices, settings, 1400, TuningRequest(), say=words.append)  # type: ignore[arg-type]
 
 
 def train(live: LiveTuning, devices: Devices, steps: int = 2000, blind_at: int = 10**9) -> None:
@@ -176,7 +178,8 @@ def test_a_clock_that_cannot_be_read_back_is_one_sentence_and_it_goes_on() -> No
 def test_a_promise_that_any_lower_clock_breaks_is_kept_at_the_highest(max_slowdown: float) -> None:
     devices, said = Devices(), list[str]()
     settings = clock_settings(devices)  # type: ignore[arg-type]
-    live = LiveTuning(devices, devices, settings, 1400, max_slowdown=max_slowdown, say=said.append)  # type: ignore[arg-type]
+    request = TuningRequest(Constraints(max_slowdown=max_slowdown))
+    live = LiveTuning(devices, devices, settings, 1400, request, say=said.append)  # type: ignore[arg-type]
     train(live, devices)
     assert devices.time_s / (2000 * 0.5) - 1 <= max_slowdown
     assert said == []

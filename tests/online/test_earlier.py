@@ -13,7 +13,9 @@ import pytest
 from tests.golden import prepared
 from tests.online.test_agent import Devices, train
 from tuner.online.agent import LiveTuning
-from tuner.online.earlier import FILE, Earlier, EarlierPoint, Record, Setup, of_study, read_earlier
+from tuner.online.earlier import FILE, Earlier, Record, Setup, of_study, read_earlier
+from tuner.online.request import TuningRequest
+from tuner.online.response import Studied
 from tuner.online.settings import clock_settings
 from tuner.online.windows import Window
 from tuner.problem.run_folder import RunFolder
@@ -26,9 +28,9 @@ from tuner.study.load import result_of
 HERE = Setup("gpu", "nvml devices")
 
 
-def point(clock_MHz: int | None, step_time_s: float, power_W: float) -> EarlierPoint:
+def point(clock_MHz: int | None, step_time_s: float, power_W: float) -> tuple[Settings, Studied]:
     live = Settings() if clock_MHz is None else Settings(clock_MHz=clock_MHz)
-    return EarlierPoint(live, step_time_s, power_W, 0.005)
+    return live, Studied(step_time_s, power_W, 0.005)
 
 
 def truth(clock_MHz: int) -> tuple[float, float]:
@@ -41,23 +43,22 @@ def truth(clock_MHz: int) -> tuple[float, float]:
 
 def true_points(
     factor: float = 1.0, clocks: Sequence[int] = (1400, 1300, 1100, 900)
-) -> tuple[EarlierPoint, ...]:
-    return tuple(
+) -> dict[Settings, Studied]:
+    return dict(
         point(None if clock == 1400 else clock, factor * truth(clock)[0], truth(clock)[1])
         for clock in clocks
     )
 
 
 def tuned(
-    points: tuple[EarlierPoint, ...], ranks: int = 0, devices: Devices | None = None
+    points: dict[Settings, Studied], ranks: int = 0, devices: Devices | None = None
 ) -> tuple[LiveTuning, Devices, list[str]]:
     devices, said = devices or Devices(), list[str]()
     earlier = Earlier("run a", Setup("gpu", "nvml devices", ranks), points)
     live = LiveTuning(
         *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        max_slowdown=0.05,
+        TuningRequest(earlier=earlier),
         say=said.append,
-        earlier=earlier,
     )
     train(live, devices, 1500)
     assert devices.time_s / (1500 * 0.5) - 1 <= 0.05
@@ -70,7 +71,7 @@ def test_a_study_is_followed_from_the_first_setting_on() -> None:
 
     clocks = [int(str(each["clock_MHz"])) for each in clock_settings(Finer())[1:]]  # type: ignore[arg-type]
     tried = []
-    for known in (true_points(clocks=(1400, *clocks)), ()):
+    for known in (true_points(clocks=(1400, *clocks)), {}):
         live, devices, said = tuned(known, devices=Finer())
         assert said == []
         assert live.tuner.balance.saved_J[1] > 0
@@ -84,11 +85,11 @@ def test_a_study_is_followed_from_the_first_setting_on() -> None:
     [
         (true_points(1.3), 0, "step time at the highest setting differs by -23 %"),
         (true_points(), 4, "it is of 4 ranks, and this training has 1"),
-        ((point(1100, 0.3, 250.0),), 0, "at 1100MHz differs by"),
+        (dict([point(1100, 0.3, 250.0)]), 0, "at 1100MHz differs by"),
     ],
 )
 def test_a_study_of_something_else_is_dropped_in_one_sentence(
-    points: tuple[EarlierPoint, ...], ranks: int, said: str
+    points: dict[Settings, Studied], ranks: int, said: str
 ) -> None:
     live, _, told = tuned(points, ranks)
     assert len(told) == 1
@@ -99,7 +100,7 @@ def test_a_study_of_something_else_is_dropped_in_one_sentence(
 
 @pytest.mark.parametrize("clock_MHz", [210, 1000, 1980])
 def test_a_study_whose_clocks_lie_elsewhere_changes_nothing(clock_MHz: int) -> None:
-    live, _, said = tuned((point(clock_MHz, 0.4, 100.0),))
+    live, _, said = tuned(dict([point(clock_MHz, 0.4, 100.0)]))
     assert said == []
     assert live.tuner.balance.saved_J[1] > 0
 
@@ -136,7 +137,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = Record(tmp_path / "runs" / "tuned", HERE)
     live = LiveTuning(
         *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        max_slowdown=0.05,
+        TuningRequest(),
         say=print,
         record=record,
     )
@@ -144,8 +145,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert record.folder == tmp_path / "runs" / "tuned-1"
     found = read_earlier(record.folder)
     assert found.setup == replace(HERE, ranks=1)
-    for each in found.points:
-        time_s, power_W = truth(int(str(each.live.get("clock_MHz", 1400))))
+    for setting, each in found.points.items():
+        time_s, power_W = truth(int(str(setting.get("clock_MHz", 1400))))
         assert each.step_time_s == pytest.approx(time_s, rel=0.001)
         assert each.power_W == pytest.approx(power_W, rel=0.001)
     Record(tmp_path / "runs" / "tuned", HERE).add(Settings(), WINDOW, epoch=0, ranks=1)
@@ -167,7 +168,7 @@ def test_of_several_stretches_that_of_most_settings_counts_and_a_torn_line_does_
     with (record.folder / FILE).open("a") as file:
         file.write('{"epoch": 1, "li')
     found = read_earlier(record.folder)
-    assert {each.live: each.power_W for each in found.points} == {
+    assert {live: each.power_W for live, each in found.points.items()} == {
         Settings(): pytest.approx(300),
         Settings(clock_MHz=900): pytest.approx(200),
     }
@@ -227,9 +228,10 @@ def test_a_study_tells_the_live_settings_of_a_points_launch_alone(study: Result)
         replace(slower, source="predicted"),
     )
     found = of_study(replace(study, points=points), first.configuration.short)
-    assert [each.live for each in found.points] == [Settings(), Settings(clock_MHz=900)]
-    assert found.points[1].step_time_s == pytest.approx(1.2 * found.points[0].step_time_s)
-    assert found.points[0].step_time_s == pytest.approx(first.time_to_solution_s / study.steps)
+    assert list(found.points) == [Settings(), Settings(clock_MHz=900)]
+    high, low = found.points.values()
+    assert low.step_time_s == pytest.approx(1.2 * high.step_time_s)
+    assert high.step_time_s == pytest.approx(first.time_to_solution_s / study.steps)
     assert found.setup.ranks == first.configuration.world_size
     assert study.cluster is not None
     assert found.setup.device == study.cluster.device.name

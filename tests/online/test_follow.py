@@ -27,8 +27,10 @@ from tuner.online.agent import LiveTuning
 from tuner.online.follow import Period, PowerFollower
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
+from tuner.online.request import TuningRequest
 from tuner.online.settings import clock_settings
 from tuner.online.signal import Signal, watts_of
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
@@ -51,7 +53,7 @@ class Job:
         settings = clock_settings(self.devices, every=True)
         self.live = LiveTuning(
             *(self.devices, self.devices, settings, 1400),  # type: ignore[arg-type]
-            max_slowdown=budget,
+            TuningRequest(Constraints(max_slowdown=budget, power_cap_W=1e4)),
             say=self.said.append,
             signal=self.signal,
         )
@@ -88,6 +90,28 @@ def test_a_target_is_met_and_left_again(job: Job) -> None:
     assert [period.target_W for period in job.live.tuner.periods] == [None, 285.0, None]
     low, _, high = job.live.tuner.balance.lost_s
     assert low - 1 <= job.devices.time_s - job.steps * 0.5 <= high + 1
+
+
+def test_a_job_that_draws_more_is_held_at_its_target_by_as_little_as_needed(job: Job) -> None:
+    """Of a new epoch the window that told of it is known: else the lowest clock would be set."""
+    job.train(200)
+    job.target("285")
+    job.train(400)
+    plain, more = job.devices.step, 1.2
+    lowest_MHz = job.devices.clock_MHz
+
+    def hungrier() -> float:
+        before_J = job.devices.energy_J
+        time_s = plain()
+        job.devices.energy_J += (more - 1) * (job.devices.energy_J - before_J)
+        return time_s
+
+    job.devices.step = hungrier  # type: ignore[method-assign]
+    for _ in range(100):
+        job.train(1)
+        lowest_MHz = min(lowest_MHz, job.devices.clock_MHz)
+    assert 0.9 * 285 < job.train(1000) <= 285
+    assert lowest_MHz >= job.devices.clock_MHz - 100
 
 
 @pytest.mark.parametrize(

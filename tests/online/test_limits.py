@@ -12,9 +12,10 @@ from tests.online.test_bandit import CLOCKS, Outcome, World, X, gpu, train
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
 from tuner.online.agent import WARM_STEPS, LiveTuning
-from tuner.online.limits import LengthUnknown, LimitTuner, RunLimits
+from tuner.online.limits import LengthUnknown, LimitTuner, run_limits
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
+from tuner.online.request import TuningRequest
 from tuner.online.settings import clock_settings
 from tuner.problem.constraints import Constraints
 from tuner.workload.meters import Reading
@@ -34,10 +35,10 @@ def run(
 ) -> tuple[Outcome, float, float]:
     """Train; return the outcome, seconds and kilojoules."""
     given = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
-    limits = RunLimits.of(given, None, lambda: stated)
+    limits = run_limits(given)
     assert limits is not None
     tuner = LimitTuner(X, limits=limits, window_s=8, settle_s=2)
-    tuner.begin(Mark(0, 0, 0.0), Reading(0.0, 0.0))
+    tuner.begin(Mark(0, 0, 0.0), Reading(0.0, 0.0), Reading(0.0, 0.0), stated)
     done = train(tuner, world, steps=STEPS, seed=seed)
     balance = tuner.balance
     return done, balance.seconds, balance.energy_J / 1000
@@ -123,9 +124,10 @@ def live(limits: Constraints, said: list[str], steps: int | None) -> tuple[LiveT
     devices = Devices()
     tuning = LiveTuning(
         *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        max_slowdown=None,
+        TuningRequest(limits),
         say=said.append,
-        limits=RunLimits.of(limits, devices.read(), lambda: steps),
+        started=devices.read(),
+        length=lambda: steps,
     )
     return tuning, devices
 

@@ -17,6 +17,7 @@ from tuner.online.marks import Mark
 from tuner.online.request import TuningRequest
 from tuner.online.settings import limit_settings, offers
 from tuner.online.signal import Signal
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
@@ -75,7 +76,7 @@ def trained(
     said, slowdowns = list[str](), list[float]()
     live = LiveTuning(
         *(gpu, gpu, settings, top),  # type: ignore[arg-type]
-        max_slowdown=max_slowdown,
+        TuningRequest(Constraints(max_slowdown=max_slowdown, power_cap_W=target_W or None)),
         say=said.append,
         signal=Signal(target_W) if target_W else None,
     )

@@ -11,23 +11,17 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.earlier import Earlier, Record, Setup
+from tuner.online.earlier import Record, Setup
 from tuner.online.follow import UNMET, PowerFollower
-from tuner.online.limits import (
-    MISSED,
-    LengthUnknown,
-    LimitTuner,
-    RunLimits,
-    kept_limits,
-    reading,
-)
+from tuner.online.limits import MISSED, LengthUnknown, LimitTuner, kept_limits, reading, run_limits
 from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import Ended, TuningOutcome
@@ -63,6 +57,8 @@ class LiveTuning:
     Args:
         settings: the machine as it is, then the live settings to choose from.
         top: value of the settings' knob on the machine as it is.
+        started: the meter as the command started; None if it could not be read.
+        length: returns the number of the training's steps, or None if it is unknown.
         say: receives a sentence for each thing worth one.
         report: receives metrics after each chunk of steps, with units in their names.
     """
@@ -73,34 +69,42 @@ class LiveTuning:
         meter: Meter,
         settings: Sequence[Settings],
         top: float,
+        request: TuningRequest,
         *,
-        max_slowdown: float | None,
         say: Callable[[str], None],
         signal: Signal | None = None,
-        earlier: Earlier | None = None,
         record: Record | None = None,
-        limits: RunLimits | None = None,
+        started: Reading | None = None,
+        length: Callable[[], int | None] = lambda: None,
         report: Callable[[dict[str, float]], None] = lambda metrics: None,
     ) -> None:
         self._knob, self._top = next(iter(settings[1])), top
+        limits, most = run_limits(request.limits), request.max_slowdown
         self._kind: Callable[..., OnlineTuner]
         if signal is not None:
-            self._kind = partial(PowerFollower, budget=max_slowdown)
+            self._kind = partial(PowerFollower, budget=most)
         elif limits is not None:
             self._kind = partial(LimitTuner, limits=limits)
         else:
-            most = DEFAULT_SLOWDOWN if max_slowdown is None else max_slowdown
-            self._kind = partial(OnlineTuner, max_slowdown=most)
-        self._earlier, self._record = earlier, record
-        self._signal, self._said = signal, tuple[str, ...](("", ""))
-        self._governor, self._meter, self._say = governor, meter, say
+            self._kind = partial(
+                OnlineTuner, max_slowdown=DEFAULT_SLOWDOWN if most is None else most
+            )
+        self._governor, self._meter, self._signal, self._say = governor, meter, signal, say
+        self._earlier, self._record, self._report = request.earlier, record, report
+        self._started, self._length = started, length
+        self._said: dict[str, str] = {}
         self._choose_from(settings)
         self.refused: list[str] = []
         self._ranks: set[int] = set()
         self._busy_s: dict[int, list[float]] = {}
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
-        self._report = report
+
+    def _tell(self, about: str, what: str, sentence: str) -> None:
+        """Say a sentence, unless the same was the last of its kind."""
+        if what and what != self._said.get(about):
+            self._say(sentence)
+        self._said[about] = what
 
     def _choose_from(self, settings: Sequence[Settings]) -> None:
         """Begin with these settings, of which nothing is measured yet."""
@@ -142,10 +146,16 @@ class LiveTuning:
         late = self._busy_s and self._ranks - self._busy_s.keys() and mark.step < 4 * WARM_STEPS
         if mark.step <= WARM_STEPS or late:
             return
+        setup = self._earlier and replace(self._earlier.setup, ranks=len(self._ranks))
+        if self._earlier is not None and setup and (why := self._earlier.why_not(setup)):
+            self._earlier = None
+            self._say(why)
+            self._choose_from(self.settings)
         self._lower_stages()
         self._opened = mark, self._meter.read()
         if isinstance(self.tuner, LimitTuner):
-            self.tuner.begin(*self._opened)
+            now = self._opened[1]
+            self.tuner.begin(mark, now, self._started or now, self._length())
 
     def take(self, mark: Mark) -> None:
         """Take in a step's end; may set another clock.
@@ -171,10 +181,9 @@ class LiveTuning:
         self._opened = mark, now
         self.seconds_at[self._in_force] += seconds
         self._check()
-        noticed = len(self.tuner.changes)
+        noticed, ran_at = len(self.tuner.changes), self._in_force
         if self._signal is not None:
             self._ask(self._signal)
-        ran_at = self._in_force
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
         self._keep(ran_at)
         self._report(
@@ -186,10 +195,8 @@ class LiveTuning:
                 "joulefront/slowdown": self.tuner.balance.slowdown[1],
             }
         )
-        missed = self.tuner.missed if isinstance(self.tuner, LimitTuner) else ""
-        if missed and missed not in self._said:
-            self._said = (*self._said, missed)
-            self._say(MISSED[missed])
+        if isinstance(self.tuner, LimitTuner) and (missed := self.tuner.missed):
+            self._tell("limits", missed, MISSED[missed])
         # One that follows power does not measure again.
         for change in self.tuner.changes[noticed:] if self._signal is None else ():
             self._say(
@@ -201,26 +208,18 @@ class LiveTuning:
 
     def _keep(self, setting: int) -> None:
         """Record the window that ended, and say once why earlier measurements are not used."""
-        earlier, window, ranks = self._earlier, self.tuner.window, len(self._ranks)
+        earlier, window, unlike = self._earlier, self.tuner.window, self.tuner.unlike
         if window is None:
             return
-        if earlier is not None:
-            self._earlier = None if self.tuner.changes else earlier
-            why = ""
-            if earlier.setup.ranks not in (0, ranks):
-                why = f"it is of {earlier.setup.ranks} ranks, and this training has {ranks}"
-                self.tuner.drop_studied()
-            elif (unlike := self.tuner.unlike) is not None:
-                live = self.settings[setting].short if setting else "the highest setting"
-                why = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
-            if why:
-                self._earlier = None
-                self._say(f"{earlier.name} is not used: {why}")
+        if earlier is not None and unlike is not None:
+            self._earlier = None
+            live = self.settings[setting].short if setting else "the highest setting"
+            apart = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
+            self._say(f"{earlier.name} is not used: {apart}")
         if self._record is not None:
+            epoch, ranks = len(self.tuner.changes), len(self._ranks)
             try:
-                self._record.add(
-                    self.settings[setting], window, epoch=len(self.tuner.changes), ranks=ranks
-                )
+                self._record.add(self.settings[setting], window, epoch=epoch, ranks=ranks)
             except OSError as error:
                 self._record = None
                 self._say(f"what is learned is not kept for the next run: {error}")
@@ -229,12 +228,24 @@ class LiveTuning:
         """Hand the target on, and say once what is wrong with it."""
         assert isinstance(self.tuner, PowerFollower)
         self.tuner.target_W, target_W = signal.target_W, self.tuner.target_W
-        problem, unmet = signal.problem, self.tuner.unmet
-        if problem and problem != self._said[0]:
-            self._say(problem)
-        if unmet and unmet != self._said[1] and target_W is not None:
-            self._say(f"{target_W:g} W {UNMET[unmet]}")
-        self._said = (problem, unmet, *self._said[2:])
+        self._tell("signal", signal.problem, signal.problem)
+        if target_W is not None:
+            unmet = self.tuner.unmet
+            self._tell("target", unmet, f"{target_W:g} W {UNMET.get(unmet, '')}")
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of the outcome that it knows."""
+        tuner = self.tuner
+        return {
+            "settings": tuple(setting.short if setting else "" for setting in self.settings),
+            "steps": tuner.steps,
+            "seconds_at": tuple(self.seconds_at),
+            "relative": tuple(tuner.relative()),
+            "balance": tuner.balance,
+            "stalled_s": tuner.stalled_s,
+            "changes": tuple(tuner.changes),
+            "periods": tuple(tuner.periods) if isinstance(tuner, PowerFollower) else (),
+        }
 
     def _set(self, setting: int) -> None:
         try:
@@ -254,9 +265,7 @@ class LiveTuning:
         wanted = self._values[self._in_force]
         delivered = self._governor.delivered().get("clock_MHz")
         if delivered is None:
-            if UNREAD not in self._said:
-                self._said = (*self._said, UNREAD)
-                self._say(UNREAD)
+            self._tell("clock", UNREAD, UNREAD)
         elif delivered > wanted + 2 * SAME_CLOCK_MHZ:
             reads = f"{self.settings[self._in_force].short} reads back as {delivered:.0f} MHz"
             self._refuse(self._in_force, reads)
@@ -271,20 +280,8 @@ class LiveTuning:
             raise GovernorError(f"{len(self.refused)} settings were refused, the last: {why}")
 
 
-class Training(Protocol):
-    """Training that is followed to its end: a command, or a block of a program."""
-
-    def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
-        ...
-
-    def wait(self) -> int:
-        """Wait for its end, and return its exit code."""
-        ...
-
-
 def tune_training(
-    start: Callable[[], Training],
+    start: Callable[[], Callable[[], int | None]],
     listener: socket.socket,
     request: TuningRequest,
     *,
@@ -295,22 +292,19 @@ def tune_training(
     """Follow a training to its end and tune the clocks of this node's devices meanwhile.
 
     Args:
-        start: starts the training, once the devices can be read.
+        start: starts the training, once the devices can be read; returns what returns its exit
+            code, or None while it runs.
         listener: where its ranks connect.
-        metrics: receives the training's state as it changes.
-        report: receives metrics, as of `LiveTuning`.
     """
-    limits, max_slowdown = request.limits, request.max_slowdown
-    earlier, signal = request.earlier, request.signal()
-    cluster = detect_cluster()
+    signal, cluster = request.signal(), detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     platform = platform_of(cluster)
     governor = platform.open_governor(replace(cluster, clock_control=True))
     with _closing(governor), closing(open_meter(cluster)) as meter:
-        setup = Setup.of(cluster.device.name, meter.info)
+        setup, earlier = Setup.of(cluster.device.name, meter.info), request.earlier
         if earlier is not None and (why := earlier.why_not(setup)):
             say(why)
-            earlier = None
+            request, earlier = replace(request, earlier=None), None
         record = Record(request.keep, setup) if request.keep is not None else None
         measured_MHz = earlier.clocks_MHz if earlier is not None else ()
         offered = offers(governor, every=signal is not None, measured_MHz=measured_MHz)
@@ -323,45 +317,40 @@ def tune_training(
         if metrics is None:
             metrics = Metrics()  # which publishes nothing before it begins
         else:
-            metrics.begin(meter, platform.facts().devices, max_slowdown)
+            metrics.begin(meter, platform.facts().devices, request.max_slowdown)
         ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
+        live = None
         try:
-            started = reading(meter)
-            process = start()
-            live = None
+            started, ends = reading(meter), start()
             if signal is not None and not ended:
                 signal.start()
             for top, settings in offered if not ended else ():
                 live = LiveTuning(
-                    governor,
-                    meter,
-                    settings,
-                    top,
-                    max_slowdown=max_slowdown,
+                    *(governor, meter, settings, top, request),
                     say=say,
                     signal=signal,
-                    earlier=earlier,
                     record=record,
-                    limits=RunLimits.of(limits, started, lambda: request.steps or marks.length),
+                    started=started,
+                    length=lambda: request.steps or marks.length,
                     report=report,
                 )
-                ended, problem = _follow(process, marks, ranks, metrics, live)
+                ended, problem = _follow(ends, marks, ranks, metrics, live)
                 if len(live.refused) < REFUSALS or _restore(governor):
                     break
             if ended:
                 tuned = "not tuned" if live is None else "not tuned any more"
                 say(f"{tuned}, and the training goes on: {problem}")
             not_restored = _restore(governor)
-            _follow(process, marks, ranks, metrics, None)
-            code = _wait(process)
-            kept = kept_limits(limits, started, meter)
+            _follow(ends, marks, ranks, metrics, None)
+            code = _wait(ends)
+            kept = kept_limits(request.limits, started, meter)
         finally:
             if signal is not None:
                 signal.close()
             marks.close()
-    outcome = TuningOutcome(
+    return TuningOutcome(
         code,
-        max_slowdown,
+        request.max_slowdown,
         meter=meter.info,
         ended=ended,
         problem=problem,
@@ -370,26 +359,12 @@ def tune_training(
         limits=kept,
         ranks=tuple(ranks.last.values()),
         stragglers=tuple(ranks.stragglers.values()),
-    )
-    return outcome if live is None else _with_facts(outcome, live)
-
-
-def _with_facts(outcome: TuningOutcome, live: LiveTuning) -> TuningOutcome:
-    return replace(
-        outcome,
-        settings=tuple(setting.short if setting else "" for setting in live.settings),
-        steps=live.tuner.steps,
-        seconds_at=tuple(live.seconds_at),
-        relative=tuple(live.tuner.relative()),
-        balance=live.tuner.balance,
-        stalled_s=live.tuner.stalled_s,
-        changes=tuple(live.tuner.changes),
-        periods=tuple(live.tuner.periods) if isinstance(live.tuner, PowerFollower) else (),
+        **(live.facts() if live is not None else {}),
     )
 
 
 def _follow(
-    process: Training,
+    ends: Callable[[], int | None],
     marks: Marks,
     ranks: RankWatch,
     metrics: Metrics,
@@ -397,7 +372,7 @@ def _follow(
 ) -> tuple[Ended, str]:
     """Watch the ranks until the command ends, and tune; return why it was not tuned to its end."""
     try:
-        while process.poll() is None:
+        while ends() is None:
             for mark in marks.wait(0.5):
                 ranks.take(mark)
                 metrics.take(mark)
@@ -436,8 +411,10 @@ def _restore(governor: Governor) -> str:
     return ""
 
 
-def _wait(process: Training) -> int:
+def _wait(ends: Callable[[], int | None]) -> int:
     """Wait for the end of the command, which alone decides on an interrupt."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):
-            return process.wait()
+            if (code := ends()) is not None:
+                return code
+            time.sleep(0.1)

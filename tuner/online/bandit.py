@@ -10,13 +10,13 @@ highest setting first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from tuner.online.changes import Change, ChangeDetector
 from tuner.online.promise import SURE, Balance, Spent, available_s, balance
-from tuner.online.response import POWER, STEP_TIME, Posterior, Response, Studied
+from tuner.online.response import POWER, STEP_TIME, Response, Studied, Views
 from tuner.online.windows import Chunk, Window, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
@@ -49,27 +49,12 @@ class Decision:
     reason: Reason
 
 
-@dataclass
-class _Views:
-    time: Posterior
-    power: Posterior
-
-    def energy(self, setting: int) -> tuple[float, float]:
-        """Mean and standard deviation of the log energy ratio to the highest setting."""
-        slow, slow_sd = self.time.relative(setting)
-        less, less_sd = self.power.relative(setting)
-        return slow + less, math.hypot(slow_sd, less_sd)
-
-
 class OnlineTuner:
     """Bandit over the live settings of one training.
 
     Args:
-        x: of each setting, the logarithm of the highest setting's value over its own; the highest
-            setting comes first and has 0.
+        x: as of `tuner.online.response.Response`.
         max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
-        window_s: least time of a window, seconds.
-        settle_s: time after a switch in which nothing is measured, seconds.
         studied: earlier measurements of settings; dropped if the job differs from them.
 
     Attributes:
@@ -92,7 +77,7 @@ class OnlineTuner:
         max_slowdown: float,
         window_s: float = 5.0,
         settle_s: float = 1.0,
-        studied: Sequence[Studied] = (),
+        studied: Mapping[int, Studied] | None = None,
     ) -> None:
         if len(x) < 2:
             raise InvalidValue("settings", len(x), "at least two live settings to choose from")
@@ -100,11 +85,10 @@ class OnlineTuner:
             raise InvalidValue("max_slowdown", max_slowdown, "a share of at least 0, e.g. 0.05")
         self.max_slowdown = max_slowdown
         self._window_s, self._settle_s = window_s, settle_s
-        self._time, self._power = Response(x, STEP_TIME), Response(x, POWER)
-        if studied:
-            self._time.studied({each.setting: (each.step_time_s, each.error) for each in studied})
-            self._power.studied({each.setting: (each.power_W, each.error) for each in studied})
-        self._studied = {point.setting: point for point in studied}
+        self._studied = earlier = dict(studied or {})
+        times = {i: (each.step_time_s, each.error) for i, each in earlier.items()}
+        powers = {i: (each.power_W, each.error) for i, each in earlier.items()}
+        self._time, self._power = Response(x, STEP_TIME, times), Response(x, POWER, powers)
         self.unlike: Change | None = None
         self.window: Window | None = None
         self._x, self._settings = tuple(x), range(len(x))
@@ -158,28 +142,25 @@ class OnlineTuner:
 
     # ---- learning
 
-    def _views(self, *, past: bool = False) -> _Views:
+    def _views(self, *, past: bool = False) -> Views:
         """Return the posteriors as of now, or, for what was spent, of the means so far (past)."""
         now = self.windows
-        return _Views(self._time.posterior(now, past=past), self._power.posterior(now, past=past))
+        return Views(self._time.posterior(now, past=past), self._power.posterior(now, past=past))
 
     def _compare(self, window: Window) -> None:
         """Drop the earlier measurements if the same setting is now another."""
         earlier = self._studied.get(window.setting)
         if earlier is None or self.changes:
             return
-        times, powers = (window.step_time_s, earlier.step_time_s), (window.power_W, earlier.power_W)
-        for quantity, (now, then) in (("step time", times), ("power", powers)):
-            if abs(math.log(now / then)) > UNLIKE:
-                self.unlike = Change(quantity, self.windows, now / then - 1, self.steps)
+        slower, more = window.step_time_s / earlier.step_time_s, window.power_W / earlier.power_W
+        if abs(math.log(slower)) > UNLIKE:
+            self.unlike = Change("step time", self.windows, slower - 1, self.steps)
+        if abs(math.log(more)) > UNLIKE:
+            self.unlike = Change("power", self.windows, more - 1, self.steps)
         if self.unlike is not None:
-            self.drop_studied()
-
-    def drop_studied(self) -> None:
-        """Forget the earlier measurements."""
-        self._studied = {}
-        self._time.drop_studied()
-        self._power.drop_studied()
+            self._studied = {}
+            self._time.drop_studied()
+            self._power.drop_studied()
 
     def _learn(self, window: Window) -> None:
         change = None
@@ -222,10 +203,10 @@ class OnlineTuner:
 
     # ---- the account
 
-    def _balance(self, spent: Spent, sure: float, views: _Views) -> Balance:
-        return balance(spent, views.time, views.power, self._choice, sure)
+    def _balance(self, spent: Spent, sure: float, views: Views) -> Balance:
+        return balance(spent, views, self._choice, sure)
 
-    def _total(self, earlier: Balance, sure: float, views: _Views) -> Balance:
+    def _total(self, earlier: Balance, sure: float, views: Views) -> Balance:
         here = (self._balance(spent, sure, views) for spent in (self._spent, self._unconfirmed))
         return sum(here, earlier)
 
@@ -258,7 +239,7 @@ class OnlineTuner:
             return Decision(trial, "trial")
         return Decision(choice, "choice")
 
-    def _loss_s(self, views: _Views, setting: int, windows: float) -> float:
+    def _loss_s(self, views: Views, setting: int, windows: float) -> float:
         """Return the budget, seconds, that some windows at a setting may cost; negative: they earn.
 
         Steps that cross the settling time after a switch are charged as the setting's own.
@@ -273,7 +254,7 @@ class OnlineTuner:
         lost_s = seconds * -math.expm1(-longest)
         return -available_s(seconds, lost_s, self.max_slowdown)
 
-    def _allowed(self, views: _Views, setting: int, left_s: float) -> bool:
+    def _allowed(self, views: Views, setting: int, left_s: float) -> bool:
         """Return True if the setting may be chosen for some time."""
         if setting == 0:
             return True
@@ -283,7 +264,7 @@ class OnlineTuner:
         cost_s = self._loss_s(views, setting, windows)
         return cost_s <= max(0.0, left_s) and self._loss_s(views, setting, 1) <= left_s
 
-    def _best(self, views: _Views, left_s: float) -> int:
+    def _best(self, views: Views, left_s: float) -> int:
         """Return the allowed setting of the least energy; the current one if it is as good."""
         allowed = [each for each in self._settings if self._allowed(views, each, left_s)]
         best = min(allowed, key=lambda each: views.energy(each)[0])
@@ -293,7 +274,7 @@ class OnlineTuner:
                 return self._choice
         return best
 
-    def _stale(self, views: _Views, choice: int) -> bool:
+    def _stale(self, views: Views, choice: int) -> bool:
         """Return True if the reference is too old to be sure of the chosen setting's slowdown."""
         at_top = self.decision.setting == 0
         since = self.windows - self._last_reference
@@ -303,7 +284,7 @@ class OnlineTuner:
             return True
         return views.time.relative(choice)[1] > STALE * self.max_slowdown + 0.0005
 
-    def _hopeful(self, views: _Views, choice: int, left_s: float) -> int | None:
+    def _hopeful(self, views: Views, choice: int, left_s: float) -> int | None:
         """Return the setting whose trial may save most, if it is affordable and worth it."""
         best, most = None, HOPE
         here = views.energy(choice)[0]

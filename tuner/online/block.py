@@ -15,8 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -54,7 +53,7 @@ class _Agent:
 
     def __init__(self, block: TunedBlock, request: TuningRequest) -> None:
         self._block, self._max_slowdown = block, request.max_slowdown
-        self._ready, self._closing = threading.Event(), False
+        self.ready, self._closing = threading.Event(), False  # it reads the devices, or has ended
         listener, self.address, self._remove = control_socket()
         self._link, theirs = Pipe()
         root = str(Path(__file__).resolve().parents[2])
@@ -75,10 +74,6 @@ class _Agent:
         with contextlib.suppress(OSError):
             self._link.send((request, os.getpid(), self.address))
 
-    def wait(self) -> None:
-        """Wait until it can read the devices, or has ended."""
-        self._ready.wait(START_S)
-
     def _read(self) -> None:
         try:
             while self._block.outcome is None:
@@ -89,11 +84,11 @@ class _Agent:
                     self._block.outcome = message
                 else:
                     self._block.metrics = message
-                    self._ready.set()
+                    self.ready.set()
         except Exception:  # it ended, within a message or between two
             if not self._closing:
                 _LOG.warning("tuner: the agent ended; the training goes on untuned")
-        self._ready.set()
+        self.ready.set()
 
     def close(self, code: int) -> None:
         """End the agent, and keep what it reports.
@@ -118,50 +113,30 @@ class _Agent:
             )
 
 
-class _Training:
-    """The block, as the agent sees it: it ends if its process does."""
-
-    def __init__(self, link: Connection[Any, Any], parent: int) -> None:
-        self._link, self._parent = link, parent
-        self._code: int | None = None
-
-    def send(self, message: str | dict[str, float] | TuningOutcome) -> None:
-        """Send a message, unless the program is gone."""
-        with contextlib.suppress(OSError):
-            self._link.send(message)
-
-    def start(self) -> _Training:
-        """Let the block begin."""
-        self.send({})
-        return self
-
-    def poll(self) -> int | None:
-        """Return 0 or 1 once the block or the program has ended; None before."""
-        if self._code is None:
-            try:
-                if self._link.poll():
-                    self._code = self._link.recv()
-            except (OSError, EOFError):
-                self._code = 1
-        # Workers of the program may hold the other end open.
-        if self._code is None and os.getppid() != self._parent:
-            self._code = 1
-        return self._code
-
-    def wait(self) -> int:
-        """Wait for the end of the block."""
-        while (code := self.poll()) is None:
-            time.sleep(0.1)
-        return code
-
-
 def _agent(link: Connection[Any, Any], listener: socket.socket) -> None:
     request, parent, address = link.recv()
-    training = _Training(link, parent)
+    codes: list[int] = []
+
+    def send(message: str | dict[str, float] | TuningOutcome) -> None:
+        with contextlib.suppress(OSError):  # the program is gone
+            link.send(message)
+
+    def ends() -> int | None:
+        """Return 0 or 1 once the block or the program has ended; None before."""
+        try:
+            if not codes and link.poll():
+                codes.append(link.recv())
+        except (OSError, EOFError):
+            codes.append(1)
+        # Workers of the program may hold the other end open.
+        return codes[0] if codes else 1 if os.getppid() != parent else None
+
+    def start() -> Callable[[], int | None]:
+        send({})  # lets the block begin
+        return ends
+
     try:
-        say = training.send
-        outcome = tune_training(training.start, listener, request, say=say, report=say)
-        training.send(outcome)
+        send(tune_training(start, listener, request, say=send, report=send))
     finally:
         shutil.rmtree(Path(address).parent, ignore_errors=True)
 
@@ -218,7 +193,7 @@ def tuning(**options: Unpack[TuningOptions]) -> Iterator[TunedBlock]:
     try:
         _open = True
         if agent is not None:
-            agent.wait()
+            agent.ready.wait(START_S)
         if agent is not None and ranks > 1:
             publish(store, key, agent.address)
         address = agent.address if agent is not None else published(store, key, START_S)

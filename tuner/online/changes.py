@@ -7,7 +7,9 @@ at most 3, so that one odd window is no change and two clear ones are.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
+from typing import Literal
 
 REFERENCE, LIMIT, MOST = 1.0, 4.0, 3.0
 #: Relative change that is not worth a restart, added to the standard deviation of a residual.
@@ -16,51 +18,36 @@ TOLERANCE = 0.003
 LEAST = 0.01
 
 
+Quantity = Literal["step time", "power"]
+
+
 @dataclass(frozen=True)
 class Change:
     """Change of the job or the machine at a constant setting.
 
     Attributes:
-        quantity: "step time" or "power".
         since: number of the first window after it.
         relative: its estimated size; 0.2 is 20 % more.
         step: number of steps done when it was noticed.
     """
 
-    quantity: str
+    quantity: Quantity
     since: int
     relative: float
     step: int = 0
 
 
-@dataclass
-class _Side:
-    sum: float = 0.0
-    since: int = 0
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, number: int, standard: float, residual: float) -> bool:
-        raised = self.sum + min(standard, MOST) - REFERENCE
-        if raised <= 0:
-            self.sum, self.total, self.count = 0.0, 0.0, 0
-            return False
-        if self.sum == 0:
-            self.since = number
-        self.sum, self.total, self.count = raised, self.total + residual, self.count + 1
-        return self.sum >= LIMIT and self.total / self.count >= LEAST
-
-
 class ChangeDetector:
     """Detector of changes in one quantity."""
 
-    def __init__(self, quantity: str) -> None:
+    def __init__(self, quantity: Quantity) -> None:
         self._quantity = quantity
         self.reset()
 
     def reset(self) -> None:
         """Forget the residuals so far."""
-        self._sides = {1: _Side(), -1: _Side()}
+        # Of each side, the windows of its present sum: number, summand, residual.
+        self._sides: dict[int, list[tuple[int, float, float]]] = {1: [], -1: []}
 
     def add(self, number: int, residual: float, deviation: float) -> Change | None:
         """Add the residual of a window; return the change that it reveals, or None.
@@ -71,7 +58,11 @@ class ChangeDetector:
         """
         standard = residual / math.hypot(deviation, TOLERANCE)
         for sign, side in self._sides.items():
-            if side.add(number, sign * standard, sign * residual):
-                relative = math.expm1(sign * side.total / side.count)
-                return Change(self._quantity, side.since, relative)
+            side.append((number, min(sign * standard, MOST) - REFERENCE, sign * residual))
+            (since, *_), total = side[0], sum(summand for _, summand, _ in side)
+            mean = statistics.fmean(each for _, _, each in side)
+            if total <= 0:
+                side.clear()
+            elif total >= LIMIT and mean >= LEAST:
+                return Change(self._quantity, since, math.expm1(sign * mean))
         return None

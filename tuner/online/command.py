@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tuner.online.agent import Training, tune_training
+from tuner.online.agent import tune_training
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import TuningOutcome
 from tuner.online.request import TuningRequest
@@ -68,10 +68,10 @@ def tune(
     words, assigned = watched(command, Path.cwd())
     listener, address, remove = control_socket()
 
-    def start() -> Training:
+    def start() -> Callable[[], int | None]:
         try:
             environ = {**os.environ, **assigned, ADDRESS: address}
-            return subprocess.Popen(words, env=environ, stdout=output)
+            return subprocess.Popen(words, env=environ, stdout=output).poll
         except OSError as error:
             raise InputError(f"{words[0]} cannot be started: {error}") from error
 

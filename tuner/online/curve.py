@@ -99,10 +99,8 @@ def _peak_W(point: Point) -> float:
 
 def _slowdown_interval(result: Result, start: Point, point: Point) -> Interval | None:
     posterior = result.judged.posterior
-    if point is start or posterior is None:
-        return None
-    draws = posterior.draws
-    if start.configuration not in draws or point.configuration not in draws:
+    draws = {} if posterior is None else posterior.draws
+    if point is start or not {start.configuration, point.configuration} <= draws.keys():
         return None
     apart = sorted((draws[point.configuration][0] - draws[start.configuration][0]).tolist())
     count = len(apart) - 1

@@ -11,9 +11,10 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tuner.online.response import Studied
 from tuner.online.stages import mean_value
@@ -53,16 +54,6 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class EarlierPoint:
-    """Step time and power at a live setting, with their relative standard error."""
-
-    live: Settings
-    step_time_s: float
-    power_W: float
-    error: float
-
-
-@dataclass(frozen=True)
 class Earlier:
     """Earlier measurements of one launch.
 
@@ -72,7 +63,7 @@ class Earlier:
 
     name: str
     setup: Setup
-    points: tuple[EarlierPoint, ...]
+    points: Mapping[Settings, Studied]
 
     def why_not(self, now: Setup) -> str:
         """Return why these are of no use for a training of this setup, or ""."""
@@ -81,26 +72,28 @@ class Earlier:
             why = f"it is of {then.device}, and this machine has {now.device}"
         elif then.meter != now.meter:
             why = f"it was metered by {then.meter}, and this training by {now.meter}"
+        elif now.ranks and then.ranks not in (0, now.ranks):
+            why = f"it is of {then.ranks} ranks, and this training has {now.ranks}"
         return f"{self.name} is not used: {why}" if why else ""
 
     @property
     def clocks_MHz(self) -> set[float]:
         """Clocks that were measured."""
-        values = (point.live.get("clock_MHz") for point in self.points)
+        values = (live.get("clock_MHz") for live in self.points)
         return {float(each) for each in values if isinstance(each, int | float)}
 
-    def studied(self, settings: Sequence[Settings], top_MHz: float) -> list[Studied]:
+    def studied(self, settings: Sequence[Settings], top_MHz: float) -> dict[int, Studied]:
         """Return those measurements that are of one of these settings; of two, the surer.
 
         Args:
             top_MHz: clock of a setting that names none.
         """
-        found: dict[int, Studied] = {}
-        for point in sorted(self.points, key=lambda each: -each.error):
-            at = next((i for i, s in enumerate(settings) if _same(s, point.live, top_MHz)), None)
-            if at is not None:
-                found[at] = Studied(at, point.step_time_s, point.power_W, point.error)
-        return list(found.values())
+        least_sure_first = sorted(self.points.items(), key=lambda each: -each[1].error)
+        return {
+            at: studied
+            for live, studied in least_sure_first
+            for at in [i for i, each in enumerate(settings) if _same(each, live, top_MHz)][:1]
+        }
 
 
 def _same(one: Settings, other: Settings, top_MHz: float) -> bool:
@@ -119,7 +112,7 @@ def of_study(result: Result, point: str) -> Earlier:
     """
     chosen = result.point(point)
     launch, cluster = chosen.configuration.launch, result.cluster
-    points = []
+    points = {}
     for each in result.points:
         live, job = each.configuration.live, result.job
         stages = any(isinstance(value, tuple) for value in live.values())
@@ -129,15 +122,16 @@ def of_study(result: Result, point: str) -> Earlier:
         ends = (each.time_interval_s, each.power_interval_W or (each.power_W, each.power_W))
         error = max(math.log(high / low) / (2 * 1.645) for low, high in ends)
         step_time_s = each.time_to_solution_s / steps
-        points.append(EarlierPoint(live, step_time_s, each.power_W, max(error, LEAST_ERROR)))
-    if not points or cluster is None or not math.isfinite(max(p.error for p in points)):
+        points[live] = Studied(step_time_s, each.power_W, max(error, LEAST_ERROR))
+    sure = bool(points) and all(math.isfinite(each.error) for each in points.values())
+    if not sure or cluster is None:
         raise InputError(
             f"run {result.name!r} measured nothing of {chosen.configuration.short} on a device, so "
             "there is nothing to begin with; leave it out"
         )
     ranks = chosen.configuration.world_size
     setup = Setup.of(cluster.device.name, chosen.meter, ranks)
-    return Earlier(f"run {result.name}", setup, tuple(points))
+    return Earlier(f"run {result.name}", setup, points)
 
 
 def earlier_of(folder: Path, point: str = "recommended") -> Earlier:
@@ -179,12 +173,13 @@ def read_earlier(folder: Path) -> Earlier:
         raise InputError(
             f"--transfer: {folder} holds no {FILE} of a tuned training that can be read: {problem}"
         ) from problem
-    points = []
+    points = {}
     for live, pairs in visits.items():
-        time_s, power_W = (math.exp(statistics.fmean(pair[i] for pair in pairs)) for i in (0, 1))
-        error = max(LEAST_ERROR, WINDOW_ERROR / math.sqrt(len(pairs)))
-        points.append(EarlierPoint(live, time_s, power_W, error))
-    return Earlier(str(folder), setup, tuple(points))
+        time_s, power_W = (math.exp(statistics.fmean(each)) for each in zip(*pairs, strict=True))
+        points[live] = Studied(
+            time_s, power_W, max(LEAST_ERROR, WINDOW_ERROR / math.sqrt(len(pairs)))
+        )
+    return Earlier(str(folder), setup, points)
 
 
 class Record:
@@ -204,26 +199,16 @@ class Record:
         Raises:
             OSError: it cannot be written.
         """
-        if self.folder is None:
-            self.folder = self._make()
-            self._write({"schema": SCHEMA, **vars(self._setup), "ranks": ranks})
         figures = {"step_time_s": window.step_time_s, "power_W": window.power_W}
-        self._write({"epoch": epoch, "live": live.to_json(), "steps": window.steps, **figures})
-
-    def _make(self) -> Path:
-        number = 1
-        while True:
-            folder = self._wanted.with_name(f"{self._wanted.name}-{number}")
-            try:
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                folder.mkdir()
-            except FileExistsError:
-                number += 1
-            else:
-                return folder
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        assert self.folder is not None
+        lines = [{"epoch": epoch, "live": live.to_json(), "steps": window.steps, **figures}]
+        if self.folder is None:
+            for number in count(1):
+                folder = self._wanted.with_name(f"{self._wanted.name}-{number}")
+                with suppress(FileExistsError):
+                    folder.mkdir(parents=True)
+                    break
+            self.folder = folder
+            lines.insert(0, {"schema": SCHEMA, **vars(self._setup), "ranks": ranks})
         fd = open_plain(self.folder / FILE, os.O_CREAT | os.O_APPEND)
         with open(fd, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.writelines(json.dumps(each) + "\n" for each in lines)

@@ -1,8 +1,4 @@
-"""A training that follows a target of power: by its clock, on what it measures as it goes.
-
-The power at each setting is followed by its recent chunks, and that of other settings by the line
-between the logarithms of the nearest measured ones. The loss is accounted for as in tuning.
-"""
+"""A training that follows a target of power: by its clock, on what it measures as it goes."""
 
 from __future__ import annotations
 
@@ -12,22 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.online.bandit import Decision, OnlineTuner
-from tuner.online.promise import SURE, available_s
-from tuner.online.response import POWER
+from tuner.online.changes import Change
+from tuner.online.promise import SURE, UNLIMITED, available_s
 from tuner.online.windows import Chunk
 
 #: Distance that is kept below the target, and the least gain for which a faster setting is entered,
 #: in log power.
 MARGIN, WORTH = 0.006, 0.004
-#: Share of the log power between two measured settings that is added in the middle between them,
-#: and less towards each: until a setting is measured, it is taken for one that draws more.
-BEND = 0.1
-#: Chunks that a mean power remembers.
-MEMORY = 30
-#: Steepest exponent of the power by the clock, by which an unmeasured higher clock is judged.
-STEEP = 3.0
-#: Slowdown that stands for no limit.
-UNLIMITED = 1e6
+#: Standard deviations by which a setting is taken to draw more than is expected.
+CAUTION = 1.0
 #: Windows that the budget must allow for before the highest setting is left.
 ENTER = 4
 #: Periods of a constant target that are kept.
@@ -84,22 +73,23 @@ class PowerFollower(OnlineTuner):
         self.periods: list[Period] = []
         self.unmet: Unmet = ""
         self._limited = budget is not None
-        self._known: dict[int, tuple[float, int]] = {}  # mean log power and number of chunks
-        self._fresh_s = 0.0
 
     def add(self, chunk: Chunk) -> Decision:
         """Add whole steps that ran at the decided setting; return the decision for the next."""
-        setting, stalled_s = self.decision.setting, self.stalled_s
+        asked = self.periods[-1].target_W if self.periods else None
         self._record(chunk)
         super().add(chunk)
-        if self._fresh_s > 0:
-            self._fresh_s -= chunk.seconds
-        elif self.stalled_s == stalled_s and chunk.energy_J > 0:
-            self._observe(setting, math.log(chunk.energy_J / chunk.seconds))
-        self._go(self._decide())
-        if self.decision.setting != setting:
-            self._fresh_s = self._settle_s
+        if self.target_W != asked:
+            self._go(self._decide())
         return self.decision
+
+    def _restart(self, change: Change) -> None:
+        super()._restart(change)
+        # The window that told is of the new epoch, in which nothing else is known of the power.
+        window = self.window
+        assert window is not None
+        self._time.add(window.setting, self.windows - 1, window.step_time_s)
+        self._power.add(window.setting, self.windows - 1, window.power_W)
 
     def _record(self, chunk: Chunk) -> None:
         last = self.periods[-1] if self.periods else None
@@ -111,48 +101,21 @@ class PowerFollower(OnlineTuner):
         if self.target_W is not None and chunk.energy_J > self.target_W * chunk.seconds:
             last.beyond_s += chunk.seconds
 
-    def _observe(self, setting: int, log_W: float) -> None:
-        mean, count = self._known.get(setting, (log_W, 0))
-        change = (log_W - mean) / (min(count, MEMORY) + 1)
-        self._known[setting] = mean + change, count + 1
-        if count >= MEMORY / 2:  # what changes here changes the other settings, too
-            for each, (other, times) in self._known.items():
-                if each != setting:
-                    self._known[each] = other + change, times
-
-    def _expected(self, setting: int) -> float:
-        """Return the log power expected of a setting, on the safe side if it was not measured."""
-        if setting in self._known:
-            return self._known[setting][0]
-        faster = [each for each in self._known if each < setting]
-        slower = [each for each in self._known if each > setting]
-        x = self._x
-        if faster and slower:
-            a, b = max(faster), min(slower)
-            of_a, of_b = self._known[a][0], self._known[b][0]
-            share = (x[setting] - x[a]) / (x[b] - x[a])
-            bend = 4 * share * (1 - share) * BEND
-            return of_a + share * (of_b - of_a) + bend * abs(of_b - of_a)
-        if faster:
-            last = max(faster)
-            return self._known[last][0] + POWER.exponent * (x[setting] - x[last])
-        first = min(slower)
-        return self._known[first][0] + STEEP * (x[first] - x[setting])
-
     def _decide(self) -> Decision:
         """Return the fastest setting within the target, or the highest if the budget is spent."""
         usable = sorted({*self._settings} - self._barred)
-        if self.target_W is None or not self._known:
+        if self.target_W is None or not self._measured:
             self.unmet = ""
             return Decision(0, "choice")
-        here, most = self.decision.setting, math.log(self.target_W) - MARGIN
-        worth = (WORTH if each < here else 0.0 for each in usable)
-        fits = [
-            i for i, more in zip(usable, worth, strict=True) if self._expected(i) + more <= most
-        ]
+        here, most, views = self.decision.setting, math.log(self.target_W) - MARGIN, self._views()
+        drawn = {}
+        for each in usable:
+            mean, sd = views.power.value(each)
+            drawn[each] = mean + CAUTION * sd + (WORTH if each < here else 0.0)
+        fits = [each for each in usable if drawn[each] <= most]
         wanted = min(fits) if fits else usable[-1]
-        low = not fits and usable[-1] in self._known
-        high = wanted == 0 and self._expected(0) < most - 5 * MARGIN
+        low = not fits and usable[-1] in self._measured
+        high = wanted == 0 and drawn[0] < most - 5 * MARGIN
         self.unmet = "low" if low else "high" if high else ""
         if wanted and self._limited and not self._affordable(wanted):
             self.unmet = "budget"

@@ -8,14 +8,13 @@ estimates. What is not used of a limit is left for the steps to come.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from tuner.online.bandit import WORTH, Decision, OnlineTuner, _Views
+from tuner.online.bandit import WORTH, Decision, OnlineTuner
 from tuner.online.marks import Mark
-from tuner.online.promise import SURE
-from tuner.online.response import Studied
+from tuner.online.promise import SURE, UNLIMITED
+from tuner.online.response import Studied, Views
 from tuner.problem.constraints import Constraints, given_limits, limit_on
 from tuner.workload.meters import Meter, MeterError, Reading
 
@@ -25,8 +24,6 @@ RESERVE = 0.02
 TRIAL = 0.25
 #: Figures of the whole run that are limited.
 FIGURES = ("time_s", "energy_kJ")
-#: Slowdown that stands for no limit.
-UNLIMITED = 1e6
 
 #: Why a limit is not kept: it cannot be, or the training is longer than was stated.
 Missed = Literal["", "deadline", "budget", "length"]
@@ -45,34 +42,16 @@ MISSED = {
 }
 
 
-@dataclass(frozen=True)
-class RunLimits:
-    """Limits on the time and energy of a whole command.
-
-    Attributes:
-        deadline_s, energy_J: infinite: no limit.
-        started: the meter as it started; None if it could not be read.
-        length: returns the number of the training's steps, or None if it is unknown.
-    """
-
-    deadline_s: float
-    energy_J: float
-    started: Reading | None
-    length: Callable[[], int | None]
-
-    @classmethod
-    def of(
-        cls, given: Constraints, started: Reading | None, length: Callable[[], int | None]
-    ) -> RunLimits | None:
-        """Return the limits among these, or None if there are none."""
-        time_s, energy_kJ = (limit_on(name, given.limits) for name in FIGURES)
-        if time_s is None and energy_kJ is None:
-            return None
-        return cls(time_s or math.inf, 1000 * (energy_kJ or math.inf), started, length)
+def run_limits(given: Constraints) -> tuple[float, float] | None:
+    """Return the limits on the time (s) and energy (J) of a whole command; None without any."""
+    time_s, energy_kJ = (limit_on(name, given.limits) for name in FIGURES)
+    if time_s is None and energy_kJ is None:
+        return None
+    return time_s or math.inf, 1000 * (energy_kJ or math.inf)
 
 
 class LimitTuner(OnlineTuner):
-    """Choice of the live setting by limits on the whole run.
+    """Choice of the live setting by limits on the whole run (`run_limits`).
 
     Attributes:
         missed: which limit is not kept, as far as is known.
@@ -82,25 +61,23 @@ class LimitTuner(OnlineTuner):
         self,
         x: Sequence[float],
         *,
-        limits: RunLimits,
+        limits: tuple[float, float],
         window_s: float,
         settle_s: float,
-        studied: Sequence[Studied] = (),
+        studied: Mapping[int, Studied] | None = None,
     ) -> None:
         super().__init__(x, max_slowdown=0.0, window_s=window_s, settle_s=settle_s, studied=studied)
-        self._given = limits
-        self._limits = limits.deadline_s, limits.energy_J
-        self._timed, self._budgeted = map(math.isfinite, self._limits)
+        self._limits = limits
+        self._timed, self._budgeted = map(math.isfinite, limits)
         self._length, self._before = 0, (0.0, 0.0)
         self.missed: Missed = ""
 
-    def begin(self, first: Mark, now: Reading) -> None:
-        """Begin after this step, with what the command took until then.
+    def begin(self, first: Mark, now: Reading, then: Reading, steps: int | None) -> None:
+        """Begin after a step of so many, at `now`, with what the command took since `then`.
 
         Raises:
             LengthUnknown: the number of steps is unknown.
         """
-        steps, then = self._given.length(), self._given.started or now
         if steps is None:
             raise LengthUnknown(
                 "a deadline and an energy budget need the number of the training's steps, which "
@@ -109,7 +86,7 @@ class LimitTuner(OnlineTuner):
         self._length = steps - first.step
         self._before = now.time_s - then.time_s, now.energy_J - then.energy_J
 
-    def _rest(self, views: _Views, setting: int, sure: float) -> tuple[float, float]:
+    def _rest(self, views: Views, setting: int, sure: float) -> tuple[float, float]:
         """Return seconds and joules of the steps that are left at a setting."""
         total = self._total(self._earlier, SURE, views)
         stalls = total.seconds / max(total.seconds - self.stalled_s, 0.1 * total.seconds)
@@ -152,7 +129,7 @@ class LimitTuner(OnlineTuner):
             return Decision(trial, "trial")
         return Decision(choice, "choice")
 
-    def _pick(self, views: _Views, fits: Sequence[int], in_time: Sequence[int]) -> int:
+    def _pick(self, views: Views, fits: Sequence[int], in_time: Sequence[int]) -> int:
         """Return the best of the settings that fit, or of those that come nearest."""
         if fits and self._budgeted:
             return min(fits, key=lambda each: views.time.value(each)[0])
@@ -164,7 +141,7 @@ class LimitTuner(OnlineTuner):
             return self._choice
         return best
 
-    def _faster(self, views: _Views, choice: int, left: tuple[float, ...]) -> int | None:
+    def _faster(self, views: Views, choice: int, left: tuple[float, ...]) -> int | None:
         """Return an untried setting that is expected to be faster and to fit as well."""
         for each in self._settings:
             tried = each in self._measured or each in self._barred
@@ -187,10 +164,9 @@ def kept_limits(
     limits: Constraints, started: Reading | None, meter: Meter
 ) -> tuple[tuple[str, float, float], ...]:
     """Return each limit on the whole run, by name, with its value and what the run took."""
-    now = reading(meter)
-    if now is None or started is None:
-        return ()
-    spent = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
-    took = dict(zip(FIGURES, spent, strict=True))
+    now, took = reading(meter), dict[str, float]()
+    if now is not None and started is not None:
+        spent = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
+        took = dict(zip(FIGURES, spent, strict=True))
     given = given_limits(limits.limits)
     return tuple((row.name, value, took[row.figure]) for row, value in given if row.figure in took)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
+import queue
 import socket
-import time
+import threading
 from dataclasses import dataclass
 
 
@@ -26,7 +26,7 @@ class Mark:
 
 
 class Marks:
-    """Receiver of marks on a listening Unix socket.
+    """Receiver of marks on a listening Unix socket, which it shuts down at the end.
 
     Attributes:
         length: number of steps that the training takes, if its framework says it.
@@ -34,66 +34,49 @@ class Marks:
     """
 
     def __init__(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
         self.length: int | None = None
-        self._listener = listener
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._buffers: dict[socket.socket, bytes] = {}
-        self._ranks: dict[socket.socket, int] = {}
         self.pids: dict[int, int] = {}
-        self._busy_s: dict[tuple[int, int], float] = {}
+        self._listener = listener
+        self._marks: queue.SimpleQueue[Mark] = queue.SimpleQueue()
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self, timeout_s: float) -> list[Mark]:
         """Return the marks that arrive within this time, in the order of their arrival."""
-        marks: list[Mark] = []
-        until = time.monotonic() + timeout_s
-        while not marks and (left_s := until - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left_s):
-                if key.fileobj is self._listener:
-                    with contextlib.suppress(OSError):
-                        link, _ = self._listener.accept()
-                        link.setblocking(False)
-                        self._buffers[link] = b""
-                        self._selector.register(link, selectors.EVENT_READ)
-                elif isinstance(key.fileobj, socket.socket):
-                    marks += self._read(key.fileobj)
+        marks = []
+        with contextlib.suppress(queue.Empty):
+            marks.append(self._marks.get(timeout=timeout_s))
+            while True:
+                marks.append(self._marks.get_nowait())
         return marks
 
     def close(self) -> None:
-        """Close all connections."""
-        for link in self._buffers:
-            link.close()
-        self._selector.close()
+        """Accept no rank any more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
 
-    def _read(self, link: socket.socket) -> list[Mark]:
-        try:
-            text = link.recv(65536)
-        except BlockingIOError:
-            return []
-        except OSError:
-            text = b""
-        if not text:
-            self._selector.unregister(link)
-            del self._buffers[link]
-            link.close()
-            return []
-        *lines, self._buffers[link] = (self._buffers[link] + text).split(b"\n")
-        marks = []
-        for line in lines:
-            words = line.split()
-            with contextlib.suppress(ValueError, IndexError):  # a program may write here itself
-                if words[0] == b"hello":
-                    self._ranks[link] = int(words[1])
-                    self.pids[int(words[1])] = int(words[2])
-                elif words[0] == b"length" and link in self._ranks:
-                    self.length = int(words[1])
-                elif words[0] in (b"in", b"out") and link in self._ranks:
-                    at, time_s = (self._ranks[link], int(words[1])), float(words[2])
-                    sign = 1 if words[0] == b"out" else -1
-                    self._busy_s[at] = self._busy_s.get(at, 0.0) + sign * time_s
-                elif words[0] in (b"step", b"ready") and link in self._ranks:
-                    rank, step, ready = self._ranks[link], int(words[1]), words[0] == b"ready"
-                    busy_s = 0.0 if ready else self._busy_s.pop((rank, step), 0.0)
-                    marks.append(Mark(rank, step, float(words[2]), ready, busy_s))
-        return marks
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = self._listener.accept()
+                threading.Thread(target=self._read, args=(link,), daemon=True).start()
+
+    def _read(self, link: socket.socket) -> None:
+        """Read what a rank sends, until it ends."""
+        rank, busy_s = -1, dict[int, float]()
+        with contextlib.suppress(OSError), link, link.makefile("rb") as lines:
+            for line in lines:
+                words = line.split() if line.endswith(b"\n") else []
+                with contextlib.suppress(ValueError, IndexError):  # a program may write here itself
+                    if words[0] == b"hello":
+                        rank = int(words[1])
+                        self.pids[rank] = int(words[2])
+                    elif rank >= 0 and words[0] == b"length":
+                        self.length = int(words[1])
+                    elif rank >= 0 and words[0] in (b"in", b"out", b"step", b"ready"):
+                        kind, step, time_s = words[0], int(words[1]), float(words[2])
+                        if sign := {b"in": -1, b"out": 1}.get(kind, 0):
+                            busy_s[step] = busy_s.get(step, 0.0) + sign * time_s
+                        elif kind == b"ready":
+                            self._marks.put(Mark(rank, step, time_s, ready=True))
+                        else:
+                            self._marks.put(Mark(rank, step, time_s, busy_s=busy_s.pop(step, 0.0)))

@@ -21,11 +21,8 @@ class TuningOutcome:
     """Outcome of a training that was tuned while it ran.
 
     Attributes:
-        exit_code: of the command.
         max_slowdown: as promised; None: any was allowed.
         settings: what could be chosen; the first, "", is the machine as it was.
-        steps: steps that were tuned.
-        seconds_at: time at each setting, seconds.
         relative: step time and power of each setting over the first's, as estimated.
         ended: why the training was not tuned to its end; "" if it was.
         problem: the sentence of the error behind `ended`.

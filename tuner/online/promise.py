@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import add
 
-from tuner.online.response import Posterior
+from tuner.online.response import Views
 
+#: Slowdown that stands for no limit.
+UNLIMITED = 1e6
 #: Standard deviations to the upper end: one-sided 95 % is 1.64; the rest covers the model.
 SURE = 2.0
 #: Share of the allowance that is kept in reserve.
@@ -55,56 +58,45 @@ class Balance:
 
     seconds: float = 0.0
     energy_J: float = 0.0
-    lost_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    saved_J: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    lost_s: tuple[float, ...] = (0.0, 0.0, 0.0)
+    saved_J: tuple[float, ...] = (0.0, 0.0, 0.0)
     exploring_J: float = 0.0
 
     def __add__(self, other: Balance) -> Balance:
         # Ends are added as if all errors had one cause, which is the wider interval.
-        def total(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float, float]:
-            low, middle, high = (x + y for x, y in zip(a, b, strict=True))
-            return low, middle, high
-
         return Balance(
             self.seconds + other.seconds,
             self.energy_J + other.energy_J,
-            total(self.lost_s, other.lost_s),
-            total(self.saved_J, other.saved_J),
+            tuple(map(add, self.lost_s, other.lost_s)),
+            tuple(map(add, self.saved_J, other.saved_J)),
             self.exploring_J + other.exploring_J,
         )
 
     @property
-    def slowdown(self) -> tuple[float, float, float]:
+    def slowdown(self) -> tuple[float, ...]:
         """Slowdown of the run: (low, estimate, high)."""
-        low, middle, high = (lost_s / max(self.seconds - lost_s, 1e-9) for lost_s in self.lost_s)
-        return low, middle, high
+        return tuple(lost_s / max(self.seconds - lost_s, 1e-9) for lost_s in self.lost_s)
 
 
-def balance(spent: Spent, time: Posterior, power: Posterior, chosen: int, sure: float) -> Balance:
+def balance(spent: Spent, views: Views, chosen: int, sure: float) -> Balance:
     """Return the balance of an epoch; `sure` is the number of standard deviations of its ends."""
     lost, saved = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
     for setting, seconds in spent.seconds.items():
         if setting == 0:
             continue
-        slow, slow_sd = time.relative(setting)
-        less, less_sd = power.relative(setting)
-        both_sd = math.hypot(slow_sd, less_sd)
+        slow, slow_sd = views.time.relative(setting)
+        energy, energy_sd = views.energy(setting)
         for end, side in enumerate((-sure, 0.0, sure)):
             lost[end] += seconds * -math.expm1(-(slow + side * slow_sd))
-            more = math.expm1(min(-(slow + less - side * both_sd), 5.0))
+            more = math.expm1(min(-(energy - side * energy_sd), 5.0))
             saved[end] += spent.energy_J[setting] * more
-    exploring_J = 0.0
-    here = time.relative(chosen)[0] + power.relative(chosen)[0]
-    for setting, energy_J in spent.tried_J.items():
-        there = time.relative(setting)[0] + power.relative(setting)[0]
-        exploring_J += max(0.0, -energy_J * math.expm1(here - there))
-    return Balance(
-        sum(spent.seconds.values()),
-        sum(spent.energy_J.values()),
-        (lost[0], lost[1], lost[2]),
-        (saved[0], saved[1], saved[2]),
-        exploring_J,
+    here = views.energy(chosen)[0]
+    exploring_J = sum(
+        max(0.0, -energy_J * math.expm1(here - views.energy(setting)[0]))
+        for setting, energy_J in spent.tried_J.items()
     )
+    seconds, energy_J = (sum(each.values()) for each in (spent.seconds, spent.energy_J))
+    return Balance(seconds, energy_J, tuple(lost), tuple(saved), exploring_J)
 
 
 def available_s(seconds: float, lost_s: float, max_slowdown: float) -> float:

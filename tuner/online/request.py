@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.online.earlier import Earlier, earlier_of
-from tuner.online.limits import RunLimits
+from tuner.online.limits import run_limits
 from tuner.online.signal import Signal
 from tuner.problem.constraints import Constraints, Limits
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
@@ -65,7 +65,7 @@ class TuningRequest:
         )
 
     def __post_init__(self) -> None:
-        limits, of_run = self.limits, RunLimits.of(self.limits, None, lambda: None) is not None
+        limits, of_run = self.limits, run_limits(self.limits) is not None
         if of_run and (limits.max_slowdown is not None or limits.power_cap_W is not None):
             raise InputError(
                 "--deadline and --budget are kept without --max-slowdown and --power-cap; leave "
@@ -89,11 +89,8 @@ class TuningRequest:
     def max_slowdown(self) -> float | None:
         """Promised slowdown; None: any is allowed."""
         free = self.follow_power is not None or self.limits.limits
-        return (
-            DEFAULT_SLOWDOWN
-            if self.limits.max_slowdown is None and not free
-            else (self.limits.max_slowdown)
-        )
+        given = self.limits.max_slowdown
+        return DEFAULT_SLOWDOWN if given is None and not free else given
 
     def signal(self) -> Signal | None:
         """Return the target of power; None without one.

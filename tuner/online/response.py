@@ -74,7 +74,6 @@ class Studied:
         error: relative standard error of both figures.
     """
 
-    setting: int
     step_time_s: float
     power_W: float
     error: float = 0.01
@@ -86,6 +85,7 @@ class _Visits:
 
     values: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     numbers: deque[int] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    error: float | None = None  # of an earlier measurement
 
     @property
     def blocks(self) -> int:
@@ -124,14 +124,17 @@ class Response:
     Args:
         x: of each setting, the logarithm of the highest value over its own; 0 for the highest,
             which comes first.
+        studied: earlier values of settings, as an epoch before the first: (value, relative error).
     """
 
-    def __init__(self, x: Sequence[float], prior: Prior) -> None:
+    def __init__(
+        self, x: Sequence[float], prior: Prior, studied: Mapping[int, tuple[float, float]]
+    ) -> None:
         self._x = np.asarray(x, dtype=float)
         self._prior = prior
         self._common, self._own = self._kernels()
-        self._epochs: dict[int, dict[int, _Visits]] = {0: {}}
-        self._fixed: dict[tuple[int, int], float] = {}  # errors of studied figures
+        earlier = {i: _Visits(deque([math.log(y)]), deque([0]), e) for i, (y, e) in studied.items()}
+        self._epochs: dict[int, dict[int, _Visits]] = {-1: earlier, 0: {}}
         self._squares: deque[float] = deque(maxlen=PAIRS)
         self._slow_squares, self._slow_pairs = 3 * COMMON**2, 3.0
         self.epoch = 0
@@ -163,18 +166,9 @@ class Response:
         """Relative standard deviation of the slow noise that neighbouring windows share."""
         return math.sqrt(self._slow_squares / self._slow_pairs)
 
-    def studied(self, values: Mapping[int, tuple[float, float]]) -> None:
-        """Add earlier measurements, as an epoch before this one: (value, relative error)."""
-        self._epochs[-1] = {
-            setting: _Visits(deque([math.log(value)]), deque([0]))
-            for setting, (value, _) in values.items()
-        }
-        self._fixed |= {(-1, setting): error for setting, (_, error) in values.items()}
-
     def drop_studied(self) -> None:
         """Forget the earlier measurements."""
         self._epochs.pop(-1, None)
-        self._fixed.clear()
 
     def add(self, setting: int, number: int, value: float) -> None:
         """Add the mean of a window; `number` counts the windows of the run."""
@@ -210,7 +204,6 @@ class Response:
                 if not visits.values:
                     continue
                 count = len(visits.values)
-                fixed = self._fixed.get((epoch, setting))
                 slow = (SHARED if past else 1.0) * self.common**2 / visits.blocks
                 if epoch == self.epoch:
                     age = now - sum(visits.numbers) / count
@@ -219,7 +212,7 @@ class Response:
                 settings.append(setting)
                 epochs.append(epoch)
                 means.append(sum(visits.values) / count)
-                variances.append(fixed**2 if fixed is not None else variance)
+                variances.append(variance if visits.error is None else visits.error**2)
         return settings, epochs, np.asarray(means), np.asarray(variances)
 
     def posterior(self, now: int, *, past: bool = False) -> Posterior:
@@ -273,3 +266,17 @@ class Posterior:
         pick = np.zeros(len(self.mean))
         pick[setting] = pick[-1] = 1.0
         return float(pick @ self.mean), math.sqrt(max(0.0, float(pick @ self.covariance @ pick)))
+
+
+@dataclass(frozen=True)
+class Views:
+    """Posteriors of both quantities."""
+
+    time: Posterior
+    power: Posterior
+
+    def energy(self, setting: int) -> tuple[float, float]:
+        """Return mean and standard deviation of the log energy ratio to the highest setting."""
+        slow, slow_sd = self.time.relative(setting)
+        less, less_sd = self.power.relative(setting)
+        return slow + less, math.hypot(slow_sd, less_sd)

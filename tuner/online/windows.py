@@ -23,12 +23,7 @@ MEMORY = 15
 
 @dataclass(frozen=True)
 class Chunk:
-    """A few whole optimizer steps in a row at one setting.
-
-    Attributes:
-        steps: number of optimizer steps; from 1.
-        seconds, energy_J: of the same span.
-    """
+    """A few whole optimizer steps in a row at one setting."""
 
     steps: int
     seconds: float
@@ -42,12 +37,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Window:
-    """Mean step time and power of whole steps at one setting.
-
-    Attributes:
-        setting: index of the setting.
-        steps: number of steps that were measured.
-    """
+    """Mean step time and power of whole steps at one setting, by its index."""
 
     setting: int
     steps: int
