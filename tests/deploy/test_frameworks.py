@@ -34,9 +34,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         address = "/nowhere"
 
         def __init__(self, run: TunedBlock, *_: Any) -> None:
-            self._run = run
+            self._run, self.ready = run, self
 
-        def wait(self) -> None:
+        def wait(self, timeout_s: float) -> None:
             self._run.metrics = METRICS
 
         def close(self, code: int) -> None:

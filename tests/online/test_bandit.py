@@ -308,3 +308,12 @@ def test_longer_steps_for_good_are_no_stall() -> None:
 def test_a_counter_that_stands_still_gives_no_window() -> None:
     collector = WindowCollector(4.0, 0.0)
     assert not any(collector.add(Chunk(2, 1.0, 0.0)) for _ in range(20))
+
+
+@pytest.mark.parametrize("chunk_s", [0.5, 1.0, 3.0])
+def test_a_setting_whose_steps_are_longer_than_any_expectation_is_measured(chunk_s: float) -> None:
+    """Chunks of 1 s that are all too long were taken for stalls, six by six, without an end."""
+    collector = WindowCollector(8.0, 2.0)
+    collector.switch(1, longest_s=chunk_s / 10)
+    found = [collector.add(Chunk(1, chunk_s, 100 * chunk_s)) for _ in range(40)]
+    assert any(window is not None and window.step_time_s == chunk_s for window in found)

@@ -124,10 +124,9 @@ def live(limits: Constraints, said: list[str], steps: int | None) -> tuple[LiveT
     devices = Devices()
     tuning = LiveTuning(
         *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        TuningRequest(limits),
+        TuningRequest(limits, steps),
         say=said.append,
         started=devices.read(),
-        length=lambda: steps,
     )
     return tuning, devices
 

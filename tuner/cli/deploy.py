@@ -98,6 +98,9 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.online.command import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
+    from tuner.problem.file_starts import of_knobs
+    from tuner.search_spaces.declared import parse_knob
+    from tuner.search_spaces.knob_packs import load_pack
 
     what = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:
@@ -112,7 +115,9 @@ def _tune(args: argparse.Namespace) -> int:
         args.follow_power,
         _earlier(args),
         Path(args.runs_dir) / "tuned" if args.tune else None,
+        (*(k for pack in args.knobs for k in load_pack(pack).knobs), *map(parse_knob, args.knob)),
     )
+    require_trust(args, [*of_knobs(request.knobs)], "a file that you name")
     output = 2 if args.json else None  # with --json standard output is the answer alone
     say = say_of(args, "tuner: ")
     wanted = args.metrics_port is not None or args.metrics_file is not None
@@ -151,8 +156,8 @@ def _run(args: argparse.Namespace) -> int:
         return _tune(args)
     if given := given_options(args, Constraints, only=_OF_TUNING):
         raise InputError(f"{' and '.join(given)}: limits of a run are for --tune")
-    if args.transfer is not None:
-        raise InputError("--transfer is for --tune")
+    if args.transfer is not None or args.knob or args.knobs:
+        raise InputError("--transfer, --knob and --knobs are for --tune")
     if args.metrics_port is not None or args.metrics_file is not None:
         raise InputError("--metrics-port and --metrics-file are for --tune and --follow-power")
     from tuner.api import load_result
@@ -236,4 +241,4 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--metrics-file", metavar="FILE", help="the same in a file, while the training runs"
     )
-    add_shared(run, "--trust", "--quiet")
+    add_shared(run, "--knob", "--knobs", "--trust", "--quiet")

@@ -137,7 +137,7 @@ class _Training(Probe):
         """Set the clocks, and compare blocks of steps until the program ends."""
         ranks = self.launch.configuration.world_size
         live, knobs = self.request.live[0], self.node.job.knobs
-        applied = apply_live(self.governor, conductor, knobs, live, ranks=ranks)
+        applied = apply_live(self.governor, conductor.set_live, knobs, live, ranks=ranks)
         if isinstance(applied, NotApplied):
             raise ProbeFailed(Failure("not_taken", applied.message))
         try:

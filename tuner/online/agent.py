@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tuner.online.bandit import OnlineTuner
@@ -27,18 +28,20 @@ from tuner.online.metrics import Metrics
 from tuner.online.outcome import Ended, TuningOutcome
 from tuner.online.ranks import RankWatch
 from tuner.online.request import DEFAULT_SLOWDOWN, TuningRequest
-from tuner.online.settings import offers
+from tuner.online.settings import offers, with_declared
 from tuner.online.signal import Signal
 from tuner.online.stages import log_slowest, mean_value, stage_settings, stage_shares
 from tuner.online.windows import Chunk
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.base import Governor, GovernorError
+from tuner.workload.clocks.base import Governor, GovernorError, KnobRefused
+from tuner.workload.clocks.commands import CommandGovernor
 from tuner.workload.measure.stragglers import sentence
 from tuner.workload.meters import Meter, MeterError, Reading, open_meter
+from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import platform_of
-from tuner.workload.probe import SAME_CLOCK_MHZ
+from tuner.workload.probe import SAME_CLOCK_MHZ, NotApplied
 
 #: Steps after the start that belong to no chunk: compilation and caches.
 WARM_STEPS = 5
@@ -58,7 +61,7 @@ class LiveTuning:
         settings: the machine as it is, then the live settings to choose from.
         top: value of the settings' knob on the machine as it is.
         started: the meter as the command started; None if it could not be read.
-        length: returns the number of the training's steps, or None if it is unknown.
+        marks: of the ranks, which set the program's live knobs.
         say: receives a sentence for each thing worth one.
         report: receives metrics after each chunk of steps, with units in their names.
     """
@@ -75,10 +78,10 @@ class LiveTuning:
         signal: Signal | None = None,
         record: Record | None = None,
         started: Reading | None = None,
-        length: Callable[[], int | None] = lambda: None,
+        marks: Marks | None = None,
         report: Callable[[dict[str, float]], None] = lambda metrics: None,
     ) -> None:
-        self._knob, self._top = next(iter(settings[1])), top
+        self._knob, self._top = next(iter(settings[-1]), ""), top
         limits, most = run_limits(request.limits), request.max_slowdown
         self._kind: Callable[..., OnlineTuner]
         if signal is not None:
@@ -91,7 +94,7 @@ class LiveTuning:
             )
         self._governor, self._meter, self._signal, self._say = governor, meter, signal, say
         self._earlier, self._record, self._report = request.earlier, record, report
-        self._started, self._length = started, length
+        self._request, self._started, self._marks = request, started, marks
         self._said: dict[str, str] = {}
         self._choose_from(settings)
         self.refused: list[str] = []
@@ -106,14 +109,19 @@ class LiveTuning:
             self._say(sentence)
         self._said[about] = what
 
-    def _choose_from(self, settings: Sequence[Settings]) -> None:
-        """Begin with these settings, of which nothing is measured yet."""
+    def _choose_from(self, plain: Sequence[Settings]) -> None:
+        """Begin with these settings and all declared knobs, of which nothing is measured yet."""
+        knobs = self._request.knobs
+        present = self._marks.present if self._marks is not None else {}
+        self._plain, settings = plain, with_declared(plain, knobs, present)
         values = [setting.get(self._knob, self._top) for setting in settings]
         self.settings, self._values = settings, [mean_value(value) for value in values]
         given: dict[str, Any] = {"window_s": WINDOW_S, "settle_s": SETTLE_S}
         if self._earlier is not None and self._signal is None:
             top_MHz = self._top if self._knob == "clock_MHz" else 0.0
             given["studied"] = self._earlier.studied(settings, top_MHz)
+        if knobs:
+            given["declared"] = [tuple(s.get(knob.name) for knob in knobs) for s in settings]
         self.tuner = self._kind([log_slowest(value, self._top) for value in values], **given)
         self.tuner.stepwise = self._knob != "clock_MHz"
         self.seconds_at = [0.0] * len(settings)
@@ -123,7 +131,7 @@ class LiveTuning:
         shares = stage_shares(self._busy_s) if self._busy_s.keys() == self._ranks else ()
         if not shares or self._knob != "clock_MHz" or self._signal is not None:
             return
-        settings = stage_settings(self.settings, shares, self._governor.supported_clocks_MHz)
+        settings = stage_settings(self._plain, shares, self._governor.supported_clocks_MHz)
         work = ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
         try:
             self._governor.apply(settings[1], ranks=len(self._ranks))
@@ -150,12 +158,14 @@ class LiveTuning:
         if self._earlier is not None and setup and (why := self._earlier.why_not(setup)):
             self._earlier = None
             self._say(why)
-            self._choose_from(self.settings)
+        if self._earlier is not None or self._request.knobs:  # which are known by now
+            self._choose_from(self._plain)
         self._lower_stages()
         self._opened = mark, self._meter.read()
         if isinstance(self.tuner, LimitTuner):
             now = self._opened[1]
-            self.tuner.begin(mark, now, self._started or now, self._length())
+            stated = self._marks.length if self._marks is not None else None
+            self.tuner.begin(mark, now, self._started or now, self._request.steps or stated)
 
     def take(self, mark: Mark) -> None:
         """Take in a step's end; may set another clock.
@@ -190,7 +200,7 @@ class LiveTuning:
             {
                 "joulefront/step_time_s": seconds / steps,
                 "joulefront/power_W": energy_J / seconds,
-                f"joulefront/{self._knob}": self._values[ran_at],
+                f"joulefront/{self._knob or 'setting'}": self._values[ran_at],
                 "joulefront/saved_kJ": self.tuner.balance.saved_J[1] / 1000,
                 "joulefront/slowdown": self.tuner.balance.slowdown[1],
             }
@@ -237,7 +247,7 @@ class LiveTuning:
         """Return the fields of the outcome that it knows."""
         tuner = self.tuner
         return {
-            "settings": tuple(setting.short if setting else "" for setting in self.settings),
+            "settings": ("", *(setting.short for setting in self.settings[1:])),
             "steps": tuner.steps,
             "seconds_at": tuple(self.seconds_at),
             "relative": tuple(tuner.relative()),
@@ -247,10 +257,20 @@ class LiveTuning:
             "periods": tuple(tuner.periods) if isinstance(tuner, PowerFollower) else (),
         }
 
+    def _apply(self, setting: int) -> None:
+        """Put a setting in force, or raise an error: of a device, a command or the program."""
+        set_live = self._marks.set_live if self._marks is not None else lambda values: []
+        # GPUs that no rank uses are left alone.
+        done = apply_live(
+            *(self._governor, set_live, self._request.knobs, self.settings[setting]),
+            ranks=len(self._ranks),
+        )
+        if isinstance(done, NotApplied):
+            raise KnobRefused(done.message)
+
     def _set(self, setting: int) -> None:
         try:
-            # GPUs that no rank uses are left alone.
-            self._governor.apply(self.settings[setting], ranks=len(self._ranks))
+            self._apply(setting)
         except (GovernorError, InputError) as error:
             self._refuse(setting, str(error))
             return
@@ -276,6 +296,8 @@ class LiveTuning:
         self.tuner.bar(setting)
         self._governor.restore()
         self._in_force, self._unchecked = 0, False
+        if self.settings[0]:  # the program's own knobs
+            self._apply(0)
         if len(self.refused) >= REFUSALS:
             raise GovernorError(f"{len(self.refused)} settings were refused, the last: {why}")
 
@@ -299,7 +321,9 @@ def tune_training(
     signal, cluster = request.signal(), detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     platform = platform_of(cluster)
-    governor = platform.open_governor(replace(cluster, clock_control=True))
+    devices = platform.open_governor(replace(cluster, clock_control=True))
+    commands = [knob for knob in request.knobs if knob.set]
+    governor = CommandGovernor(devices, commands, Path.cwd()) if commands else devices
     with _closing(governor), closing(open_meter(cluster)) as meter:
         setup, earlier = Setup.of(cluster.device.name, meter.info), request.earlier
         if earlier is not None and (why := earlier.why_not(setup)):
@@ -308,6 +332,8 @@ def tune_training(
         record = Record(request.keep, setup) if request.keep is not None else None
         measured_MHz = earlier.clocks_MHz if earlier is not None else ()
         offered = offers(governor, every=signal is not None, measured_MHz=measured_MHz)
+        if request.knobs and not offered:
+            offered = [(1.0, [Settings()])]
         ended: Ended = "unmetered" if meter.info.estimated else ""
         problem = f"its energy is only estimated ({meter.info.source})" if ended else ""
         if not ended and not offered:
@@ -331,7 +357,7 @@ def tune_training(
                     signal=signal,
                     record=record,
                     started=started,
-                    length=lambda: request.steps or marks.length,
+                    marks=marks,
                     report=report,
                 )
                 ended, problem = _follow(ends, marks, ranks, metrics, live)

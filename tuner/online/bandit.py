@@ -17,7 +17,7 @@ from typing import Literal
 from tuner.online.changes import Change, ChangeDetector
 from tuner.online.promise import SURE, Balance, Spent, available_s, balance
 from tuner.online.response import POWER, STEP_TIME, Response, Studied, Views
-from tuner.online.windows import Chunk, Window, WindowCollector
+from tuner.online.windows import NEW_USUAL, Chunk, Window, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
 #: Windows at the highest setting at the start of the run and of each epoch.
@@ -34,6 +34,8 @@ STALE = 0.12
 WORTH, HOPE = 0.004, 0.01
 #: Windows that a setting beyond the promise must be affordable for to be entered.
 AFFORD = 20
+#: Share of the allowance that is saved for trials of values of which nothing is known.
+SAVED = 0.5
 #: Distance of step time or power, in logarithms, from which earlier measurements are of another job
 #: or device.
 UNLIKE = 0.1
@@ -56,6 +58,7 @@ class OnlineTuner:
         x: as of `tuner.online.response.Response`.
         max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
         studied: earlier measurements of settings; dropped if the job differs from them.
+        declared: as of `tuner.online.response.Response`.
 
     Attributes:
         steps, windows: done so far.
@@ -78,6 +81,7 @@ class OnlineTuner:
         window_s: float = 5.0,
         settle_s: float = 1.0,
         studied: Mapping[int, Studied] | None = None,
+        declared: Sequence[tuple[object, ...]] = (),
     ) -> None:
         if len(x) < 2:
             raise InvalidValue("settings", len(x), "at least two live settings to choose from")
@@ -88,7 +92,9 @@ class OnlineTuner:
         self._studied = earlier = dict(studied or {})
         times = {i: (each.step_time_s, each.error) for i, each in earlier.items()}
         powers = {i: (each.power_W, each.error) for i, each in earlier.items()}
-        self._time, self._power = Response(x, STEP_TIME, times), Response(x, POWER, powers)
+        self._time = Response(x, STEP_TIME, times, declared)
+        self._power = Response(x, POWER, powers, declared)
+        self._declared = declared or [()] * len(x)
         self.unlike: Change | None = None
         self.window: Window | None = None
         self._x, self._settings = tuple(x), range(len(x))
@@ -135,7 +141,8 @@ class OnlineTuner:
     def _go(self, decision: Decision) -> None:
         if decision.setting != self.decision.setting:
             mean, sd = self._time.posterior(self.windows).value(decision.setting)
-            self._collector.switch(decision.setting, math.exp(mean + SURE * sd))
+            patience = 2 if self._untried(decision.setting) else NEW_USUAL
+            self._collector.switch(decision.setting, math.exp(mean + SURE * sd), patience)
         if decision.reason == "choice":
             self._choice = decision.setting
         self.decision = decision
@@ -231,11 +238,14 @@ class OnlineTuner:
         left_s = available_s(total.seconds, total.lost_s[2], self.max_slowdown)
         if self._reference_due:
             return Decision(0, "reference")
-        choice = self._best(views, left_s)
+        # Part of the allowance is saved for values of which nothing is known.
+        untried = any(map(self._untried, {*self._settings} - self._barred))
+        saved_s = SAVED * available_s(total.seconds, 0.0, self.max_slowdown) if untried else 0.0
+        choice = self._best(views, left_s - saved_s)
         if self._stale(views, choice):
             self._reference_due = VISIT
             return Decision(0, "reference")
-        if (trial := self._hopeful(views, choice, left_s)) is not None:
+        if (trial := self._hopeful(views, choice, left_s, saved_s)) is not None:
             return Decision(trial, "trial")
         return Decision(choice, "choice")
 
@@ -251,8 +261,18 @@ class OnlineTuner:
         # Both end with a whole chunk, which may be one long step.
         settle_s = self._settle_s + self._chunk_s if setting != self.decision.setting else 0.0
         seconds = windows * (self._window_s + self._chunk_s) + settle_s
+        if setting not in self._measured and self._untried(setting):
+            return 2 * seconds  # nothing bounds how much it slows the steps
         lost_s = seconds * -math.expm1(-longest)
         return -available_s(seconds, lost_s, self.max_slowdown)
+
+    def _untried(self, setting: int) -> int:
+        """Return the number of values of declared knobs that no window of this run had."""
+        seen = [self._declared[each] for each in {0, *self._measured}]
+        return sum(
+            all(values[i] != value for values in seen)
+            for i, value in enumerate(self._declared[setting])
+        )
 
     def _allowed(self, views: Views, setting: int, left_s: float) -> bool:
         """Return True if the setting may be chosen for some time."""
@@ -284,21 +304,26 @@ class OnlineTuner:
             return True
         return views.time.relative(choice)[1] > STALE * self.max_slowdown + 0.0005
 
-    def _hopeful(self, views: Views, choice: int, left_s: float) -> int | None:
+    def _hopeful(
+        self, views: Views, choice: int, left_s: float, saved_s: float = 0.0
+    ) -> int | None:
         """Return the setting whose trial may save most, if it is affordable and worth it."""
         best, most = None, HOPE
         here = views.energy(choice)[0]
+        known = max((self._x[each] for each in self._measured), default=0.0)
+        deepest = min((x for x in self._x if x > known), default=math.inf)
         for each in self._settings:
             if each in (0, choice) or each in self._barred:
                 continue
-            if self.stepwise and each > 1 + max(self._measured, default=0):
-                break
+            if self._untried(each) > 1 or (self.stepwise and self._x[each] > deepest):
+                continue
             slow, slow_sd = views.time.relative(each)
             if slow - slow_sd > math.log1p(self.max_slowdown):
                 continue  # it could not be kept
             mean, sd = views.energy(each)
             worth = here - (mean - sd)
-            if sd > WORTH and worth > most and self._loss_s(views, each, 1) <= left_s:
+            able_s = left_s if self._untried(each) else left_s - saved_s
+            if sd > WORTH and worth > most and self._loss_s(views, each, 1) <= able_s:
                 best, most = each, worth
         if best is None and self._studied and self._measured == {0}:
             # Earlier measurements that let hope for nothing are checked once.

@@ -88,18 +88,18 @@ class Earlier:
         Args:
             top_MHz: clock of a setting that names none.
         """
-        least_sure_first = sorted(self.points.items(), key=lambda each: -each[1].error)
-        return {
-            at: studied
-            for live, studied in least_sure_first
-            for at in [i for i, each in enumerate(settings) if _same(each, live, top_MHz)][:1]
-        }
+        found: dict[int, Studied] = {}
+        for live, studied in sorted(self.points.items(), key=lambda each: -each[1].error):
+            same = (_same(each, live, settings[0], top_MHz) for each in settings)
+            if (at := next((i for i, is_same in enumerate(same) if is_same), None)) is not None:
+                found[at] = studied
+        return found
 
 
-def _same(one: Settings, other: Settings, top_MHz: float) -> bool:
+def _same(one: Settings, other: Settings, first: Settings, top_MHz: float) -> bool:
     if any(isinstance(value, tuple) for value in (*one.values(), *other.values())):
         return one == other
-    a, b = ({"clock_MHz": top_MHz, **settings} for settings in (one, other))
+    a, b = ({"clock_MHz": top_MHz, **first, **settings} for settings in (one, other))
     apart = abs(mean_value(a.pop("clock_MHz")) - mean_value(b.pop("clock_MHz")))
     return a == b and apart <= SAME_CLOCK_MHZ
 

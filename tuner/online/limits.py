@@ -8,13 +8,13 @@ estimates. What is not used of a limit is left for the steps to come.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from tuner.online.bandit import WORTH, Decision, OnlineTuner
 from tuner.online.marks import Mark
 from tuner.online.promise import SURE, UNLIMITED
-from tuner.online.response import Studied, Views
+from tuner.online.response import Views
 from tuner.problem.constraints import Constraints, given_limits, limit_on
 from tuner.workload.meters import Meter, MeterError, Reading
 
@@ -57,16 +57,8 @@ class LimitTuner(OnlineTuner):
         missed: which limit is not kept, as far as is known.
     """
 
-    def __init__(
-        self,
-        x: Sequence[float],
-        *,
-        limits: tuple[float, float],
-        window_s: float,
-        settle_s: float,
-        studied: Mapping[int, Studied] | None = None,
-    ) -> None:
-        super().__init__(x, max_slowdown=0.0, window_s=window_s, settle_s=settle_s, studied=studied)
+    def __init__(self, x: Sequence[float], *, limits: tuple[float, float], **given: Any) -> None:
+        super().__init__(x, max_slowdown=0.0, **given)
         self._limits = limits
         self._timed, self._budgeted = map(math.isfinite, limits)
         self._length, self._before = 0, (0.0, 0.0)

@@ -1,12 +1,25 @@
-"""Step marks that the ranks of a watched training send to the agent."""
+"""Step marks that the ranks of a watched training send to the agent, and the knobs that they set.
+
+The lines are those of `tuner.workload.hook.watch`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import socket
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from tuner.workload.clocks.base import KnobRefused
+
+#: Steps from the latest known one to a boundary where all ranks can stop: they may be further.
+AHEAD = (2, 8, 32)
+#: Longest wait for a rank's answer, which may take some steps, seconds.
+ANSWER_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -31,11 +44,16 @@ class Marks:
     Attributes:
         length: number of steps that the training takes, if its framework says it.
         pids: process of each rank.
+        present: values of the live knobs that the program registered; None of one it cannot read.
     """
 
     def __init__(self, listener: socket.socket) -> None:
         self.length: int | None = None
         self.pids: dict[int, int] = {}
+        self.present: dict[str, Any] = {}
+        self._steps: dict[int, int] = {}
+        self._links: dict[int, socket.socket] = {}
+        self._answers: queue.SimpleQueue[tuple[bytes, Any]] = queue.SimpleQueue()
         self._listener = listener
         self._marks: queue.SimpleQueue[Mark] = queue.SimpleQueue()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -48,6 +66,41 @@ class Marks:
             while True:
                 marks.append(self._marks.get_nowait())
         return marks
+
+    def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Let every rank set live knobs after the same step, and return what each answers.
+
+        Raises:
+            KnobRefused: the ranks did not come to one boundary.
+        """
+        for ahead in AHEAD:
+            stop = max(self._steps.values()) + ahead
+            self._send(f"stop {stop}")
+            told = self._all_told(b"at", stop)
+            if told:
+                self._send("set " + json.dumps(dict(values)))
+                told = self._all_told(b"set", stop)
+            self._send("go")
+            if told:
+                return told
+        raise KnobRefused("the ranks did not stop after one step to set a knob")
+
+    def _send(self, line: str) -> None:
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.sendall(line.encode() + b"\n")
+
+    def _all_told(self, what: bytes, stop: int) -> list[Any]:
+        """Return what each rank answers; [] if one is late, or answers nothing."""
+        told = list[Any]()
+        with contextlib.suppress(queue.Empty):
+            while len(told) < len(self._links):
+                kind, answer = self._answers.get(timeout=ANSWER_S)
+                if (kind, answer) == (b"late", stop):
+                    return []
+                if kind == what and (what == b"set" or answer == stop):
+                    told.append(answer)
+        return told if len(told) == len(self._links) else []
 
     def close(self) -> None:
         """Accept no rank any more."""
@@ -66,12 +119,19 @@ class Marks:
         with contextlib.suppress(OSError), link, link.makefile("rb") as lines:
             for line in lines:
                 words = line.split() if line.endswith(b"\n") else []
-                with contextlib.suppress(ValueError, IndexError):  # a program may write here itself
+                with contextlib.suppress(
+                    ValueError, LookupError, TypeError
+                ):  # a program may write here
                     if words[0] == b"hello":
                         rank = int(words[1])
                         self.pids[rank] = int(words[2])
+                        self._links[rank] = link
                     elif rank >= 0 and words[0] == b"length":
                         self.length = int(words[1])
+                    elif rank >= 0 and words[0] == b"knobs":
+                        self.present = dict(json.loads(line.partition(b" ")[2]))
+                    elif rank >= 0 and words[0] in (b"at", b"late", b"set"):
+                        self._answers.put((words[0], json.loads(line.partition(b" ")[2])))
                     elif rank >= 0 and words[0] in (b"in", b"out", b"step", b"ready"):
                         kind, step, time_s = words[0], int(words[1]), float(words[2])
                         if sign := {b"in": -1, b"out": 1}.get(kind, 0):
@@ -79,4 +139,6 @@ class Marks:
                         elif kind == b"ready":
                             self._marks.put(Mark(rank, step, time_s, ready=True))
                         else:
+                            self._steps[rank] = step
                             self._marks.put(Mark(rank, step, time_s, busy_s=busy_s.pop(step, 0.0)))
+        self._links.pop(rank, None)

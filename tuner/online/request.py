@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from tuner.online.earlier import Earlier, earlier_of
 from tuner.online.limits import run_limits
 from tuner.online.signal import Signal
 from tuner.problem.constraints import Constraints, Limits
+from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 
+#: Most combinations of values of declared knobs that one training tries.
+MOST_DECLARED = 12
 #: Promise of a tuned training that was given none.
 DEFAULT_SLOWDOWN = 0.05
 
@@ -40,6 +44,7 @@ class TuningRequest:
             instead.
         earlier: measurements to begin with; they are dropped if they are of another device or job.
         keep: folder for what is learned, to whose name a number is added.
+        knobs: declared live knobs that are tuned as well.
 
     Raises:
         InputError: they contradict each other, or a value is not allowed.
@@ -50,6 +55,7 @@ class TuningRequest:
     follow_power: str | float | None = None
     earlier: Earlier | None = None
     keep: Path | None = None
+    knobs: tuple[Knob, ...] = ()
 
     @classmethod
     def of(cls, options: TuningOptions) -> TuningRequest:
@@ -78,6 +84,19 @@ class TuningRequest:
             check_integer("steps", self.steps)
             if not of_run:
                 raise InputError("--steps is for --deadline and --budget of a tuned training")
+        for knob in check_knobs(self.knobs):
+            if not knob.live:
+                raise InputError(
+                    f"knob {knob.name!r} needs a new launch; a tuned training takes live knobs, "
+                    f"such as --knob live:{knob.name}=..."
+                )
+        if (count := math.prod(len(knob.values) for knob in self.knobs)) > MOST_DECLARED:
+            raise InputError(
+                f"the declared knobs have {count} combinations of values, and one training tries "
+                f"{MOST_DECLARED} at most; leave some out"
+            )
+        if self.knobs and not (self.follow_power is None and limits.power_cap_W is None):
+            raise InputError("a power is kept by clocks alone; leave out --knob and --knobs")
         if self.follow_power is not None and limits.limits:
             raise InputError("--follow-power keeps its target alone; leave out limits of --tune")
         if self.follow_power is not None and self.earlier is not None:

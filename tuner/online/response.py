@@ -38,6 +38,8 @@ WANDER = 0.0003
 #: Variance of slow noise over half that of the difference of neighbouring blocks, which share some
 #: of it: for an exponential correlation over one block, 1 / (1 - 1/e), of short visits 1.36 times.
 SHARED = 2.15
+#: Prior standard deviation of what a value of a declared knob changes at all clocks.
+DECLARED = 0.1
 #: Prior standard deviation of a level: unknown.
 LEVEL = 10.0
 
@@ -118,34 +120,47 @@ class _Visits:
         return sum((gap / whole) ** 2 * gap / part for gap, part in gaps)
 
 
+def _alike(a: Sequence[object], b: Sequence[object], today: Sequence[object]) -> int:
+    """Return the number of declared knobs that two settings set to the same other value."""
+    return sum(p == q != r for p, q, r in zip(a, b, today, strict=True))
+
+
 class Response:
     """Posterior of one quantity.
 
     Args:
         x: of each setting, the logarithm of the highest value over its own; 0 for the highest,
             which comes first.
+        declared: of each setting, the values of the declared knobs; today's come first.
         studied: earlier values of settings, as an epoch before the first: (value, relative error).
     """
 
     def __init__(
-        self, x: Sequence[float], prior: Prior, studied: Mapping[int, tuple[float, float]]
+        self,
+        x: Sequence[float],
+        prior: Prior,
+        studied: Mapping[int, tuple[float, float]],
+        declared: Sequence[tuple[object, ...]] = (),
     ) -> None:
         self._x = np.asarray(x, dtype=float)
         self._prior = prior
-        self._common, self._own = self._kernels()
+        self._common, self._own = self._kernels(declared)
         earlier = {i: _Visits(deque([math.log(y)]), deque([0]), e) for i, (y, e) in studied.items()}
         self._epochs: dict[int, dict[int, _Visits]] = {-1: earlier, 0: {}}
         self._squares: deque[float] = deque(maxlen=PAIRS)
         self._slow_squares, self._slow_pairs = 3 * COMMON**2, 3.0
         self.epoch = 0
 
-    def _kernels(self) -> tuple[Array, Array]:
+    def _kernels(self, declared: Sequence[tuple[object, ...]]) -> tuple[Array, Array]:
         x, prior = self._x, self._prior
         far = np.minimum(1.0, np.abs(x) / 0.2)
         near = np.exp(-0.5 * ((x[:, None] - x[None, :]) / 0.3) ** 2)
         bend = prior.deviation**2 * np.outer(far, far) * near
         line = np.outer(x, x)
         common = prior.exponent_sd**2 * line + bend
+        if declared:
+            alike = [[_alike(a, b, declared[0]) for b in declared] for a in declared]
+            common += DECLARED**2 * np.asarray(alike, dtype=float)
         return common, prior.epoch**2 * common
 
     @property

@@ -1,11 +1,15 @@
-"""Live settings to choose from: clocks, or power limits where no clock can be set."""
+"""Live settings to choose from: clocks, or power limits where no clock can be set, and declared
+live knobs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
+from typing import Any
 
 from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.declared import Knob
 from tuner.workload.clocks.base import Governor
 
 #: Values to choose from: so many, down to this share of the highest.
@@ -22,6 +26,31 @@ def offers(
     if len(limits := limit_settings(*governor.limit_range_W)) > 1:
         found.append((governor.limit_range_W[1], limits))
     return found
+
+
+def with_declared(
+    settings: Sequence[Settings], knobs: Sequence[Knob], present: Mapping[str, Any]
+) -> list[Settings]:
+    """Return the settings with each combination of values of declared knobs, today's first.
+
+    A knob that a command sets is named only by other values: else it goes back to what it was.
+
+    Args:
+        present: values of those that the program sets, as it reads them.
+    """
+    choices = []
+    for knob in knobs:
+        today, read = knob.baseline, present.get(knob.name)
+        if today is None:
+            read = read if isinstance(read, int | float | str) else knob.values[0]
+            today = next((each for each in knob.values if knob.reads_as(read, each)), read)
+        others = [{knob.name: each} for each in knob.values if each != today]
+        choices.append([{knob.name: today} if knob.by_script else {}, *others])
+    return [
+        Settings({key: value for part in (setting, *own) for key, value in part.items()})
+        for own in product(*choices)
+        for setting in settings
+    ]
 
 
 def limit_settings(low_W: float, high_W: float) -> list[Settings]:

@@ -58,12 +58,14 @@ class WindowCollector:
         self.stalled_s = 0.0  # time of stalled chunks beyond their usual steps
         self.switch(0, math.inf)
 
-    def switch(self, setting: int, longest_s: float) -> None:
+    def switch(self, setting: int, longest_s: float, patience: int = NEW_USUAL) -> None:
         """Begin anew under a setting; what was not yet a window is dropped.
 
         Args:
             longest_s: the step time, seconds, that is expected of it at most.
+            patience: number of longer chunks in a row from which on they are no stall.
         """
+        self._patience = patience
         self._setting, self._left_s, self._longest_s = setting, self._settle_s, longest_s
         self._usual: deque[float] = deque(maxlen=MEMORY)
         self._long: list[Chunk] = []
@@ -76,12 +78,13 @@ class WindowCollector:
             return None
         if self._stalls(chunk):
             self._long.append(chunk)
-            if len(self._long) < NEW_USUAL:
+            if len(self._long) < self._patience:
                 usual_s = statistics.median(self._usual) if self._usual else self._longest_s
                 self.stalled_s += chunk.seconds - chunk.steps * usual_s
                 return None
             # Not a stall: steps take longer from here on.
             self._usual.clear()
+            self._longest_s = max(each.step_time_s for each in self._long)
             self._chunks = self._long[:]
         else:
             self._chunks.append(chunk)

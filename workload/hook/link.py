@@ -159,7 +159,7 @@ class Link:
             if told := self._times.lines():
                 self.send(told[:-1])
             return
-        _finish_device_work()
+        finish_device_work()
         at_s = time.monotonic()
         told = self._times.all_lines()
         if self._phases:
@@ -258,7 +258,8 @@ def _own_devices(cuda: Any) -> list[int]:
     return _devices_with_tensors(cuda) or [cuda.current_device()]
 
 
-def _finish_device_work() -> None:
+def finish_device_work() -> None:
+    """Wait until this rank's devices have nothing left to do."""
     if cuda := _cuda_in_use():
         for index in _own_devices(cuda):
             cuda.synchronize(index)

@@ -1,34 +1,42 @@
 """Marks of a training that is tuned while it runs: each step's end, sent and never waited for.
 
-The training is the user's own: nothing of it is changed, and if the agent is gone, or does not keep
-up, marks are lost and the training goes on.
+The training is the user's own: nothing of it is changed but the live knobs that it registers, and
+if the agent is gone, or does not keep up, marks are lost and the training goes on.
+
+    rank to agent   hello RANK PID · length STEPS · knobs JSON (present values) · step N TIME ·
+                    ready N TIME · in/out N TIME (a stage's work) · at N (waiting) · late N ·
+                    set JSON (as read back)
+    agent to rank   stop N (wait after step N) · set JSON (values of live knobs) · go
 """
 
 import contextlib
 import functools
+import json
 import os
 import socket
 from typing import Any
 
-from . import engine, frames, state, watching
+from . import engine, frames, live_knobs, state, watching
 from .accumulation import Steering
-from .link import DeviceTimes
+from .link import DeviceTimes, finish_device_work
 
 #: Environment variable with the path of the agent's socket.
 ADDRESS = "JOULEFRONT_WATCH"
+#: Longest wait at a boundary for what the agent sets, seconds.
+WAIT_S = 30.0
 #: Steps in which the work of a pipeline's stages is timed, and the methods that do it.
 STAGED_STEPS = 5
 STAGES, CHUNKS = "torch.distributed.pipelining.stage", ("forward", "backward", "backward_weight")
 
 
 class Watch:
-    """One-way connection of a rank to the agent that tunes while it trains."""
+    """Connection of a rank to the agent that tunes while it trains."""
 
     def __init__(self, address: str, rank: int) -> None:
         self.steps = 0
         self._times = DeviceTimes()
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._owner = os.getpid()
+        self._owner, self._heard, self._stop = os.getpid(), b"", 0
         try:
             self._socket.connect(address)
         except OSError:
@@ -56,9 +64,43 @@ class Watch:
             return
         if self.steps == 1 and (length := watching.stated_length()):
             self._send(f"length {length['steps'] - length.get('done', 0)}\n")
+        if self.steps == 1 and (present := live_knobs.present()):
+            self._send(f"knobs {json.dumps(present, default=str)}\n")
         self._times.add(f"step {self.steps}")
         # The first time reads the device's clock, for which it must be idle once.
         self._send(self._times.all_lines() if self.steps == 1 else self._times.lines())
+        while asked := self._line(wait=False):
+            self._stop = int(asked.removeprefix("stop ")) if asked.startswith("stop ") else 0
+        if self._stop and self.steps >= self._stop:
+            self._change()
+
+    def _change(self) -> None:
+        """Wait at the boundary that was asked for, and set what the agent says, until it says go.
+
+        The others do not wait for a rank that is past it.
+        """
+        asked, self._stop = self._stop, 0
+        if self.steps > asked:
+            self._send(f"late {asked}\n")
+            return
+        finish_device_work()
+        self._send(f"at {asked}\n")
+        while (line := self._line(wait=True)).startswith("set "):
+            told = live_knobs.set_values(json.loads(line.removeprefix("set ")))
+            self._send(f"set {json.dumps(told, default=str)}\n")
+
+    def _line(self, *, wait: bool) -> str:
+        """Return the next line of the agent; "" if there is none, or none within WAIT_S."""
+        while self._socket is not None and b"\n" not in self._heard:
+            try:
+                self._socket.settimeout(WAIT_S if wait else 0.0)
+                if not (heard := self._socket.recv(4096)):
+                    return ""
+                self._heard += heard
+            except OSError:
+                return ""
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
 
     def close(self) -> None:
         """Send what is known, and end the connection."""

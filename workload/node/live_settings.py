@@ -7,24 +7,28 @@ the launch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
 from tuner.workload.clocks.base import Applied, Governor, KnobRefused
-from tuner.workload.measure.window import Conductor
 from tuner.workload.probe import NotApplied
 
 
 def apply_live(
     governor: Governor,
-    conductor: Conductor,
+    set_live: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
     knobs: Sequence[Knob],
     live: Settings,
     *,
     ranks: int,
 ) -> Applied | NotApplied:
-    """Put a live setting in force while the ranks wait at a boundary, and confirm it."""
+    """Put a live setting in force while the ranks wait at a boundary, and confirm it.
+
+    Args:
+        set_live: sets knobs by every rank's program, and returns what each answers.
+    """
     own = {knob.name: knob for knob in knobs if knob.by_script and knob.name in live}
     rest = Settings({name: value for name, value in live.items() if name not in own})
     try:
@@ -33,7 +37,7 @@ def apply_live(
         return NotApplied(live, str(refusal))
     if not own:
         return applied
-    told = conductor.set_live({name: knob.native(live[name]) for name, knob in own.items()})
+    told = set_live({name: knob.native(live[name]) for name, knob in own.items()})
     notes = list(applied.notes)
     for answer in told:
         if "refused" in answer:

@@ -329,7 +329,9 @@ class Probe:
         at = f" at {live.short}" if live else ""
         self._enter(f"measuring {number} of {max(number, len(self.request.live))}{at}")
         ranks = self.launch.configuration.world_size
-        applied = apply_live(self.governor, conductor, self.node.job.knobs, live, ranks=ranks)
+        applied = apply_live(
+            self.governor, conductor.set_live, self.node.job.knobs, live, ranks=ranks
+        )
         if isinstance(applied, NotApplied):
             self._missed.append(applied)
             return step_time_s
