@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.online.test_agent import TORCHRUN, gpus, run, tuner_run
+from tests.online.test_agent import TORCHRUN, Devices, gpus, run, tuner_run
 from tests.online.test_bandit import X, gpu, train
 from tuner.cli.main import main
 from tuner.online import marks as marks_module
-from tuner.online.agent import CHUNK_S
+from tuner.online.agent import CHUNK_S, LiveTuning
 from tuner.online.bandit import OnlineTuner
-from tuner.online.marks import Marks
+from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
-from tuner.online.settings import with_declared
+from tuner.online.settings import clock_settings, with_declared
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.base import KnobRefused
+from tuner.workload.clocks.base import Applied, KnobRefused
 from tuner.workload.hook import live_knobs
 from tuner.workload.hook.watch import Watch
 
@@ -194,6 +194,33 @@ def test_one_new_value_is_tried_at_a_time() -> None:
         assert len(new) <= (1 if seen else 2)
         seen.add(now)
     assert len(seen) > 3
+
+
+def test_a_value_that_is_refused_is_tried_at_no_other_clock_and_ends_nothing() -> None:
+    devices, said = Devices(), list[str]()
+    refused: list[Settings] = []
+    plain = devices.apply
+
+    def apply(live: Settings, *, ranks: int | None = None) -> Applied:
+        if live.get("governor") in ("b", "c", "d", "e"):
+            refused.append(live)
+            raise KnobRefused(f"the command that sets governor to {live['governor']} failed")
+        return plain(live, ranks=ranks)
+
+    devices.apply = apply  # type: ignore[method-assign]
+    governor = Knob(
+        "governor", tuple("abcde"), live=True, baseline="a", set=("./set.sh", "{value}")
+    )
+    live = LiveTuning(
+        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
+        TuningRequest(Constraints(max_slowdown=0.2), knobs=(governor,)),
+        say=said.append,
+    )
+    for number in range(6000):
+        live.take(Mark(0, number, devices.step()))
+    assert sorted(str(each["governor"]) for each in refused) == ["b", "c", "d", "e"]
+    assert len(said) == 4
+    assert devices.clock_MHz < 1400
 
 
 def test_settings_name_todays_values_first_and_leave_a_command_at_its_own() -> None:

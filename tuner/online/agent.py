@@ -272,7 +272,7 @@ class LiveTuning:
         try:
             self._apply(setting)
         except (GovernorError, InputError) as error:
-            self._refuse(setting, str(error))
+            self._refuse(setting, str(error), by_device=not isinstance(error, KnobRefused))
             return
         # A limit is read back as it is set.
         self._in_force, self._unchecked = setting, setting > 0 and self._knob == "clock_MHz"
@@ -290,14 +290,18 @@ class LiveTuning:
             reads = f"{self.settings[self._in_force].short} reads back as {delivered:.0f} MHz"
             self._refuse(self._in_force, reads)
 
-    def _refuse(self, setting: int, why: str) -> None:
-        self.refused.append(why)
+    def restore(self) -> None:
+        """Put back what stood before: by the devices, by commands, and by the program."""
+        self._in_force, self._unchecked = 0, False
+        self._governor.restore()
+        if self.settings[0]:
+            self._apply(0)
+
+    def _refuse(self, setting: int, why: str, *, by_device: bool = True) -> None:
+        self.refused += [why] if by_device else []
         self._say(f"{why}; the setting is not tried again")
         self.tuner.bar(setting)
-        self._governor.restore()
-        self._in_force, self._unchecked = 0, False
-        if self.settings[0]:  # the program's own knobs
-            self._apply(0)
+        self.restore()
         if len(self.refused) >= REFUSALS:
             raise GovernorError(f"{len(self.refused)} settings were refused, the last: {why}")
 
@@ -366,6 +370,8 @@ def tune_training(
             if ended:
                 tuned = "not tuned" if live is None else "not tuned any more"
                 say(f"{tuned}, and the training goes on: {problem}")
+                with contextlib.suppress(GovernorError, InputError):
+                    (live or governor).restore()
             not_restored = _restore(governor)
             _follow(ends, marks, ranks, metrics, None)
             code = _wait(ends)

@@ -119,7 +119,11 @@ class OnlineTuner:
         return self._collector.stalled_s
 
     def bar(self, setting: int) -> Decision:
-        """Take a setting that the devices refuse out of the choice; return what to set instead."""
+        """Take a setting that is refused out of the choice, and others of the same untried values;
+        return what to set instead."""
+        seen = {value for each in {0, *self._measured} for value in enumerate(self._declared[each])}
+        untried = {*enumerate(self._declared[setting])} - seen
+        self._barred |= {i for i in self._settings[1:] if untried & {*enumerate(self._declared[i])}}
         if setting:
             self._barred.add(setting)
         self._go(Decision(0, "reference"))
