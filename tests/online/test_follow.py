@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.online.events import event, fine
@@ -30,6 +31,7 @@ from tuner.online.outcome import TuningOutcome
 from tuner.online.request import TuningRequest
 from tuner.online.settings import clock_settings
 from tuner.online.signal import Signal, watts_of
+from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
@@ -211,6 +213,55 @@ def test_a_target_that_cannot_be_read_starts_nothing(
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 2
     assert captured.out == ""
+
+
+def _changed(kind: str, time_s: float) -> float:
+    """Factor of the power of a job of an adversary's: a jump, a drift, a swing."""
+    jump = 1.3 if time_s > 1500 else 1.0
+    swing = 1 + 0.1 * math.sin(2 * math.pi * time_s / 600)
+    return {"jump": jump, "drift": 1 + 0.2 * time_s / 3600, "swing": swing}.get(kind, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step_s", "exponent", "noise"),
+    [
+        ("constant", 0.5, 0.3, 0.01),
+        ("constant", 0.5, 5.0, 0.01),
+        ("constant", 0.5, 2.4, 0.08),
+        ("constant", 20.0, 2.4, 0.01),
+        ("jump", 0.5, 2.4, 0.01),
+        ("drift", 0.5, 2.4, 0.01),
+        ("swing", 0.5, 2.4, 0.01),
+    ],
+)
+def test_no_job_draws_more_than_its_target_for_long_or_much_less_without_need(
+    kind: str, step_s: float, exponent: float, noise: float
+) -> None:
+    clocks = np.linspace(1400, 400, 51)
+    follower = PowerFollower(
+        [math.log(1400 / clock) for clock in clocks], budget=None, window_s=8.0, settle_s=2.0
+    )
+    random, now_s, setting = np.random.default_rng(0), 0.0, 0
+    above_s = longest_s = spare_J = all_J = 0.0
+    target_W = 350 if exponent < 1 else 285
+    while now_s < 3600:
+        follower.target_W = target_W if now_s > 120 else None
+        time_s = step_s * (0.6 + 0.4 * 1400 / clocks[setting])
+        powers_W = (80 + 300 * (clocks / 1400) ** exponent) * _changed(kind, now_s)
+        steps = max(1, math.ceil(1 / time_s))
+        seconds = steps * time_s * math.exp(random.normal(0, noise))
+        energy_J = seconds * powers_W[setting] * math.exp(random.normal(0, noise))
+        above = now_s > 120 and powers_W[setting] > 1.005 * target_W
+        above_s = above_s + seconds if above else 0.0
+        longest_s = max(longest_s, above_s)
+        if now_s > 600:
+            best_W = max((each for each in powers_W if each <= target_W), default=powers_W[-1])
+            spare_J += (best_W - powers_W[setting]) * seconds
+            all_J += best_W * seconds
+        setting = follower.add(Chunk(steps, seconds, energy_J)).setting
+        now_s += seconds
+    assert longest_s <= max(40, 4 * step_s)
+    assert spare_J <= 0.03 * all_J
 
 
 def test_a_replayed_event_is_met_below_the_cap() -> None:

@@ -108,10 +108,10 @@ class PowerFollower(OnlineTuner):
             self.unmet = ""
             return Decision(0, "choice")
         here, most, views = self.decision.setting, math.log(self.target_W) - MARGIN, self._views()
-        drawn = {}
+        drawn, more = {}, max(0.0, self._power.lately(here))
         for each in usable:
             mean, sd = views.power.value(each)
-            drawn[each] = mean + CAUTION * sd + (WORTH if each < here else 0.0)
+            drawn[each] = mean + CAUTION * sd + more + (WORTH if each < here else 0.0)
         fits = [each for each in usable if drawn[each] <= most]
         wanted = min(fits) if fits else usable[-1]
         low = not fits and usable[-1] in self._measured

@@ -29,6 +29,8 @@ Array = npt.NDArray[np.float64]
 MEMORY = 40
 #: Epochs that are kept.
 EPOCHS = 4
+#: Windows that tell what is drawn lately.
+LATELY = 4
 #: Pairs of neighbouring windows by which their noise is estimated.
 PAIRS = 60
 #: Windows that are near enough in time to share slow noise, and the prior of its relative size.
@@ -253,6 +255,12 @@ class Response:
         response[:count] += mean
         response[count] += centre
         return Posterior(response, prior - gain @ across.T)
+
+    def lately(self, setting: int) -> float:
+        """Return how much its latest windows are above its mean, a logarithm; 0 if it has none."""
+        visits = self._epochs[self.epoch].get(setting)
+        values = list(visits.values) if visits is not None else []
+        return statistics.fmean(values[-LATELY:]) - statistics.fmean(values) if values else 0.0
 
     def returned(self, setting: int) -> bool:
         """Return True if a setting was measured in this epoch."""
