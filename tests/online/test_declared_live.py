@@ -223,6 +223,23 @@ def test_a_value_that_is_refused_is_tried_at_no_other_clock_and_ends_nothing() -
     assert devices.clock_MHz < 1400
 
 
+def test_a_knob_that_the_script_does_not_register_is_one_sentence(
+    ranks: Callable[..., Ranks],
+) -> None:
+    devices, said = Devices(), list[str]()
+    live = LiveTuning(
+        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
+        TuningRequest(knobs=(parse_knob("live:nap=1,2"), parse_knob("live:workers=0,2"))),
+        say=said.append,
+        marks=ranks(1).marks,
+    )
+    for number in range(20):
+        live.take(Mark(0, number, devices.step()))
+    assert said == ["the script registers no live knob 'nap' in its first step"]
+    assert live.settings[0] == Settings(workers=0)
+    assert len(live.settings) == 10
+
+
 def test_settings_name_todays_values_first_and_leave_a_command_at_its_own() -> None:
     governor = Knob("governor", ("a", "b"), live=True, baseline="a", set=("./set.sh", "{value}"))
     found = with_declared(

@@ -158,8 +158,14 @@ class LiveTuning:
         if self._earlier is not None and setup and (why := self._earlier.why_not(setup)):
             self._earlier = None
             self._say(why)
-        if self._earlier is not None or self._request.knobs:  # which are known by now
-            self._choose_from(self._plain)
+        knobs, present = self._request.knobs, self._marks.present if self._marks else {}
+        for knob in knobs:
+            if knob.by_script and knob.name not in present:
+                self._say(f"the script registers no live knob {knob.name!r} in its first step")
+                knobs = tuple(each for each in knobs if each is not knob)
+        self._request = replace(self._request, knobs=knobs)
+        if self._earlier is not None or self._plain != self.settings or knobs:
+            self._choose_from(self._plain)  # with what is known by now
         self._lower_stages()
         self._opened = mark, self._meter.read()
         if isinstance(self.tuner, LimitTuner):
