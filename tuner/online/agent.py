@@ -27,7 +27,7 @@ from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import Ended, TuningOutcome
 from tuner.online.ranks import RankWatch
-from tuner.online.request import DEFAULT_SLOWDOWN, TuningRequest
+from tuner.online.request import TuningRequest
 from tuner.online.settings import offers, with_declared
 from tuner.online.signal import Signal
 from tuner.online.stages import log_slowest, mean_value, stage_settings, stage_shares
@@ -49,7 +49,6 @@ WARM_STEPS = 5
 CHUNK_S, WINDOW_S, SETTLE_S = 1.0, 8.0, 2.0
 #: Refused settings after which the tuning ends.
 REFUSALS = 3
-
 #: What is said of devices whose clock is unknown.
 UNREAD = "the clock cannot be read back, so that a setting that is not in force goes unnoticed"
 
@@ -89,9 +88,7 @@ class LiveTuning:
         elif limits is not None:
             self._kind = partial(LimitTuner, limits=limits)
         else:
-            self._kind = partial(
-                OnlineTuner, max_slowdown=DEFAULT_SLOWDOWN if most is None else most
-            )
+            self._kind = partial(OnlineTuner, max_slowdown=most or 0.0)
         self._governor, self._meter, self._signal, self._say = governor, meter, signal, say
         self._earlier, self._record, self._report = request.earlier, record, report
         self._request, self._started, self._marks = request, started, marks
@@ -164,8 +161,7 @@ class LiveTuning:
                 self._say(f"the script registers no live knob {knob.name!r} in its first step")
                 knobs = tuple(each for each in knobs if each is not knob)
         self._request = replace(self._request, knobs=knobs)
-        if self._earlier is not None or self._plain != self.settings or knobs:
-            self._choose_from(self._plain)  # with what is known by now
+        self._choose_from(self._plain)  # with what is known by now
         self._lower_stages()
         self._opened = mark, self._meter.read()
         if isinstance(self.tuner, LimitTuner):
@@ -267,10 +263,8 @@ class LiveTuning:
         """Put a setting in force, or raise an error: of a device, a command or the program."""
         set_live = self._marks.set_live if self._marks is not None else lambda values: []
         # GPUs that no rank uses are left alone.
-        done = apply_live(
-            *(self._governor, set_live, self._request.knobs, self.settings[setting]),
-            ranks=len(self._ranks),
-        )
+        given = self._governor, set_live, self._request.knobs, self.settings[setting]
+        done = apply_live(*given, ranks=len(self._ranks))
         if isinstance(done, NotApplied):
             raise KnobRefused(done.message)
 
@@ -371,14 +365,12 @@ def tune_training(
                     report=report,
                 )
                 ended, problem = _follow(ends, marks, ranks, metrics, live)
-                if len(live.refused) < REFUSALS or _restore(governor):
+                if len(live.refused) < REFUSALS or _restore(live):
                     break
             if ended:
                 tuned = "not tuned" if live is None else "not tuned any more"
                 say(f"{tuned}, and the training goes on: {problem}")
-                with contextlib.suppress(GovernorError, InputError):
-                    (live or governor).restore()
-            not_restored = _restore(governor)
+            not_restored = _restore(live or governor)
             _follow(ends, marks, ranks, metrics, None)
             code = _wait(ends)
             kept = kept_limits(request.limits, started, meter)
@@ -441,10 +433,10 @@ def _closing(governor: Governor) -> Iterator[None]:
             governor.close()
 
 
-def _restore(governor: Governor) -> str:
+def _restore(what: Governor | LiveTuning) -> str:
     try:
-        governor.restore()
-    except GovernorError as error:
+        what.restore()
+    except (GovernorError, InputError) as error:
         return str(error)
     return ""
 

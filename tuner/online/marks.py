@@ -73,6 +73,8 @@ class Marks:
         Raises:
             KnobRefused: the ranks did not come to one boundary.
         """
+        if not self._links:
+            return []
         for ahead in AHEAD:
             stop = max(self._steps.values()) + ahead
             self._send(f"stop {stop}")
