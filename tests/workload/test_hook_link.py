@@ -81,7 +81,7 @@ def test_a_boundary_waits_for_the_devices_that_hold_tensors(
 ) -> None:
     cuda = Cuda(reserved)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    hook_link._finish_device_work()
+    hook_link.finish_device_work()
     assert cuda.synchronized == waited
     assert hook_link._peaks()["device_bytes"] == max(reserved)
 

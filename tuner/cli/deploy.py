@@ -241,4 +241,7 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--metrics-file", metavar="FILE", help="the same in a file, while the training runs"
     )
-    add_shared(run, "--knob", "--knobs", "--trust", "--quiet")
+    for flag, metavar in (("--knob", "live:NAME=VALUE,..."), ("--knobs", "FILE")):
+        text = "live knobs for --tune; repeatable"
+        run.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
+    add_shared(run, "--trust", "--quiet")
