@@ -27,7 +27,7 @@ PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 2 --dist worksteal
 
-.PHONY: run demo test everyday-shared everyday-alone check slow slow-shared slow-alone other-cpu all-knobs \
+.PHONY: run demo test everyday-shared everyday-alone check slow slow-shared slow-alone other-cpu all-knobs long \
     docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
@@ -105,7 +105,7 @@ slow-shared: install
 	$(PYTEST) $(SHARED) -m "slow and not ($(ALONE))"
 
 slow-alone: install
-	$(PYTEST) -m "slow and not all_knobs and ($(ALONE))"
+	$(PYTEST) -m "slow and not all_knobs and not long and ($(ALONE))"
 
 # The tests of search, results and study once more, on the oldest kernels of OpenBLAS: the same seed
 # makes the same search on every CPU.
@@ -116,6 +116,10 @@ other-cpu: install
 # Every configuration of the built-in training program; CI trains a covering sample of them.
 all-knobs: install
 	$(PYTEST) -m all_knobs
+
+# Trainings of minutes on the twin GPU node, whose clocks are tuned while they run.
+long: install
+	$(PYTEST) -m long
 
 docs: install
 	$(BIN)/python -m tuner.cli.reference > docs/cli.md

@@ -407,6 +407,7 @@ def test_a_script_trains_behind_the_hook_with_and_without_arguments(
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_hot_gpu_is_named_with_the_evidence(gpus: Any) -> None:
     gpus.set(1, heat_MHz=900)
@@ -492,6 +493,7 @@ def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(tmp_path: Path
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_stage_with_slack_runs_slower_and_the_step_takes_as_long(
     twin_node: Callable[..., TwinNode],

@@ -108,7 +108,7 @@ def test_where_nothing_is_metered_the_block_runs_and_its_error_comes_out(
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ranks: int) -> None:
     launch = [str(TORCHRUN), "--nproc-per-node", "2"] if ranks > 1 else [sys.executable]
     done = subprocess.run(
@@ -135,6 +135,7 @@ def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ra
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_block_begins_with_what_another_learned_and_one_follows_a_target(
     gpus: Any, tmp_path: Path
@@ -195,6 +196,7 @@ def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path)
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_training_goes_on_if_the_agent_is_killed(gpus: Any, tmp_path: Path) -> None:
     training = block(gpus, tmp_path / "out")

@@ -283,6 +283,7 @@ def test_knobs_without_tune_are_refused(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_real_training_is_faster_with_the_better_value_and_learns_the_same(gpus: Any) -> None:
     launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "1500", "0.05", "0.01"]

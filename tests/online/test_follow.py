@@ -315,6 +315,7 @@ def figure(path: Path, name: str) -> float:
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_real_training_follows_a_target_and_leaves_it_again(gpus: Any, tmp_path: Path) -> None:
     target, metrics = tmp_path / "watts", tmp_path / "a.prom"
