@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.online.test_agent import TRAIN, Devices
+from tests.online.test_agent import TRAIN, Devices, live_tuning
 from tests.online.test_bandit import CLOCKS, Outcome, World, X, gpu, train
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import WARM_STEPS, LiveTuning
 from tuner.online.limits import LengthUnknown, LimitTuner, run_limits
+from tuner.online.live import WARM_STEPS, LiveTuning
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
 from tuner.online.request import TuningRequest
-from tuner.online.settings import clock_settings
 from tuner.problem.constraints import Constraints
 from tuner.workload.meters import Reading
 
@@ -122,13 +121,7 @@ def test_settings_are_ordered_as_the_worlds_are() -> None:
 
 def live(limits: Constraints, said: list[str], steps: int | None) -> tuple[LiveTuning, Devices]:
     devices = Devices()
-    tuning = LiveTuning(
-        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        TuningRequest(limits, steps),
-        say=said.append,
-        started=devices.read(),
-    )
-    return tuning, devices
+    return live_tuning(devices, said, TuningRequest(limits, steps), started=devices.read()), devices
 
 
 def test_limits_count_from_the_start_of_the_command_and_are_told_once() -> None:

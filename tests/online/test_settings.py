@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.online.test_agent import TORCHRUN, TRAIN, run, tuner_run
-from tuner.online.agent import LiveTuning
+from tests.online.test_agent import TORCHRUN, TRAIN, live_tuning, run, tuner_run
 from tuner.online.command import tune
+from tuner.online.follow import PowerFollower
+from tuner.online.live import LiveTuning
 from tuner.online.marks import Mark
 from tuner.online.request import TuningRequest
 from tuner.online.settings import limit_settings, offers
@@ -72,14 +73,11 @@ class Limited:
 def trained(
     gpu: Limited, steps: int = 4000, target_W: float = 0, max_slowdown: float | None = 0.05
 ) -> tuple[LiveTuning, list[str], list[float]]:
-    ((top, settings),) = offers(gpu, every=False, measured_MHz=())  # type: ignore[arg-type]
+    (offer,) = offers(gpu, every=target_W > 0, measured_MHz=())  # type: ignore[arg-type]
     said, slowdowns = list[str](), list[float]()
-    live = LiveTuning(
-        *(gpu, gpu, settings, top),  # type: ignore[arg-type]
-        TuningRequest(Constraints(max_slowdown=max_slowdown, power_cap_W=target_W or None)),
-        say=said.append,
-        signal=Signal(target_W) if target_W else None,
-    )
+    request = TuningRequest(Constraints(max_slowdown=max_slowdown, power_cap_W=target_W or None))
+    signal = Signal(target_W) if target_W else None
+    live = live_tuning(gpu, said, request, offer=offer, signal=signal)
     for number in range(steps):
         live.take(Mark(0, number, gpu.step()))
         slowdowns.append(gpu.time_s / (0.5 * (number + 1)) - 1)
@@ -108,18 +106,64 @@ def test_limits_save_energy_within_the_promise_at_any_step(
 
 
 @pytest.mark.parametrize("bound", [0.2, 1.0])
-def test_a_target_is_followed_by_limits_within_the_promise_at_any_step(bound: float) -> None:
-    gpu = Limited(180.0, 390.0, bound)
-    live, _, slowdowns = trained(gpu, target_W=230.0)
+@pytest.mark.parametrize("idle_W", [60.0, 180.0, 210.0])
+def test_a_target_is_followed_by_limits_in_their_order_within_the_promise_at_any_step(
+    idle_W: float, bound: float
+) -> None:
+    """Near the idle power a limit slows the steps out of all proportion."""
+    gpu = Limited(idle_W, 390.0, bound)
+    live, said, slowdowns = trained(gpu, target_W=230.0)
     assert max(slowdowns) <= 0.05
     assert sum(live.seconds_at[1:]) > 100
+    tried = [400.0, *gpu.log]
+    assert all(limit >= 0.92 * min(tried[: i + 1]) for i, limit in enumerate(gpu.log))
+    assert said == ["230 W is not followed until the budget of slowdown allows it again"]
 
 
-def test_a_target_is_met_by_limits_where_any_slowdown_is_allowed() -> None:
+@pytest.mark.parametrize(
+    ("idle_W", "peak_W", "target_W"),
+    [(60.0, 390.0, 280.0), (195.0, 390.0, 230.0), (60.0, 260.0, 200.0), (190.0, 220.0, 205.0)],
+)
+def test_a_target_is_met_by_a_limit_no_lower_than_needed_where_any_slowdown_is_allowed(
+    idle_W: float, peak_W: float, target_W: float
+) -> None:
+    """Also where half of the limits do not bind."""
+    gpu = Limited(idle_W, peak_W, 1.0)
+    live, said, _ = trained(gpu, target_W=target_W, max_slowdown=None)
+    assert isinstance(live.tuner, PowerFollower)
+    assert 0.96 * target_W <= gpu.limit_W <= target_W
+    assert min(gpu.log) >= 0.92 * target_W
+    assert live.tuner.periods[0].beyond_s <= 60
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("target_W", "limit_W", "said"),
+    [
+        (90.0, 100.0, "90 W is less than the job can draw: it runs at the lowest setting"),
+        (500.0, 400.0, "500 W is more than the job draws: it runs at the highest setting"),
+    ],
+)
+def test_a_target_out_of_reach_of_the_limits_is_one_sentence(
+    target_W: float, limit_W: float, said: str
+) -> None:
     gpu = Limited(60.0, 390.0, 0.5)
-    live, said, _ = trained(gpu, target_W=280.0, max_slowdown=None)
-    assert gpu.limit_W <= 280.0
-    assert live.settings[live.tuner.decision.setting]["power_limit_W"] == 250
+    _, told, _ = trained(gpu, target_W=target_W, max_slowdown=None)
+    assert told == [said]
+    assert gpu.limit_W == limit_W
+
+
+def test_an_energy_budget_is_kept_by_limits_in_their_order() -> None:
+    gpu, said = Limited(60.0, 390.0, 0.5), list[str]()
+    ((top, settings),) = offers(gpu, every=False, measured_MHz=())  # type: ignore[arg-type]
+    budget = Constraints(budget_kJ=0.85 * 4000 * 0.5 * 0.39)
+    request, started = TuningRequest(budget, 4000), gpu.read()
+    live = live_tuning(gpu, said, request, offer=(top, settings), started=started)
+    for number in range(4000):
+        live.take(Mark(0, number, gpu.step()))
+    assert gpu.energy_J <= 1000 * (budget.budget_kJ or 0)
+    tried = [400.0, *gpu.log]
+    assert all(limit >= min(tried[: i + 1]) - 25 for i, limit in enumerate(gpu.log))
     assert said == []
 
 

@@ -34,6 +34,8 @@ STALE = 0.12
 WORTH, HOPE = 0.004, 0.01
 #: Windows that a setting beyond the promise must be affordable for to be entered.
 AFFORD = 20
+#: How far below the lowest measured setting one is tried where no law bounds its slowdown, in x.
+STEP = 0.07
 #: Share of the allowance that is saved for trials of values of which nothing is known.
 SAVED = 0.5
 #: Distance of step time or power, in logarithms, from which earlier measurements are of another job
@@ -59,6 +61,8 @@ class OnlineTuner:
         max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
         studied: earlier measurements of settings; dropped if the job differs from them.
         declared: as of `tuner.online.response.Response`.
+        stepwise: a setting is tried only just below one that was measured: how much it slows the
+            steps is bounded by no law, as a power limit that comes near the idle power.
 
     Attributes:
         steps, windows: done so far.
@@ -66,8 +70,6 @@ class OnlineTuner:
         changes: what was noticed, in order.
         unlike: in what the job differs from the earlier measurements, if they were dropped.
         decision: the setting that should be in force, and why.
-        stepwise: a setting is tried only below one that was measured: how much it slows the steps
-            is bounded by no law, as a power limit that comes near the idle power.
 
     Raises:
         InvalidValue: there are fewer than two settings, or the promise is negative.
@@ -82,6 +84,7 @@ class OnlineTuner:
         settle_s: float = 1.0,
         studied: Mapping[int, Studied] | None = None,
         declared: Sequence[tuple[object, ...]] = (),
+        stepwise: bool = False,
     ) -> None:
         if len(x) < 2:
             raise InvalidValue("settings", len(x), "at least two live settings to choose from")
@@ -111,7 +114,7 @@ class OnlineTuner:
         self.changes: list[Change] = []
         self.decision = Decision(0, "reference")
         self._choice = 0
-        self.stepwise = False
+        self._stepwise = stepwise
 
     @property
     def stalled_s(self) -> float:
@@ -278,6 +281,12 @@ class OnlineTuner:
             for i, value in enumerate(self._declared[setting])
         )
 
+    def _in_reach(self, setting: int, depth: float = STEP) -> bool:
+        """Return True if a setting is the next below the lowest measured one, or not far below."""
+        known = max((self._x[each] for each in self._measured), default=0.0)
+        below = min((x for x in self._x if x > known), default=math.inf)
+        return not self._stepwise or self._x[setting] <= max(below, known + depth)
+
     def _allowed(self, views: Views, setting: int, left_s: float) -> bool:
         """Return True if the setting may be chosen for some time."""
         if setting == 0:
@@ -314,12 +323,10 @@ class OnlineTuner:
         """Return the setting whose trial may save most, if it is affordable and worth it."""
         best, most = None, HOPE
         here = views.energy(choice)[0]
-        known = max((self._x[each] for each in self._measured), default=0.0)
-        deepest = min((x for x in self._x if x > known), default=math.inf)
         for each in self._settings:
             if each in (0, choice) or each in self._barred:
                 continue
-            if self._untried(each) > 1 or (self.stepwise and self._x[each] > deepest):
+            if self._untried(each) > 1 or not self._in_reach(each):
                 continue
             slow, slow_sd = views.time.relative(each)
             if slow - slow_sd > math.log1p(self.max_slowdown):
@@ -331,7 +338,7 @@ class OnlineTuner:
                 best, most = each, worth
         if best is None and self._studied and self._measured == {0}:
             # Earlier measurements that let hope for nothing are checked once.
-            usable = self._studied.keys() - self._barred
+            usable = filter(self._in_reach, self._studied.keys() - self._barred)
             able = [each for each in usable if self._loss_s(views, each, 1) <= left_s]
             best = max(able, default=0) or None
         return best

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from tuner.online.response import Studied
-from tuner.online.stages import mean_value
+from tuner.online.settings import mean_value
 from tuner.online.windows import Window
 from tuner.problem.batch_scaling import steps_a_job_step
 from tuner.problem.run_folder import RunFolder
@@ -67,14 +67,14 @@ class Earlier:
 
     def why_not(self, now: Setup) -> str:
         """Return why these are of no use for a training of this setup, or ""."""
-        then, why = self.setup, ""
+        then = self.setup
         if then.device != now.device:
-            why = f"it is of {then.device}, and this machine has {now.device}"
-        elif then.meter != now.meter:
-            why = f"it was metered by {then.meter}, and this training by {now.meter}"
-        elif now.ranks and then.ranks not in (0, now.ranks):
-            why = f"it is of {then.ranks} ranks, and this training has {now.ranks}"
-        return f"{self.name} is not used: {why}" if why else ""
+            return f"it is of {then.device}, and this machine has {now.device}"
+        if then.meter != now.meter:
+            return f"it was metered by {then.meter}, and this training by {now.meter}"
+        if now.ranks and then.ranks not in (0, now.ranks):
+            return f"it is of {then.ranks} ranks, and this training has {now.ranks}"
+        return ""
 
     @property
     def clocks_MHz(self) -> set[float]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tuner.online.bandit import Decision, OnlineTuner
+from tuner.online.bandit import STEP, Decision, OnlineTuner
 from tuner.online.changes import Change
 from tuner.online.promise import SURE, UNLIMITED, available_s
+from tuner.online.response import Views
 from tuner.online.windows import Chunk
 
 #: Distance that is kept below the target, and the least gain for which a faster setting is entered,
@@ -28,8 +29,8 @@ Unmet = Literal["", "low", "high", "budget"]
 
 #: What is said of a target that is not met.
 UNMET = {
-    "low": "is less than the job can draw: it runs at the lowest clock",
-    "high": "is more than the job draws: it runs at the highest clock",
+    "low": "is less than the job can draw: it runs at the lowest setting",
+    "high": "is more than the job draws: it runs at the highest setting",
     "budget": "is not followed until the budget of slowdown allows it again",
 }
 
@@ -56,7 +57,8 @@ class PowerFollower(OnlineTuner):
     """Choice of the fastest live setting within a target of power.
 
     Args:
-        budget: slowdown of the whole run that is allowed; None: any.
+        max_slowdown: of the whole run that is allowed; None: any.
+        given: as of `OnlineTuner`.
 
     Attributes:
         target_W: what may be drawn, by the meter's scope; None: no limit.
@@ -64,15 +66,14 @@ class PowerFollower(OnlineTuner):
         unmet: why the target is not met.
     """
 
-    def __init__(
-        self, x: Sequence[float], *, budget: float | None, window_s: float, settle_s: float
-    ) -> None:
-        most = UNLIMITED if budget is None else budget
-        super().__init__(x, max_slowdown=most, window_s=window_s, settle_s=settle_s)
+    def __init__(self, x: Sequence[float], *, max_slowdown: float | None, **given: Any) -> None:
+        super().__init__(
+            x, max_slowdown=UNLIMITED if max_slowdown is None else max_slowdown, **given
+        )
         self.target_W: float | None = None
         self.periods: list[Period] = []
         self.unmet: Unmet = ""
-        self._limited = budget is not None
+        self._limited = max_slowdown is not None
 
     def add(self, chunk: Chunk) -> Decision:
         """Add whole steps that ran at the decided setting; return the decision for the next."""
@@ -112,8 +113,9 @@ class PowerFollower(OnlineTuner):
         for each in usable:
             mean, sd = views.power.value(each)
             drawn[each] = mean + CAUTION * sd + more + (WORTH if each < here else 0.0)
-        fits = [each for each in usable if drawn[each] <= most]
-        wanted = min(fits) if fits else usable[-1]
+        reach = [each for each in usable if self._in_reach(each, self._depth(views, most))]
+        fits = [each for each in reach if drawn[each] <= most]
+        wanted = min(fits) if fits else reach[-1]
         low = not fits and usable[-1] in self._measured
         high = wanted == 0 and drawn[0] < most - 5 * MARGIN
         self.unmet = "low" if low else "high" if high else ""
@@ -121,6 +123,16 @@ class PowerFollower(OnlineTuner):
             self.unmet = "budget"
             return Decision(0, "choice")
         return Decision(wanted, "choice")
+
+    def _depth(self, views: Views, most: float) -> float:
+        """Return how far below the lowest measured setting one may be entered, in x."""
+        if self._limited:
+            return STEP
+        lowest = max(self._measured, key=self._x.__getitem__)
+        drawn, top = views.power.value(lowest)[0], views.power.value(0)[0]
+        # A limit that does not bind tells nothing of those below it, else power falls by the limit.
+        idle = self._x[lowest] if top - drawn < MARGIN else 0.0
+        return max(STEP, idle, drawn - most)
 
     def _affordable(self, setting: int) -> bool:
         views = self._views()

@@ -136,7 +136,7 @@ class LimitTuner(OnlineTuner):
     def _faster(self, views: Views, choice: int, left: tuple[float, ...]) -> int | None:
         """Return an untried setting that is expected to be faster and to fit as well."""
         for each in self._settings:
-            tried = each in self._measured or each in self._barred
+            tried = each in self._measured or each in self._barred or not self._in_reach(each)
             faster = views.time.value(each)[0] < views.time.value(choice)[0] - WORTH
             rest = self._rest(views, each, 0.0)
             if not tried and faster and all(a <= b for a, b in zip(rest, left, strict=True)):

@@ -99,10 +99,6 @@ class TuningRequest:
             raise InputError("a power is kept by clocks alone; leave out --knob and --knobs")
         if self.follow_power is not None and limits.limits:
             raise InputError("--follow-power keeps its target alone; leave out limits of --tune")
-        if self.follow_power is not None and self.earlier is not None:
-            raise InputError(
-                "--follow-power measures as it goes: it takes no run and no --transfer"
-            )
 
     @property
     def max_slowdown(self) -> float | None:

@@ -1,19 +1,32 @@
 """Live settings to choose from: clocks, or power limits where no clock can be set, and declared
-live knobs."""
+live knobs.
+
+Stages of a pipeline with slack run slower, in proportion to their work. A stage that computes for a
+share s of the slowest one's time runs at s of its clock: if its time grows as its clock falls, at
+most, it takes as long as the slowest. A schedule that computes the same micro-batches in every step
+needs one clock a stage; Perseus (arXiv 2312.06902) sets one for each computation, which takes
+clocks that switch within a micro-batch, as NVML's do not.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import Governor
 
 #: Values to choose from: so many, down to this share of the highest.
 VALUES, LOWEST = 8, 0.5
+#: Power limits to choose from where a power is followed.
+FINE = 48
+#: Share of the slowest stage's time above which a stage has no slack: steps vary as much.
+FULL = 0.95
 
 
 def offers(
@@ -23,7 +36,7 @@ def offers(
     found: list[tuple[float, list[Settings]]] = []
     if len(clocks := clock_settings(governor, every=every, measured_MHz=measured_MHz)) > 1:
         found.append((governor.supported_clocks_MHz[-1], clocks))
-    if len(limits := limit_settings(*governor.limit_range_W)) > 1:
+    if len(limits := limit_settings(*governor.limit_range_W, every=every)) > 1:
         found.append((governor.limit_range_W[1], limits))
     return found
 
@@ -53,10 +66,14 @@ def with_declared(
     ]
 
 
-def limit_settings(low_W: float, high_W: float) -> list[Settings]:
-    """Return the machine as it is, then falling power limits in whole watts."""
-    least = max(low_W, LOWEST * high_W)
-    spread = [high_W - (high_W - least) * (i + 1) / VALUES for i in range(VALUES)]
+def limit_settings(low_W: float, high_W: float, *, every: bool = False) -> list[Settings]:
+    """Return the machine as it is, then falling power limits in whole watts.
+
+    Args:
+        every: down to the lowest, and closer together.
+    """
+    least, count = (low_W, FINE) if every else (max(low_W, LOWEST * high_W), VALUES)
+    spread = [high_W - (high_W - least) * (i + 1) / count for i in range(count)]
     watts = sorted({math.ceil(each) for each in spread} - {math.ceil(high_W)}, reverse=True)
     return [Settings(), *(Settings(power_limit_W=each) for each in watts)]
 
@@ -81,3 +98,44 @@ def clock_settings(
         near = {each for each in clocks for clock in measured_MHz if abs(each - clock) <= 1}
         offered = sorted({*offered, *(each for each in near if least <= each < top)}, reverse=True)
     return [Settings(), *(Settings(clock_MHz=clock) for clock in offered)]
+
+
+def mean_value(value: Value) -> float:
+    """Return a setting's value, or the mean of the stages' values."""
+    return statistics.fmean(map(float, value if isinstance(value, tuple) else [value]))
+
+
+def log_slowest(value: Value, top: float) -> float:
+    """Return the logarithm of the slowdown that a value causes at most: 0 for the highest.
+
+    A path through the schedule holds each stage's work once at most, and is no shorter than the
+    slowest stage's before: stages slowed by 1/s lengthen it by their work, s (1/s - 1) each.
+    """
+    values = [float(each) for each in (value if isinstance(value, tuple) else [value])]
+    high = max(values)
+    return math.log(top / high) + math.log1p(sum(1 - each / high for each in values))
+
+
+def stage_shares(busy_s: Mapping[int, Sequence[float]]) -> tuple[float, ...]:
+    """Return the work of each rank as a share of the slowest one's; () if none has slack."""
+    work_s = [statistics.median(busy_s[rank]) for rank in sorted(busy_s)]
+    most_s = max(work_s, default=0.0)
+    shares = tuple(1.0 if each > FULL * most_s else each / most_s for each in work_s)
+    return shares if len(shares) > 1 and min(shares) < 1 else ()
+
+
+def stage_settings(
+    settings: Sequence[Settings], shares: Sequence[float], clocks_MHz: Sequence[int]
+) -> list[Settings]:
+    """Return settings with the clocks of stages by their shares; the machine's own stays first.
+
+    Each is rounded up to one of `clocks_MHz`, which ascend.
+    """
+    top = clocks_MHz[-1]
+    found = [settings[0]]
+    for high in (top, *(setting["clock_MHz"] for setting in settings[1:])):
+        least = [share * float(str(high)) for share in shares]
+        found.append(
+            Settings(clock_MHz=tuple(next(c for c in clocks_MHz if c >= low) for low in least))
+        )
+    return found
