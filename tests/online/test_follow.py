@@ -24,12 +24,11 @@ from benchmarks.online.tables import Problem, problems
 from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices, live_tuning
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.follow import Period, PowerFollower
+from tuner.online.follow import Period, PowerFollower, Signal, watts_of
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
 from tuner.online.request import TuningRequest
 from tuner.online.settings import clock_settings
-from tuner.online.signal import Signal, watts_of
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError

@@ -12,12 +12,11 @@ import pytest
 
 from tests.online.test_agent import TORCHRUN, TRAIN, live_tuning, run, tuner_run
 from tuner.online.command import tune
-from tuner.online.follow import PowerFollower
+from tuner.online.follow import PowerFollower, Signal
 from tuner.online.live import LiveTuning
 from tuner.online.marks import Mark
 from tuner.online.request import TuningRequest
 from tuner.online.settings import limit_settings, offers
-from tuner.online.signal import Signal
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings

@@ -22,6 +22,10 @@ ENDED: Mapping[str, str] = {
 }
 
 
+#: Targets of power, and changes, that are shown one by one.
+SHOWN = 12
+
+
 def tuning_lines(outcome: TuningOutcome) -> list[str]:
     """Return the outcome as sentences: saving, exploring, promise, changes, failures."""
     lines = []
@@ -37,9 +41,9 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
         )
         less, slowdown, more = balance.slowdown
         lost = f"Slowdown {100 * slowdown:.1f} % [{100 * less:.1f}, {100 * more:.1f}] %"
+        promise = f"{100 * (outcome.max_slowdown or 0):g} %"
         if outcome.max_slowdown is not None:
             word = "kept" if outcome.kept else "broken"
-            promise = f"{100 * outcome.max_slowdown:g} %"
             lost += f": the promise of at most {promise} was {word}"
         explored = 100 * balance.exploring_J / balance.energy_J
         said = "" if outcome.periods else f" Exploring cost {explored:.1f} % of the energy."
@@ -52,15 +56,22 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             if seconds > 0.01 * balance.seconds
         ]
         lines.append(f"Time at each setting: {', '.join(named)}.")
-        if outcome.record is not None:
+        learned = any(outcome.seconds_at[1:])
+        if not (learned or outcome.ended or outcome.max_slowdown is None or outcome.periods):
+            lines.append(
+                f"No lower setting was tried: a slowdown of {promise} left no time for it."
+            )
+        if outcome.record is not None and learned:
             lines.append(f"To begin the next run with this: --transfer {outcome.record}")
     elif not outcome.ended:
         lines.append("The training ended before its steps could be measured.")
-    for change in outcome.changes:
-        lines.append(
-            f"Change noticed after {change.step} steps: {change.quantity} "
-            f"{100 * change.relative:+.0f} %."
-        )
+    lines += [
+        f"Change noticed after {change.step} steps: {change.quantity} "
+        f"{100 * change.relative:+.0f} %."
+        for change in outcome.changes[:SHOWN]
+    ]
+    if (more := len(outcome.changes) - SHOWN) > 0:
+        lines.append(f"{more} more changes were noticed (see --json).")
     lines += [_limit_line(*limit) for limit in outcome.limits]
     lines += ranks_lines(outcome.ranks, outcome.stragglers)
     if outcome.not_restored:
@@ -90,14 +101,17 @@ def _limit_line(name: str, limit: float, took: float) -> str:
 
 def _period_lines(outcome: TuningOutcome) -> list[str]:
     """Return what was asked and delivered, for targets of power."""
-    lines = []
-    for period in outcome.periods:
-        if period.target_W is not None and period.seconds > 0:
-            lines.append(
-                f"Asked {period.target_W:g} W for {duration(period.seconds)}: "
-                f"{period.energy_J / period.seconds:.0f} W delivered, "
-                f"{duration(period.beyond_s)} of it above the target."
-            )
+    asked = [each for each in outcome.periods if each.target_W is not None and each.seconds > 0]
+    lines = [
+        f"Asked {period.target_W:g} W for {duration(period.seconds)}: "
+        f"{period.energy_J / period.seconds:.0f} W delivered, "
+        f"{duration(period.beyond_s)} of it above the target."
+        for period in asked[:SHOWN]
+    ]
+    if more := asked[SHOWN:]:
+        above = duration(sum(period.beyond_s for period in more))
+        time = duration(sum(period.seconds for period in more))
+        lines.append(f"{len(more)} more targets for {time}, {above} of it above them (see --json).")
     return lines
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,20 +21,92 @@ from pathlib import Path
 from tuner.online.earlier import Record, Setup
 from tuner.online.limits import LengthUnknown, kept_limits, reading
 from tuner.online.live import REFUSALS, LiveTuning, Training
-from tuner.online.marks import Marks
+from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import Ended, TuningOutcome
-from tuner.online.ranks import RankWatch
 from tuner.online.request import TuningRequest
 from tuner.online.settings import offers
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.clocks.commands import CommandGovernor
-from tuner.workload.measure.stragglers import sentence
-from tuner.workload.meters import MeterError, open_meter
+from tuner.workload.measure.stragglers import (
+    KEPT,
+    Arrivals,
+    RankState,
+    Straggler,
+    device_state,
+    sentence,
+    stragglers,
+)
+from tuner.workload.meters import Meter, MeterError, open_meter
+from tuner.workload.meters.gpus import device_states
+from tuner.workload.node.device_watch import more_faults
+from tuner.workload.node.host_watch import HostWatch
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import platform_of
+from tuner.workload.platforms.base import Platform
+
+#: Time between two looks at devices and processes, and between two judgements, seconds.
+LOOK_S, JUDGE_S = 1.0, 10.0
+
+
+class RankWatch:
+    """Watch of the ranks of one training: for which of them do the others wait, and why?
+
+    `found` is called with each straggler when it is first found.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        platform: Platform,
+        found: Callable[[Straggler], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stragglers: dict[int, Straggler] = {}
+        self.last: dict[int, RankState] = {}
+        self._meter, self._platform, self._found, self._clock = meter, platform, found, clock
+        self._faults = platform.faults()
+        self._arrivals, self._host = Arrivals(), HostWatch(kept=KEPT)
+        self._devices: deque[dict[int, dict[str, float]]] = deque(maxlen=KEPT)
+        self._looked_s = self._judged_s = clock()
+        self._ranks: set[int] = set()
+
+    def take(self, mark: Mark) -> None:
+        """Take in a mark of a rank."""
+        self._ranks.add(mark.rank)
+        if mark.ready:
+            self._arrivals.add(mark.rank, mark.step, mark.time_s)
+
+    def look(self, pids: Mapping[int, int]) -> None:
+        """Look at devices and processes, and judge, if it is time."""
+        now_s = self._clock()
+        if len(self._ranks) < 2 or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        self._host.read(pids)
+        with contextlib.suppress(MeterError):  # the tuning tells
+            self._devices.append(device_states(self._meter.sample()))
+        if now_s - self._judged_s >= JUDGE_S:
+            self._judged_s = now_s
+            self.last = self._states()
+            for each in stragglers(self._arrivals, self.last):
+                rank = each.state.rank
+                new = rank not in self.stragglers
+                self.stragglers[rank] = each
+                if new:
+                    self._found(each)
+
+    def _states(self) -> dict[int, RankState]:
+        faults = more_faults(self._faults, self._platform.faults())
+        uuids = list(self._faults)
+        found = {}
+        for rank in sorted(self._ranks):
+            state = device_state(rank, rank, self._devices)
+            more = faults.get(uuids[rank], {}) if rank < len(uuids) else {}
+            found[rank] = replace(self._host.state(state), faults=more)
+        return found
 
 
 def tune_training(
@@ -66,7 +139,8 @@ def tune_training(
     ):
         setup = Setup.of(cluster.device.name, meter.info)
         training = Training(request, meter, marks, say, report, signal)
-        training.check(setup)
+        if request.earlier is not None:
+            training.leave_out(request.earlier, request.earlier.why_not(setup))
         if request.keep is not None:
             training.record = Record(request.keep, setup)
         if metrics is None:
@@ -78,8 +152,8 @@ def tune_training(
         follow = partial(_follow, ends, marks, ranks, metrics)
         live, ended, problem = _tune(training, governor, follow)
         if ended:
-            tuned = "not tuned" if live is None else "not tuned any more"
-            say(f"{tuned}, and the training goes on: {problem}")
+            more = " any more" if live is not None and any(live.seconds_at) else ""
+            say(f"not tuned{more}, and the training goes on: {problem}")
         not_restored = _restore(live or governor)
         follow(None)
         return TuningOutcome(
@@ -102,7 +176,6 @@ def _tune(
     governor: Governor,
     follow: Callable[[LiveTuning], tuple[Ended, str]],
 ) -> tuple[LiveTuning | None, Ended, str]:
-    """Tune until the command ends, or nothing can be set any more; return why that is."""
     info, earlier = training.meter.info, training.request.earlier
     if info.estimated:
         return None, "unmetered", f"its energy is only estimated ({info.source})"
@@ -130,7 +203,6 @@ def _follow(
     metrics: Metrics,
     live: LiveTuning | None,
 ) -> tuple[Ended, str]:
-    """Watch the ranks until the command ends, and tune; return why it was not tuned to its end."""
     try:
         while ends() is None:
             for mark in marks.wait(0.5):
@@ -155,7 +227,7 @@ def _follow(
 
 @contextlib.contextmanager
 def _closing(governor: Governor) -> Iterator[None]:
-    """Close a governor at the end; what it cannot put back ends no training with an error."""
+    # What it cannot put back ends no training with an error.
     try:
         yield
     finally:
@@ -172,7 +244,7 @@ def _restore(what: Governor | LiveTuning) -> str:
 
 
 def _wait(ends: Callable[[], int | None]) -> int:
-    """Wait for the end of the command, which alone decides on an interrupt."""
+    # The command alone decides on an interrupt.
     while True:
         with contextlib.suppress(KeyboardInterrupt):
             if (code := ends()) is not None:

@@ -35,10 +35,10 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
     prefix, assigned = [sys.executable], {}
     if launcher is not None:
         if launcher.kind not in LAUNCHERS or launcher.nodes > 1:
+            what = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
             raise InputError(
-                f"--tune does not start {launcher.kind or 'this launcher'} jobs of "
-                f"{launcher.nodes} nodes; it tunes torchrun, deepspeed and accelerate jobs and "
-                "plain scripts on one node"
+                f"--tune cannot tune a job of {what}: name a plain script, or one started by "
+                "torchrun, deepspeed or accelerate on one node"
             )
         assigned = dict(launcher.assigned)
         if launcher.words:

@@ -36,12 +36,7 @@ LEAST_ERROR, WINDOW_ERROR = 0.003, 0.02
 
 @dataclass(frozen=True)
 class Setup:
-    """Devices and meter of a measurement.
-
-    Attributes:
-        meter: its name, scope and mark.
-        ranks: number of ranks on this node; 0 if unknown.
-    """
+    """Devices, meter (mark, name and scope) and number of ranks (0: unknown) of a measurement."""
 
     device: str
     meter: str
@@ -55,11 +50,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Earlier measurements of one launch.
-
-    Attributes:
-        name: of the run.
-    """
+    """Earlier measurements of one launch, of the run or folder that it is named after."""
 
     name: str
     setup: Setup
@@ -85,8 +76,7 @@ class Earlier:
     def studied(self, settings: Sequence[Settings], top_MHz: float) -> dict[int, Studied]:
         """Return those measurements that are of one of these settings; of two, the surer.
 
-        Args:
-            top_MHz: clock of a setting that names none.
+        A setting that names no clock has `top_MHz`.
         """
         found: dict[int, Studied] = {}
         for live, studied in sorted(self.points.items(), key=lambda each: -each[1].error):
@@ -135,10 +125,7 @@ def of_study(result: Result, point: str) -> Earlier:
 
 
 def earlier_of(folder: Path, point: str = "recommended") -> Earlier:
-    """Return what a study's folder, or that of a tuned training, tells of the live settings.
-
-    Args:
-        point: of the study.
+    """Return what a study's folder (of a point), or that of a tuned training, tells.
 
     Raises:
         InputError: it holds nothing of use.
@@ -183,22 +170,14 @@ def read_earlier(folder: Path) -> Earlier:
 
 
 class Record:
-    """Writer of the windows of a tuned training; a folder is made with the first.
-
-    Args:
-        folder: where it goes; if it exists already, a number is appended to its name.
-    """
+    """Writer of the windows of a tuned training; a folder is made with the first, and numbered."""
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.folder: Path | None = None
         self._wanted, self._setup = folder, setup
 
     def add(self, live: Settings, window: Window, *, epoch: int, ranks: int) -> None:
-        """Append a window.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Append a window, or raise OSError."""
         figures = {"step_time_s": window.step_time_s, "power_W": window.power_W}
         lines = [{"epoch": epoch, "live": live.to_json(), "steps": window.steps, **figures}]
         if self.folder is None:

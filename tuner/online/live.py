@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.earlier import Record, Setup
-from tuner.online.follow import UNMET, PowerFollower
-from tuner.online.limits import MISSED, LimitTuner, run_limits
+from tuner.online.earlier import Earlier, Record
+from tuner.online.follow import PowerFollower, Signal
+from tuner.online.limits import LimitTuner, run_limits
 from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
 from tuner.online.settings import (
@@ -20,7 +20,6 @@ from tuner.online.settings import (
     stage_shares,
     with_declared,
 )
-from tuner.online.signal import Signal
 from tuner.online.windows import Chunk
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
@@ -31,11 +30,12 @@ from tuner.workload.probe import SAME_CLOCK_MHZ, NotApplied
 
 #: Steps after the start that belong to no chunk: compilation and caches.
 WARM_STEPS = 5
-#: Least time between two readings of the meter, a window and settling after a switch, seconds.
-CHUNK_S, WINDOW_S, SETTLE_S = 1.0, 8.0, 2.0
+#: Least time between two readings of the meter, seconds.
+CHUNK_S = 1.0
 #: Refused settings after which the tuning ends.
 REFUSALS = 3
-#: What is said of devices whose clock is unknown.
+#: What is said of a job in short phases, and of devices whose clock is unknown.
+RESTLESS = "step time changes too often to compare settings: the highest is kept until it is steady"
 UNREAD = "the clock cannot be read back, so that a setting that is not in force goes unnoticed"
 
 
@@ -59,17 +59,11 @@ class Training:
     record: Record | None = None
     started: Reading | None = None
 
-    def check(self, setup: Setup) -> None:
-        """Leave earlier measurements of another setup out, and say why."""
-        earlier = self.request.earlier
-        if earlier is not None and (why := earlier.why_not(setup)):
-            self.leave_out_earlier(why)
-
-    def leave_out_earlier(self, why: str) -> None:
-        """Leave the earlier measurements out."""
-        assert self.request.earlier is not None
-        self.say(f"{self.request.earlier.name} is not used: {why}")
-        self.request = replace(self.request, earlier=None)
+    def leave_out(self, earlier: Earlier, why: str) -> None:
+        """Go on without earlier measurements, if there is a reason, and say it."""
+        if why:
+            self.say(f"{earlier.name} is not used: {why}")
+            self.request = replace(self.request, earlier=None)
 
 
 class LiveTuning:
@@ -100,7 +94,6 @@ class LiveTuning:
         self._said[about] = sentence
 
     def _choose_from(self, plain: Sequence[Settings]) -> None:
-        """Begin with these settings and all declared knobs, of which nothing is measured yet."""
         training, knobs = self._training, self._training.request.knobs
         self._plain, self.settings = plain, with_declared(plain, knobs, training.marks.present)
         values = [setting.get(self._knob, self._top) for setting in self.settings]
@@ -108,8 +101,6 @@ class LiveTuning:
         self.seconds_at = [0.0] * len(values)
         given: dict[str, Any] = {
             "x": [log_slowest(value, self._top) for value in values],
-            "window_s": WINDOW_S,
-            "settle_s": SETTLE_S,
             "stepwise": self._knob != "clock_MHz",
         }
         if training.request.earlier is not None:
@@ -127,7 +118,6 @@ class LiveTuning:
             self.tuner = OnlineTuner(max_slowdown=most or 0.0, **given)
 
     def _lower_stages(self) -> None:
-        """Choose from clocks by stage, if stages of a pipeline have slack and take their own."""
         shares = stage_shares(self._busy_s) if self._busy_s.keys() == self._ranks else ()
         if not shares or self._knob != "clock_MHz" or self._training.signal is not None:
             return
@@ -148,15 +138,15 @@ class LiveTuning:
         return self._values[self._in_force] if self._knob == "clock_MHz" else math.nan
 
     def _open(self, mark: Mark) -> None:
-        """Begin to measure with the first mark after the warm-up."""
         if mark.busy_s:
             self._busy_s.setdefault(mark.rank, []).append(mark.busy_s)
         late = self._busy_s and self._ranks - self._busy_s.keys() and mark.step < 4 * WARM_STEPS
         if mark.step <= WARM_STEPS or late:
             return
         training, marks = self._training, self._training.marks
-        if training.request.earlier is not None:
-            training.check(replace(training.request.earlier.setup, ranks=len(self._ranks)))
+        if (earlier := training.request.earlier) is not None:
+            now = replace(earlier.setup, ranks=len(self._ranks))
+            training.leave_out(earlier, earlier.why_not(now))
         knobs = training.request.knobs
         missing = [each for each in knobs if each.by_script and each.name not in marks.present]
         for knob in missing:
@@ -167,9 +157,8 @@ class LiveTuning:
         self._lower_stages()
         self._opened = mark, training.meter.read()
         if isinstance(self.tuner, LimitTuner):
-            now = self._opened[1]
             steps = training.request.steps or marks.length
-            self.tuner.begin(mark, now, training.started or now, steps)
+            self.tuner.begin(mark, self._opened[1], training.started or self._opened[1], steps)
 
     def take(self, mark: Mark) -> None:
         """Take in a step's end; may set another clock.
@@ -212,26 +201,25 @@ class LiveTuning:
             }
         )
         if isinstance(self.tuner, LimitTuner) and (missed := self.tuner.missed):
-            self._tell(missed, MISSED[missed])
+            self._tell(missed, missed)
         # One that follows power does not measure again.
         for change in self.tuner.changes[noticed:] if training.signal is None else ():
-            self._say(
+            changed = (
                 f"{change.quantity} changed by {100 * change.relative:+.0f} % at step "
                 f"{mark.step}; measuring again from the highest setting"
             )
+            self._tell("changes", RESTLESS if self.tuner.restless else changed)
         if decision.setting != self._in_force:
             self._set(decision.setting)
 
     def _keep(self, setting: int) -> None:
-        """Record the window that ended, and say once why earlier measurements are not used."""
         training, window, unlike = self._training, self.tuner.window, self.tuner.unlike
         if window is None:
             return
-        if training.request.earlier is not None and unlike is not None:
+        if (earlier := training.request.earlier) is not None and unlike is not None:
             live = self.settings[setting].short if setting else "the highest setting"
-            training.leave_out_earlier(
-                f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
-            )
+            apart = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
+            training.leave_out(earlier, apart)
         if training.record is not None:
             epoch, ranks = len(self.tuner.changes), len(self._ranks)
             try:
@@ -241,13 +229,13 @@ class LiveTuning:
                 self._say(f"what is learned is not kept for the next run: {error}")
 
     def _ask(self, signal: Signal) -> None:
-        """Hand the target on, and say once what is wrong with it."""
         assert isinstance(self.tuner, PowerFollower)
         self.tuner.target_W, target_W = signal.target_W, self.tuner.target_W
         self._tell("signal", signal.problem)
         if target_W is not None and (unmet := self.tuner.unmet):
             # Once for each target, however often it comes to that.
-            self._tell(f"{target_W:g} W {unmet}", f"{target_W:g} W {UNMET[unmet]}")
+            sentence = f"{target_W:g} W {unmet}"
+            self._tell(sentence, sentence)
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the outcome that it knows."""
@@ -264,7 +252,6 @@ class LiveTuning:
         }
 
     def _apply(self, setting: int) -> None:
-        """Put a setting in force, or raise an error: of a device, a command or the program."""
         given = self._training.marks.set_live, self._training.request.knobs, self.settings[setting]
         # GPUs that no rank uses are left alone.
         done = apply_live(self._governor, *given, ranks=len(self._ranks))
@@ -281,13 +268,13 @@ class LiveTuning:
         self._in_force, self._unchecked = setting, setting > 0 and self._knob == "clock_MHz"
 
     def _check(self) -> None:
-        """Read back, once after a switch, that the devices do not run faster than they were set."""
+        # Once after a switch: the devices do not run faster than they were set.
         if not self._unchecked:
             return
         self._unchecked = False
         delivered = self._governor.delivered().get("clock_MHz")
         if delivered is None:
-            self._tell("clock", UNREAD)
+            self._tell(UNREAD, UNREAD)
         elif delivered > self._values[self._in_force] + 2 * SAME_CLOCK_MHZ:
             reads = f"{self.settings[self._in_force].short} reads back as {delivered:.0f} MHz"
             self._refuse(self._in_force, reads)

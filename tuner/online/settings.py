@@ -47,9 +47,7 @@ def with_declared(
     """Return the settings with each combination of values of declared knobs, today's first.
 
     A knob that a command sets is named only by other values: else it goes back to what it was.
-
-    Args:
-        present: values of those that the program sets, as it reads them.
+    `present` are the values of the others, as the program reads them.
     """
     choices = []
     for knob in knobs:
@@ -67,11 +65,7 @@ def with_declared(
 
 
 def limit_settings(low_W: float, high_W: float, *, every: bool = False) -> list[Settings]:
-    """Return the machine as it is, then falling power limits in whole watts.
-
-    Args:
-        every: down to the lowest, and closer together.
-    """
+    """Return the machine as it is, then falling power limits in whole watts: some, or many."""
     least, count = (low_W, FINE) if every else (max(low_W, LOWEST * high_W), VALUES)
     spread = [high_W - (high_W - least) * (i + 1) / count for i in range(count)]
     watts = sorted({math.ceil(each) for each in spread} - {math.ceil(high_W)}, reverse=True)
@@ -81,23 +75,14 @@ def limit_settings(low_W: float, high_W: float, *, every: bool = False) -> list[
 def clock_settings(
     governor: Governor, *, every: bool = False, measured_MHz: Collection[float] = ()
 ) -> list[Settings]:
-    """Return the live settings to choose from, the machine's own first, then falling clocks.
-
-    Args:
-        every: all clocks below the highest, not only a few of the upper half.
-        measured_MHz: clocks that were measured earlier, which are added.
-    """
+    """Return the machine as it is, then falling clocks: some, with those measured, or every one."""
     clocks = governor.supported_clocks_MHz if governor.can_set else ()
-    if not clocks:
-        return [Settings()]
-    top = clocks[-1]
-    least = 0 if every else LOWEST * top
-    offered = sorted((each for each in clocks if least <= each < top), reverse=True)
-    if len(offered) > VALUES and not every:
-        offered = [offered[round((i + 1) * len(offered) / VALUES) - 1] for i in range(VALUES)]
-        near = {each for each in clocks for clock in measured_MHz if abs(each - clock) <= 1}
-        offered = sorted({*offered, *(each for each in near if least <= each < top)}, reverse=True)
-    return [Settings(), *(Settings(clock_MHz=clock) for clock in offered)]
+    least = 0 if every else LOWEST * max(clocks, default=0)
+    below = [each for each in clocks[:-1] if each >= least]
+    count = len(below) if every else min(VALUES, len(below))
+    offered = {below[-round((i + 1) * len(below) / count)] for i in range(count)}
+    offered |= {each for each in below for clock in measured_MHz if abs(each - clock) <= 1}
+    return [Settings(), *(Settings(clock_MHz=clock) for clock in sorted(offered, reverse=True))]
 
 
 def mean_value(value: Value) -> float:
