@@ -23,7 +23,7 @@ from benchmarks.online.events import event, fine
 from benchmarks.online.tables import Problem, problems
 from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices, live_tuning
 from tuner.cli.main import main
-from tuner.display.online_text import tuning_lines
+from tuner.display.online_text import SHOWN, tuning_lines
 from tuner.online.follow import Period, PowerFollower, Signal, watts_of
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
@@ -291,6 +291,9 @@ def test_what_was_asked_and_delivered_is_worded() -> None:
     assert len([line for line in lines if line.startswith("Asked 285 W")]) == 1
     assert "280 W delivered" in " ".join(lines)
     assert "promise" not in " ".join(lines)
+    many = tuning_lines(replace(outcome, periods=periods[1:] * 300))
+    assert len([line for line in many if line.startswith("Asked")]) == SHOWN
+    assert "288 more targets" in " ".join(many)
 
 
 @pytest.fixture

@@ -58,8 +58,9 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
         lines.append(f"Time at each setting: {', '.join(named)}.")
         learned = any(outcome.seconds_at[1:])
         if not (learned or outcome.ended or outcome.max_slowdown is None or outcome.periods):
+            time = duration(balance.seconds)
             lines.append(
-                f"No lower setting was tried: a slowdown of {promise} left no time for it."
+                f"No lower setting was tried: {time} left no time for one within {promise}."
             )
         if outcome.record is not None and learned:
             lines.append(f"To begin the next run with this: --transfer {outcome.record}")

@@ -92,11 +92,9 @@ class RankWatch:
             self._judged_s = now_s
             self.last = self._states()
             for each in stragglers(self._arrivals, self.last):
-                rank = each.state.rank
-                new = rank not in self.stragglers
-                self.stragglers[rank] = each
-                if new:
+                if each.state.rank not in self.stragglers:
                     self._found(each)
+                self.stragglers[each.state.rank] = each
 
     def _states(self) -> dict[int, RankState]:
         faults = more_faults(self._faults, self._platform.faults())
@@ -135,7 +133,6 @@ def tune_training(
         _closing(governor),
         closing(open_meter(cluster)) as meter,
         closing(Marks(listener)) as marks,
-        closing(signal) if signal is not None else contextlib.nullcontext(),
     ):
         setup = Setup.of(cluster.device.name, meter.info)
         training = Training(request, meter, marks, say, report, signal)

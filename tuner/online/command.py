@@ -59,8 +59,7 @@ def tune(
 ) -> TuningOutcome:
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
 
-    Args:
-        output: file descriptor of the command's standard output; by default this process's own.
+    Its standard output goes to the file descriptor `output`, by default this process's own.
 
     Raises:
         InputError: the command or the target of power cannot be read.

@@ -70,8 +70,8 @@ class Earlier:
     @property
     def clocks_MHz(self) -> set[float]:
         """Clocks that were measured."""
-        values = (live.get("clock_MHz") for live in self.points)
-        return {float(each) for each in values if isinstance(each, int | float)}
+        clocks = (live.get("clock_MHz") for live in self.points)
+        return {each for each in clocks if isinstance(each, int | float)}
 
     def studied(self, settings: Sequence[Settings], top_MHz: float) -> dict[int, Studied]:
         """Return those measurements that are of one of these settings; of two, the surer.

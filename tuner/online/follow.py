@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,16 +70,11 @@ class Signal:
             why = error.strerror or error
             raise InputError(f"--follow-power: {source} cannot be read: {why}") from error
         self._jumped: float | None = None
-        self._ended = threading.Event()
 
     def start(self) -> None:
-        """Begin to follow the source."""
+        """Begin to follow the source, until the process ends."""
         if isinstance(self._source, str):
             threading.Thread(target=self._follow, daemon=True).start()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._ended.set()
 
     def _text(self) -> str:
         if not isinstance(self._source, str):
@@ -94,7 +90,8 @@ class Signal:
         try:
             watts = watts_of(self._text())
         except Exception as error:  # whatever a server answers, the training goes on
-            self.problem = f"the power signal stopped: {error}; its last target stays"
+            why = getattr(error, "strerror", None) or error
+            self.problem = f"the power signal stopped: {why}; its last target stays"
             return
         before = self.target_W
         far = watts is not None and before is not None and not 1 / JUMP <= watts / before <= JUMP
@@ -108,7 +105,8 @@ class Signal:
             self.problem = ""
 
     def _follow(self) -> None:
-        while not self._ended.wait(EVERY_S):
+        while True:
+            time.sleep(EVERY_S)
             self.read()
 
 

@@ -138,9 +138,12 @@ def kept_limits(
     limits: Constraints, started: Reading | None, meter: Meter
 ) -> tuple[tuple[str, float, float], ...]:
     """Return each limit on the whole run, by name, with its value and what the run took."""
-    now, took = reading(meter), dict[str, float]()
-    if now is not None and started is not None:
-        spent = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
-        took = dict(zip(FIGURES, spent, strict=True))
+    now = reading(meter)
+    if now is None or started is None:
+        return ()
+    took = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
+    of_run = dict(zip(FIGURES, took, strict=True))
     given = given_limits(limits.limits)
-    return tuple((row.name, value, took[row.figure]) for row, value in given if row.figure in took)
+    return tuple(
+        (row.name, value, of_run[row.figure]) for row, value in given if row.figure in of_run
+    )

@@ -43,7 +43,6 @@ class Marks:
 
     Attributes:
         length: number of steps that the training takes, if its framework says it.
-        pids: process of each rank.
         present: values of the live knobs that the program registered; None of one it cannot read.
     """
 

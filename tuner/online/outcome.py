@@ -21,12 +21,10 @@ class TuningOutcome:
     """Outcome of a training that was tuned while it ran.
 
     Attributes:
-        max_slowdown: as promised; None: any was allowed.
         settings: what could be chosen; the first, "", is the machine as it was.
         relative: step time and power of each setting over the first's, as estimated.
         problem: the sentence of the error behind `ended`.
         not_restored: what could not be put back.
-        record: folder with what was measured.
         limits: name, value and what the whole command took, for each limit on it.
     """
 

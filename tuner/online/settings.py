@@ -33,12 +33,10 @@ def offers(
     governor: Governor, *, every: bool, measured_MHz: Collection[float]
 ) -> list[tuple[float, list[Settings]]]:
     """Return what may be chosen from, the better first: each with the machine's own value."""
-    found: list[tuple[float, list[Settings]]] = []
-    if len(clocks := clock_settings(governor, every=every, measured_MHz=measured_MHz)) > 1:
-        found.append((governor.supported_clocks_MHz[-1], clocks))
-    if len(limits := limit_settings(*governor.limit_range_W, every=every)) > 1:
-        found.append((governor.limit_range_W[1], limits))
-    return found
+    clocks = clock_settings(governor, every=every, measured_MHz=measured_MHz)
+    limits = limit_settings(*governor.limit_range_W, every=every)
+    tops = max(governor.supported_clocks_MHz, default=0), governor.limit_range_W[1]
+    return [(top, each) for top, each in zip(tops, (clocks, limits), strict=True) if len(each) > 1]
 
 
 def with_declared(

@@ -112,10 +112,9 @@ class WindowCollector:
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the job or the machine at a constant setting.
+    """Change of the job or the machine at a constant setting, from window number `since` on.
 
     Attributes:
-        since: number of the first window after it.
         relative: its estimated size; 0.2 is 20 % more.
         step: number of steps done when it was noticed.
     """
