@@ -297,15 +297,10 @@ def test_an_outcome_without_a_step_is_worded() -> None:
 
 
 def test_where_no_lower_setting_was_tried_nothing_is_offered_to_the_next_run() -> None:
-    outcome = TuningOutcome(
-        *(0, 0.001, ("", "1300MHz")),
-        steps=30,
-        seconds_at=(9.0, 0.0),
-        balance=Balance(9.0, 100.0),
-        record=Path("runs/tuned-1"),
-    )
+    took, record = Balance(9.0, 100.0), Path("runs/tuned-1")
+    outcome = TuningOutcome(0, 0.1, ("", ""), None, 9, (9.0, 0.0), balance=took, record=record)
     lines = tuning_lines(outcome)
-    assert lines[-1] == "No lower setting was tried: 9 s left no time for one within 0.1 %."
+    assert lines[-1] == "No lower setting was tried: 9 s left no time for one within 10 %."
     learned = tuning_lines(replace(outcome, seconds_at=(5.0, 4.0)))
     assert learned[-1] == "To begin the next run with this: --transfer runs/tuned-1"
 

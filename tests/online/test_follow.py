@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.online.events import event, fine
 from benchmarks.online.tables import Problem, problems
-from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices, live_tuning
+from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices, gpus, live_tuning
 from tuner.cli.main import main
 from tuner.display.online_text import SHOWN, tuning_lines
 from tuner.online.follow import Period, PowerFollower, Signal, watts_of
@@ -32,8 +32,8 @@ from tuner.online.settings import clock_settings
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
+
+__all__ = ["gpus"]
 
 
 class Fine(Devices):
@@ -293,13 +293,7 @@ def test_what_was_asked_and_delivered_is_worded() -> None:
     assert "promise" not in " ".join(lines)
     many = tuning_lines(replace(outcome, periods=periods[1:] * 300))
     assert len([line for line in many if line.startswith("Asked")]) == SHOWN
-    assert "288 more targets" in " ".join(many)
-
-
-@pytest.fixture
-def gpus(twin_node: Callable[..., TwinNode]) -> Any:
-    gpu = replace(CORE_GPU, clock_free_share=0.6)
-    return twin_node(gpu, gpu, virtual_time=False)
+    assert "And 288 more" in " ".join(many)
 
 
 def figure(path: Path, name: str) -> float:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.online.test_agent import TORCHRUN, TRAIN, live_tuning, run, tuner_run
+from tests.online.test_agent import TORCHRUN, TRAIN, Devices, live_tuning, run, tuner_run
 from tuner.online.command import tune
-from tuner.online.follow import PowerFollower, Signal
+from tuner.online.follow import PowerFollower
 from tuner.online.live import LiveTuning
 from tuner.online.marks import Mark
 from tuner.online.request import TuningRequest
@@ -25,40 +25,31 @@ from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.meters import Reading
 from tuner.workload.node.machine import detect_cluster
 
 
-class Limited:
+class Limited(Devices):
     """Governor and meter of a GPU of 400 W that takes power limits and no clocks."""
 
-    why_not, can_set, resolution_s = "", True, 0.1
-    supported_clocks_MHz: tuple[int, ...] = ()
+    supported_clocks_MHz = ()
     limit_range_W = (100.0, 400.0)
 
     def __init__(self, idle_W: float, peak_W: float, bound: float) -> None:
+        super().__init__()
         self.idle_W, self.peak_W, self.bound = idle_W, peak_W, bound
-        self.limit_W, self.time_s, self.energy_J, self.least_W = 400.0, 0.0, 0.0, 0.0
-        self.log: list[float] = []
+        self.limit_W, self.least_W = 400.0, 0.0
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        if self.least_W > float(str(live.get("power_limit_W", 400))):
-            raise InvalidValue("power_limit_W", live["power_limit_W"], f"from {self.least_W:g}")
-        self.limit_W = float(str(live.get("power_limit_W", 400)))
-        self.log.append(self.limit_W)
+        limit_W = live.get("power_limit_W", 400)
+        assert isinstance(limit_W, int)
+        if self.least_W > limit_W:
+            raise InvalidValue("power_limit_W", limit_W, f"from {self.least_W:g}")
+        self.limit_W = limit_W
+        self.log.append(limit_W)
         return Applied(live, live)
-
-    def delivered(self) -> dict[str, float]:
-        return {}
 
     def restore(self) -> None:
         self.limit_W = 400.0
-
-    def close(self) -> None:
-        self.restore()
-
-    def read(self) -> Reading:
-        return Reading(self.time_s, self.energy_J)
 
     def step(self) -> float:
         share = (self.limit_W - self.idle_W) / (self.peak_W - self.idle_W)
@@ -70,17 +61,24 @@ class Limited:
 
 
 def trained(
-    gpu: Limited, steps: int = 4000, target_W: float = 0, max_slowdown: float | None = 0.05
+    gpu: Limited, slower: float | None = 0.05, **limits: float
 ) -> tuple[LiveTuning, list[str], list[float]]:
-    (offer,) = offers(gpu, every=target_W > 0, measured_MHz=())  # type: ignore[arg-type]
+    target_W, steps = limits.get("power_cap_W"), 4000 if "budget_kJ" in limits else None
+    request = TuningRequest(Constraints(max_slowdown=slower, **limits), steps)  # type: ignore[arg-type]
+    (offer,) = offers(gpu, every=target_W is not None, measured_MHz=())  # type: ignore[arg-type]
     said, slowdowns = list[str](), list[float]()
-    request = TuningRequest(Constraints(max_slowdown=max_slowdown, power_cap_W=target_W or None))
-    signal = Signal(target_W) if target_W else None
-    live = live_tuning(gpu, said, request, offer=offer, signal=signal)
-    for number in range(steps):
+    given = {"offer": offer, "signal": request.signal(), "started": gpu.read()}
+    live = live_tuning(gpu, said, request, **given)
+    for number in range(4000):
         live.take(Mark(0, number, gpu.step()))
         slowdowns.append(gpu.time_s / (0.5 * (number + 1)) - 1)
     return live, said, slowdowns
+
+
+def in_order(gpu: Limited) -> bool:
+    """Whether each limit was tried just below the lowest so far, of 400 W."""
+    tried = [400, *gpu.log]
+    return all(limit >= 0.91 * min(tried[: i + 1]) for i, limit in enumerate(gpu.log))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +109,10 @@ def test_a_target_is_followed_by_limits_in_their_order_within_the_promise_at_any
 ) -> None:
     """Near the idle power a limit slows the steps out of all proportion."""
     gpu = Limited(idle_W, 390.0, bound)
-    live, said, slowdowns = trained(gpu, target_W=230.0)
+    live, said, slowdowns = trained(gpu, power_cap_W=230.0)
     assert max(slowdowns) <= 0.05
     assert sum(live.seconds_at[1:]) > 100
-    tried = [400.0, *gpu.log]
-    assert all(limit >= 0.92 * min(tried[: i + 1]) for i, limit in enumerate(gpu.log))
+    assert in_order(gpu)
     assert said == ["230 W is not followed until the budget of slowdown allows it again"]
 
 
@@ -128,7 +125,7 @@ def test_a_target_is_met_by_a_limit_no_lower_than_needed_where_any_slowdown_is_a
 ) -> None:
     """Also where half of the limits do not bind."""
     gpu = Limited(idle_W, peak_W, 1.0)
-    live, said, _ = trained(gpu, target_W=target_W, max_slowdown=None)
+    live, said, _ = trained(gpu, None, power_cap_W=target_W)
     assert isinstance(live.tuner, PowerFollower)
     assert 0.96 * target_W <= gpu.limit_W <= target_W
     assert min(gpu.log) >= 0.92 * target_W
@@ -136,33 +133,11 @@ def test_a_target_is_met_by_a_limit_no_lower_than_needed_where_any_slowdown_is_a
     assert said == []
 
 
-@pytest.mark.parametrize(
-    ("target_W", "limit_W", "said"),
-    [
-        (90.0, 100.0, "90 W is less than the job can draw: it runs at the lowest setting"),
-        (500.0, 400.0, "500 W is more than the job draws: it runs at the highest setting"),
-    ],
-)
-def test_a_target_out_of_reach_of_the_limits_is_one_sentence(
-    target_W: float, limit_W: float, said: str
-) -> None:
-    gpu = Limited(60.0, 390.0, 0.5)
-    _, told, _ = trained(gpu, target_W=target_W, max_slowdown=None)
-    assert told == [said]
-    assert gpu.limit_W == limit_W
-
-
 def test_an_energy_budget_is_kept_by_limits_in_their_order() -> None:
-    gpu, said = Limited(60.0, 390.0, 0.5), list[str]()
-    ((top, settings),) = offers(gpu, every=False, measured_MHz=())  # type: ignore[arg-type]
-    budget = Constraints(budget_kJ=0.85 * 4000 * 0.5 * 0.39)
-    request, started = TuningRequest(budget, 4000), gpu.read()
-    live = live_tuning(gpu, said, request, offer=(top, settings), started=started)
-    for number in range(4000):
-        live.take(Mark(0, number, gpu.step()))
-    assert gpu.energy_J <= 1000 * (budget.budget_kJ or 0)
-    tried = [400.0, *gpu.log]
-    assert all(limit >= min(tried[: i + 1]) - 25 for i, limit in enumerate(gpu.log))
+    gpu = Limited(60.0, 390.0, 0.5)
+    _, said, _ = trained(gpu, None, budget_kJ=0.85 * 780)
+    assert gpu.energy_J <= 850 * 780
+    assert in_order(gpu)
     assert said == []
 
 

@@ -24,6 +24,8 @@ ENDED: Mapping[str, str] = {
 
 #: Targets of power, and changes, that are shown one by one.
 SHOWN = 12
+ASKED = "Asked {0.target_W:g} W for {1}: {2:.0f} W delivered, {3} of it above the target."
+NOTICED = "Change noticed after {0.step} steps: {0.quantity} {1:+.0f} %."
 
 
 def tuning_lines(outcome: TuningOutcome) -> list[str]:
@@ -48,7 +50,14 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
         explored = 100 * balance.exploring_J / balance.energy_J
         said = "" if outcome.periods else f" Exploring cost {explored:.1f} % of the energy."
         lines.append(f"{lost}.{said}")
-        lines += _period_lines(outcome)
+        asked = [each for each in outcome.periods if each.target_W is not None and each.seconds]
+        delivered = ((each.energy_J / each.seconds, duration(each.beyond_s)) for each in asked)
+        lines += _first(
+            [
+                ASKED.format(a, duration(a.seconds), *b)
+                for a, b in zip(asked, delivered, strict=True)
+            ]
+        )
         shares = sorted(enumerate(outcome.seconds_at), key=lambda each: -each[1])
         named = [
             f"{outcome.settings[at] or 'the highest'} {100 * seconds / balance.seconds:.0f} %"
@@ -57,22 +66,14 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
         ]
         lines.append(f"Time at each setting: {', '.join(named)}.")
         learned = any(outcome.seconds_at[1:])
-        if not (learned or outcome.ended or outcome.max_slowdown is None or outcome.periods):
-            time = duration(balance.seconds)
-            lines.append(
-                f"No lower setting was tried: {time} left no time for one within {promise}."
-            )
+        if not learned and outcome.kept and not (outcome.ended or outcome.periods):
+            left = f"{duration(balance.seconds)} left no time for one within {promise}"
+            lines.append(f"No lower setting was tried: {left}.")
         if outcome.record is not None and learned:
             lines.append(f"To begin the next run with this: --transfer {outcome.record}")
     elif not outcome.ended:
         lines.append("The training ended before its steps could be measured.")
-    lines += [
-        f"Change noticed after {change.step} steps: {change.quantity} "
-        f"{100 * change.relative:+.0f} %."
-        for change in outcome.changes[:SHOWN]
-    ]
-    if (more := len(outcome.changes) - SHOWN) > 0:
-        lines.append(f"{more} more changes were noticed (see --json).")
+    lines += _first([NOTICED.format(each, 100 * each.relative) for each in outcome.changes])
     lines += [_limit_line(*limit) for limit in outcome.limits]
     lines += ranks_lines(outcome.ranks, outcome.stragglers)
     if outcome.not_restored:
@@ -83,7 +84,6 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
 
 
 def _saved(balance: Balance) -> str:
-    """Return the saving with its 90 % interval, and a loss as one."""
     low, share, high = (100 * joules / (balance.energy_J + joules) for joules in balance.saved_J)
     if f"{low:.1f} {high:.1f}" in ("0.0 0.0", "-0.0 0.0"):
         return "as much as"
@@ -93,27 +93,15 @@ def _saved(balance: Balance) -> str:
 
 
 def _limit_line(name: str, limit: float, took: float) -> str:
-    """Return whether a limit on the whole command was kept."""
     row = next(row for row in LIMITS if row.name == name)
     text = duration if name == "deadline_s" else energy_text
     word = "kept" if took <= limit else "missed"
     return f"The command took {text(took)}: its {row.noun} of {text(limit)} was {word}."
 
 
-def _period_lines(outcome: TuningOutcome) -> list[str]:
-    """Return what was asked and delivered, for targets of power."""
-    asked = [each for each in outcome.periods if each.target_W is not None and each.seconds > 0]
-    lines = [
-        f"Asked {period.target_W:g} W for {duration(period.seconds)}: "
-        f"{period.energy_J / period.seconds:.0f} W delivered, "
-        f"{duration(period.beyond_s)} of it above the target."
-        for period in asked[:SHOWN]
-    ]
-    if more := asked[SHOWN:]:
-        above = duration(sum(period.beyond_s for period in more))
-        time = duration(sum(period.seconds for period in more))
-        lines.append(f"{len(more)} more targets for {time}, {above} of it above them (see --json).")
-    return lines
+def _first(lines: list[str]) -> list[str]:
+    more = len(lines) - SHOWN
+    return lines if more <= 0 else [*lines[:SHOWN], f"And {more} more (see --json)."]
 
 
 def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
