@@ -300,7 +300,7 @@ def test_where_no_lower_setting_was_tried_nothing_is_offered_to_the_next_run() -
     took, record = Balance(9.0, 100.0), Path("runs/tuned-1")
     outcome = TuningOutcome(0, 0.1, ("", ""), None, 9, (9.0, 0.0), balance=took, record=record)
     lines = tuning_lines(outcome)
-    assert lines[-1] == "No lower setting was tried: 9 s left no time for one within 10 %."
+    assert lines[-1] == "No lower setting was tried: 9 s left no time for one by the promise."
     learned = tuning_lines(replace(outcome, seconds_at=(5.0, 4.0)))
     assert learned[-1] == "To begin the next run with this: --transfer runs/tuned-1"
 

@@ -24,7 +24,6 @@ ENDED: Mapping[str, str] = {
 
 #: Targets of power, and changes, that are shown one by one.
 SHOWN = 12
-ASKED = "Asked {0.target_W:g} W for {1}: {2:.0f} W delivered, {3} of it above the target."
 NOTICED = "Change noticed after {0.step} steps: {0.quantity} {1:+.0f} %."
 
 
@@ -43,19 +42,19 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
         )
         less, slowdown, more = balance.slowdown
         lost = f"Slowdown {100 * slowdown:.1f} % [{100 * less:.1f}, {100 * more:.1f}] %"
-        promise = f"{100 * (outcome.max_slowdown or 0):g} %"
         if outcome.max_slowdown is not None:
             word = "kept" if outcome.kept else "broken"
-            lost += f": the promise of at most {promise} was {word}"
+            lost += f": the promise of at most {100 * outcome.max_slowdown:g} % was {word}"
         explored = 100 * balance.exploring_J / balance.energy_J
         said = "" if outcome.periods else f" Exploring cost {explored:.1f} % of the energy."
         lines.append(f"{lost}.{said}")
-        asked = [each for each in outcome.periods if each.target_W is not None and each.seconds]
-        delivered = ((each.energy_J / each.seconds, duration(each.beyond_s)) for each in asked)
         lines += _first(
             [
-                ASKED.format(a, duration(a.seconds), *b)
-                for a, b in zip(asked, delivered, strict=True)
+                f"Asked {each.target_W:g} W for {duration(each.seconds)}: "
+                f"{each.energy_J / each.seconds:.0f} W delivered, "
+                f"{duration(each.beyond_s)} of it above the target."
+                for each in outcome.periods
+                if each.target_W is not None and each.seconds
             ]
         )
         shares = sorted(enumerate(outcome.seconds_at), key=lambda each: -each[1])
@@ -67,8 +66,8 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
         lines.append(f"Time at each setting: {', '.join(named)}.")
         learned = any(outcome.seconds_at[1:])
         if not learned and outcome.kept and not (outcome.ended or outcome.periods):
-            left = f"{duration(balance.seconds)} left no time for one within {promise}"
-            lines.append(f"No lower setting was tried: {left}.")
+            time = duration(balance.seconds)
+            lines.append(f"No lower setting was tried: {time} left no time for one by the promise.")
         if outcome.record is not None and learned:
             lines.append(f"To begin the next run with this: --transfer {outcome.record}")
     elif not outcome.ended:
@@ -128,10 +127,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def _throttled(state: RankState, behind: float | None) -> str:
-    return ", ".join(f"{name} {_share(part)}" for name, part in state.throttled.items() if part)
-
-
 #: Heading of each column, and its text; a column that is empty for all ranks is left out.
 _COLUMNS: Mapping[str, Callable[[RankState, float | None], str]] = {
     "rank": lambda state, behind: str(state.rank),
@@ -140,7 +135,9 @@ _COLUMNS: Mapping[str, Callable[[RankState, float | None], str]] = {
     "MHz": lambda state, behind: _number(state.clock_MHz),
     "W": lambda state, behind: _number(state.power_W),
     "°C": lambda state, behind: _number(state.temperature_C),
-    "throttled": _throttled,
+    "throttled": lambda state, behind: ", ".join(
+        f"{name} {_share(part)}" for name, part in state.throttled.items() if part
+    ),
     "memory errors": lambda state, behind: _number(sum(state.faults.values()) or None),
     "nice": lambda state, behind: str(state.nice or ""),
     "computes": lambda state, behind: _share(state.busy),

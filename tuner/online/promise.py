@@ -60,7 +60,7 @@ def balance(spent: Array, views: Views, chosen: int, sure: float) -> Balance:
     """
     lost, saved, exploring_J = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], 0.0
     here = views.energy(chosen)[0]
-    for setting in np.flatnonzero(spent[0]):
+    for setting in np.flatnonzero(spent[0]).tolist():
         seconds, energy_J, tried_J = map(float, spent[:, setting])
         slow, slow_sd = views.time.relative(setting)
         energy, energy_sd = views.energy(setting)
@@ -70,7 +70,8 @@ def balance(spent: Array, views: Views, chosen: int, sure: float) -> Balance:
             lost[end] += seconds * max(least, -math.expm1(-(slow + side * slow_sd)))
             saved[end] += energy_J * math.expm1(min(-(energy - side * energy_sd), 5.0))
         exploring_J += max(0.0, -tried_J * math.expm1(here - energy))
-    return Balance(*map(float, spent[:2].sum(1)), tuple(lost), tuple(saved), exploring_J)
+    total_s, total_J = map(float, spent[:2].sum(1))
+    return Balance(total_s, total_J, tuple(lost), tuple(saved), exploring_J)
 
 
 def available_s(seconds: float, lost_s: float, max_slowdown: float) -> float:
