@@ -25,7 +25,7 @@ from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.outcome import Ended, TuningOutcome
 from tuner.online.request import TuningRequest
-from tuner.online.settings import offers
+from tuner.online.settings import Offer, offers
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError
@@ -135,19 +135,18 @@ def tune_training(
         closing(Marks(listener)) as marks,
     ):
         setup = Setup.of(cluster.device.name, meter.info)
-        training = Training(request, meter, marks, say, report, signal)
+        record = Record(request.keep, setup) if request.keep is not None else None
+        training = Training(request, meter, marks, say, report, signal, record)
         if request.earlier is not None:
             training.leave_out(request.earlier, request.earlier.why_not(setup))
-        if request.keep is not None:
-            training.record = Record(request.keep, setup)
-        if metrics is None:
-            metrics = Metrics()  # which publishes nothing before it begins
-        else:
+        if metrics is not None:
             metrics.begin(meter, platform.facts().devices, request.max_slowdown)
         ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
+        offered, ended, problem = _offered(training, governor)
         training.started, ends = reading(meter), start()
-        follow = partial(_follow, ends, marks, ranks, metrics)
-        live, ended, problem = _tune(training, governor, follow)
+        follow, live = partial(_follow, ends, marks, ranks, metrics or Metrics()), None
+        if not ended:
+            live, ended, problem = _tune(training, governor, offered, follow)
         if ended:
             more = " any more" if live is not None and any(live.seconds_at) else ""
             say(f"not tuned{more}, and the training goes on: {problem}")
@@ -168,23 +167,28 @@ def tune_training(
         )
 
 
-def _tune(
-    training: Training,
-    governor: Governor,
-    follow: Callable[[LiveTuning], tuple[Ended, str]],
-) -> tuple[LiveTuning | None, Ended, str]:
+def _offered(training: Training, governor: Governor) -> tuple[list[Offer], Ended, str]:
     info, earlier = training.meter.info, training.request.earlier
     if info.estimated:
-        return None, "unmetered", f"its energy is only estimated ({info.source})"
+        return [], "unmetered", f"its energy is only estimated ({info.source})"
     measured_MHz = earlier.clocks_MHz if earlier is not None else ()
     offered = offers(governor, every=training.signal is not None, measured_MHz=measured_MHz)
     if training.request.knobs and not offered:
         offered = [(1.0, [Settings()])]
     if not offered:
         none = "the devices list no clocks and take no power limit"
-        return None, "fixed", governor.why_not or none
+        return [], "fixed", governor.why_not or none
     if training.signal is not None:
         training.signal.start()
+    return offered, "", ""
+
+
+def _tune(
+    training: Training,
+    governor: Governor,
+    offered: list[Offer],
+    follow: Callable[[LiveTuning], tuple[Ended, str]],
+) -> tuple[LiveTuning, Ended, str]:
     for top, settings in offered:
         live = LiveTuning(training, governor, top, settings)
         ended, problem = follow(live)

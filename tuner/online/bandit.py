@@ -60,7 +60,6 @@ class OnlineTuner:
     Args:
         x, declared: as of `tuner.online.response.Response`.
         max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
-        window_s, settle_s: as of `tuner.online.windows.WindowCollector`.
         studied: earlier measurements of settings; dropped if the job differs from them.
         stepwise: a setting is tried only just below one that was measured: how much it slows the
             steps is bounded by no law, as a power limit that comes near the idle power.

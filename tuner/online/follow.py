@@ -57,9 +57,6 @@ class Signal:
     Attributes:
         target_W: the last good one; None: no limit.
         problem: why the source cannot be read, or that its target jumped.
-
-    Raises:
-        InputError: the source cannot be read, or tells no target.
     """
 
     def __init__(self, source: str | float) -> None:

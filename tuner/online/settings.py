@@ -23,15 +23,15 @@ from tuner.workload.clocks.base import Governor
 
 #: Values to choose from: so many, down to this share of the highest.
 VALUES, LOWEST = 8, 0.5
+#: Value of the machine as it is, and what may be chosen: the machine as it is, then falling values.
+Offer = tuple[float, list[Settings]]
 #: Power limits to choose from where a power is followed.
 FINE = 48
 #: Share of the slowest stage's time above which a stage has no slack: steps vary as much.
 FULL = 0.95
 
 
-def offers(
-    governor: Governor, *, every: bool, measured_MHz: Collection[float]
-) -> list[tuple[float, list[Settings]]]:
+def offers(governor: Governor, *, every: bool, measured_MHz: Collection[float]) -> list[Offer]:
     """Return what may be chosen from, the better first: each with the machine's own value."""
     clocks = clock_settings(governor, every=every, measured_MHz=measured_MHz)
     limits = limit_settings(*governor.limit_range_W, every=every)
