@@ -76,8 +76,7 @@ def trained(
 
 
 def in_order(gpu: Limited) -> bool:
-    """Whether each limit was tried just below the lowest so far, of 400 W."""
-    tried = [400, *gpu.log]
+    tried = [400, *gpu.log]  # each just below the lowest so far
     return all(limit >= 0.91 * min(tried[: i + 1]) for i, limit in enumerate(gpu.log))
 
 
@@ -123,7 +122,6 @@ def test_a_target_is_followed_by_limits_in_their_order_within_the_promise_at_any
 def test_a_target_is_met_by_a_limit_no_lower_than_needed_where_any_slowdown_is_allowed(
     idle_W: float, peak_W: float, target_W: float
 ) -> None:
-    """Also where half of the limits do not bind."""
     gpu = Limited(idle_W, peak_W, 1.0)
     live, said, _ = trained(gpu, None, power_cap_W=target_W)
     assert isinstance(live.tuner, PowerFollower)
