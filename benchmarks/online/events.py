@@ -18,7 +18,6 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.online.tables import Problem
 from benchmarks.online.training import CORRELATION, STALLS, SWITCH_S, WANDER
-from tuner.online.agent import SETTLE_S, WINDOW_S
 from tuner.online.follow import PowerFollower
 from tuner.online.windows import Chunk
 
@@ -98,7 +97,7 @@ def event(problem: Problem, seed: int) -> Event:
     """Replay one event of a problem of `fine`."""
     job, follower = (
         _Job(problem, seed),
-        PowerFollower(problem.x, budget=None, window_s=WINDOW_S, settle_s=SETTLE_S),
+        PowerFollower(problem.x, max_slowdown=None),
     )
     target_W = SHARE * problem.power_W[0]
     setting, earlier, fresh_s = 0, 0, 0.0

@@ -2,7 +2,7 @@
 
 Pipelines of three stages and 8 or 32 micro-batches under 1F1B, with stages that differ by up to
 half. A part of a stage's time falls with the clock and the rest does not; power while it computes
-follows the clock, and while it waits it is a fifth. `tuner.online.stages` knows the work of the
+follows the clock, and while it waits it is a fifth. `tuner.online.settings` knows the work of the
 stages alone. The oracle tries all clocks of all stages, and takes the least energy within the time
 of ours.
 """
@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.figures import Figure
-from tuner.online.stages import stage_settings, stage_shares
+from tuner.online.settings import stage_settings, stage_shares
 from tuner.search_spaces.configuration import Settings
 
 CLOCKS = tuple(range(810, 1411, 60))

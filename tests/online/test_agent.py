@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import REFUSALS, LiveTuning
 from tuner.online.command import watched
+from tuner.online.live import REFUSALS, LiveTuning, Training
 from tuner.online.marks import Mark, Marks
 from tuner.online.outcome import TuningOutcome
 from tuner.online.promise import Balance
@@ -101,10 +101,31 @@ class Devices:
         return self.time_s
 
 
-def live_tuning(devices: Devices, said: list[str] | None = None) -> LiveTuning:
-    settings = clock_settings(devices)
+class NoMarks:
+    """Ranks that register no live knob and state no length."""
+
+    present: Mapping[str, Any] = {}
+    length = None
+
+    def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        return []
+
+
+def live_tuning(
+    devices: Any,
+    said: list[str] | None = None,
+    request: TuningRequest | None = None,
+    *,
+    offer: tuple[float, Sequence[Settings]] | None = None,
+    marks: Any = None,
+    **more: Any,
+) -> LiveTuning:
+    """Tuning of a training on made-up devices; `offer` is of its clocks if it is not given."""
     words = said if said is not None else []
-    return LiveTuning(devices, devices, settings, 1400, TuningRequest(), say=words.append)  # type: ignore[arg-type]
+    training = Training(
+        request or TuningRequest(), devices, marks or NoMarks(), words.append, **more
+    )
+    return LiveTuning(training, devices, *(offer or (1400, clock_settings(devices))))
 
 
 def train(live: LiveTuning, devices: Devices, steps: int = 2000, blind_at: int = 10**9) -> None:
@@ -177,9 +198,7 @@ def test_a_clock_that_cannot_be_read_back_is_one_sentence_and_it_goes_on() -> No
 @pytest.mark.parametrize("max_slowdown", [0.0, 0.001])
 def test_a_promise_that_any_lower_clock_breaks_is_kept_at_the_highest(max_slowdown: float) -> None:
     devices, said = Devices(), list[str]()
-    settings = clock_settings(devices)  # type: ignore[arg-type]
-    request = TuningRequest(Constraints(max_slowdown=max_slowdown))
-    live = LiveTuning(devices, devices, settings, 1400, request, say=said.append)  # type: ignore[arg-type]
+    live = live_tuning(devices, said, TuningRequest(Constraints(max_slowdown=max_slowdown)))
     train(live, devices)
     assert devices.time_s / (2000 * 0.5) - 1 <= max_slowdown
     assert said == []
@@ -275,6 +294,15 @@ def test_an_outcome_without_a_step_is_worded() -> None:
         "Not tuned, because no clock can be set here: no right.",
         "The command ended with exit code 3.",
     ]
+
+
+def test_where_no_lower_setting_was_tried_nothing_is_offered_to_the_next_run() -> None:
+    took, record = Balance(9.0, 100.0), Path("runs/tuned-1")
+    outcome = TuningOutcome(0, 0.1, ("", ""), None, 9, (9.0, 0.0), balance=took, record=record)
+    lines = tuning_lines(outcome)
+    assert lines[-1] == "No lower setting was tried: 9 s left no time for one by the promise."
+    learned = tuning_lines(replace(outcome, seconds_at=(5.0, 4.0)))
+    assert learned[-1] == "To begin the next run with this: --transfer runs/tuned-1"
 
 
 # ---- real trainings

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.changes import ChangeDetector
 from tuner.online.response import Studied, _Visits
-from tuner.online.windows import NEW_USUAL, Chunk, WindowCollector
+from tuner.online.windows import NEW_USUAL, ChangeDetector, Chunk, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
 CLOCKS = (1410, 1305, 1200, 1095, 990, 885, 780)
@@ -186,6 +185,24 @@ def test_a_response_that_turns_while_the_chosen_setting_looks_the_same_is_found_
     for seed in range(6):
         done = train(tuner_of(), world, seed=seed, steps=10_000)
         assert done.slowdown <= 0.05
+
+
+@pytest.mark.parametrize("steps", [40, 60, 100, 400])
+@pytest.mark.parametrize("level", [1.0, 1.9])
+def test_phases_of_a_job_that_outrun_the_comparison_break_no_promise(
+    steps: int, level: float
+) -> None:
+    """As of sequence lengths in buckets: the reference is of one phase, a trial of another."""
+
+    def world(setting: int, step: int) -> tuple[float, float]:
+        long = step // steps % 2
+        time_s, power_W = gpu(setting, bound=0.0 if long else 0.95)
+        return time_s * (level if long else 1.0), power_W
+
+    for seed in range(3):
+        done = train(tuner_of(), world, seed=seed, steps=8000)
+        assert done.slowdown <= 0.05
+        assert done.tuner.restless or (steps, level) != (100, 1.9)
 
 
 def test_much_noise_costs_the_saving_and_not_the_promise() -> None:

@@ -9,31 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tuner
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
+from tests.online.test_agent import ROOT, TORCHRUN, gpus
 from tuner.workload.hook import state
 
 TRAIN = Path(__file__).with_name("train_block.py")
-ROOT = Path(__file__).resolve().parents[2]
-TORCHRUN = Path(sys.executable).with_name("torchrun")
+__all__ = ["gpus"]
 
 
 def environment(**more: str) -> dict[str, str]:
     """The twin takes a process for a rank by LOCAL_RANK."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
-
-
-@pytest.fixture
-def gpus(twin_node: Callable[..., TwinNode]) -> Any:
-    gpu = replace(CORE_GPU, clock_free_share=0.6)
-    return twin_node(gpu, gpu, virtual_time=False)
 
 
 def locked(gpus: Any) -> list[int | None]:

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.online.test_agent import TORCHRUN, Devices, gpus, run, tuner_run
+from tests.online.test_agent import TORCHRUN, Devices, gpus, live_tuning, run, tuner_run
 from tests.online.test_bandit import X, gpu, train
 from tuner.cli.main import main
 from tuner.online import marks as marks_module
-from tuner.online.agent import CHUNK_S, LiveTuning
 from tuner.online.bandit import OnlineTuner
+from tuner.online.live import CHUNK_S
 from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
-from tuner.online.settings import clock_settings, with_declared
+from tuner.online.settings import with_declared
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
@@ -211,11 +211,8 @@ def test_a_value_that_is_refused_is_tried_at_no_other_clock_and_ends_nothing() -
     governor = Knob(
         "governor", tuple("abcde"), live=True, baseline="a", set=("./set.sh", "{value}")
     )
-    live = LiveTuning(
-        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        TuningRequest(Constraints(max_slowdown=0.2), knobs=(governor,)),
-        say=said.append,
-    )
+    request = TuningRequest(Constraints(max_slowdown=0.2), knobs=(governor,))
+    live = live_tuning(devices, said, request)
     for number in range(6000):
         live.take(Mark(0, number, devices.step()))
     assert sorted(str(each["governor"]) for each in refused) == ["b", "c", "d", "e"]
@@ -227,12 +224,8 @@ def test_a_knob_that_the_script_does_not_register_is_one_sentence(
     ranks: Callable[..., Ranks],
 ) -> None:
     devices, said = Devices(), list[str]()
-    live = LiveTuning(
-        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        TuningRequest(knobs=(parse_knob("live:nap=1,2"), parse_knob("live:workers=0,2"))),
-        say=said.append,
-        marks=ranks(1).marks,
-    )
+    request = TuningRequest(knobs=(parse_knob("live:nap=1,2"), parse_knob("live:workers=0,2")))
+    live = live_tuning(devices, said, request, marks=ranks(1).marks)
     for number in range(20):
         live.take(Mark(0, number, devices.step()))
     assert said == ["the script registers no live knob 'nap' in its first step"]

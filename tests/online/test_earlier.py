@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.golden import prepared
-from tests.online.test_agent import Devices, train
-from tuner.online.agent import LiveTuning
+from tests.online.test_agent import Devices, live_tuning, train
 from tuner.online.earlier import FILE, Earlier, Record, Setup, of_study, read_earlier
+from tuner.online.live import LiveTuning
 from tuner.online.request import TuningRequest
 from tuner.online.response import Studied
 from tuner.online.settings import clock_settings
@@ -55,11 +55,7 @@ def tuned(
 ) -> tuple[LiveTuning, Devices, list[str]]:
     devices, said = devices or Devices(), list[str]()
     earlier = Earlier("run a", Setup("gpu", "nvml devices", ranks), points)
-    live = LiveTuning(
-        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        TuningRequest(earlier=earlier),
-        say=said.append,
-    )
+    live = live_tuning(devices, said, TuningRequest(earlier=earlier))
     train(live, devices, 1500)
     assert devices.time_s / (1500 * 0.5) - 1 <= 0.05
     return live, devices, said
@@ -135,12 +131,7 @@ def test_another_device_or_meter_is_one_sentence(now: Setup, said: str) -> None:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     devices = Devices()
     record = Record(tmp_path / "runs" / "tuned", HERE)
-    live = LiveTuning(
-        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        TuningRequest(),
-        say=print,
-        record=record,
-    )
+    live = live_tuning(devices, record=record)
     train(live, devices, 1500)
     assert record.folder == tmp_path / "runs" / "tuned-1"
     found = read_earlier(record.folder)

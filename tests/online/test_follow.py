@@ -21,21 +21,19 @@ import pytest
 
 from benchmarks.online.events import event, fine
 from benchmarks.online.tables import Problem, problems
-from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices
+from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices, gpus, live_tuning
 from tuner.cli.main import main
-from tuner.display.online_text import tuning_lines
-from tuner.online.agent import LiveTuning
-from tuner.online.follow import Period, PowerFollower
+from tuner.display.online_text import SHOWN, tuning_lines
+from tuner.online.follow import Period, PowerFollower, Signal, watts_of
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
 from tuner.online.request import TuningRequest
 from tuner.online.settings import clock_settings
-from tuner.online.signal import Signal, watts_of
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
+
+__all__ = ["gpus"]
 
 
 class Fine(Devices):
@@ -53,11 +51,9 @@ class Job:
         self.target("none")
         self.signal = Signal(str(path))
         settings = clock_settings(self.devices, every=True)
-        self.live = LiveTuning(
-            *(self.devices, self.devices, settings, 1400),  # type: ignore[arg-type]
-            TuningRequest(Constraints(max_slowdown=budget, power_cap_W=1e4)),
-            say=self.said.append,
-            signal=self.signal,
+        request = TuningRequest(Constraints(max_slowdown=budget, power_cap_W=1e4))
+        self.live = live_tuning(
+            *(self.devices, self.said, request), offer=(1400, settings), signal=self.signal
         )
         self.steps = 0
 
@@ -239,7 +235,7 @@ def test_no_job_draws_more_than_its_target_for_long_or_much_less_without_need(
 ) -> None:
     clocks = np.linspace(1400, 400, 51)
     follower = PowerFollower(
-        [math.log(1400 / clock) for clock in clocks], budget=None, window_s=8.0, settle_s=2.0
+        [math.log(1400 / clock) for clock in clocks], max_slowdown=None, window_s=8.0, settle_s=2.0
     )
     random, now_s, setting = np.random.default_rng(0), 0.0, 0
     above_s = longest_s = spare_J = all_J = 0.0
@@ -295,12 +291,9 @@ def test_what_was_asked_and_delivered_is_worded() -> None:
     assert len([line for line in lines if line.startswith("Asked 285 W")]) == 1
     assert "280 W delivered" in " ".join(lines)
     assert "promise" not in " ".join(lines)
-
-
-@pytest.fixture
-def gpus(twin_node: Callable[..., TwinNode]) -> Any:
-    gpu = replace(CORE_GPU, clock_free_share=0.6)
-    return twin_node(gpu, gpu, virtual_time=False)
+    many = tuning_lines(replace(outcome, periods=periods[1:] * 300))
+    assert len([line for line in many if line.startswith("Asked")]) == SHOWN
+    assert "And 288 more" in " ".join(many)
 
 
 def figure(path: Path, name: str) -> float:

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.online.test_agent import TRAIN, Devices
+from tests.online.test_agent import TRAIN, Devices, live_tuning
 from tests.online.test_bandit import CLOCKS, Outcome, World, X, gpu, train
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.agent import WARM_STEPS, LiveTuning
-from tuner.online.limits import LengthUnknown, LimitTuner, run_limits
+from tuner.online.limits import LATE, LONG, POOR, LengthUnknown, LimitTuner, run_limits
+from tuner.online.live import WARM_STEPS, LiveTuning
 from tuner.online.marks import Mark
 from tuner.online.outcome import TuningOutcome
 from tuner.online.request import TuningRequest
-from tuner.online.settings import clock_settings
 from tuner.problem.constraints import Constraints
 from tuner.workload.meters import Reading
 
@@ -77,14 +76,14 @@ def test_what_is_no_limit_costs_no_time() -> None:
 def test_a_deadline_out_of_reach_is_told_and_all_haste_made() -> None:
     done, _, _ = run(deadline_s=0.9 * TOP_S)
     assert isinstance(done.tuner, LimitTuner)
-    assert done.tuner.missed == "deadline"
+    assert done.tuner.missed == LATE
     assert set(done.visits) == {0}
 
 
 def test_a_budget_out_of_reach_is_told_and_comes_as_near_as_can_be() -> None:
     done, _, energy_kJ = run(budget_kJ=0.3 * TOP_KJ)
     assert isinstance(done.tuner, LimitTuner)
-    assert done.tuner.missed == "budget"
+    assert done.tuner.missed == POOR
     assert energy_kJ <= 1.06 * min(fixed(i)[1] for i in range(len(X)))
 
 
@@ -92,7 +91,7 @@ def test_of_a_deadline_and_a_budget_that_exclude_each_other_the_deadline_counts(
     done, seconds, _ = run(deadline_s=1.05 * TOP_S, budget_kJ=0.4 * TOP_KJ)
     assert seconds <= 1.05 * TOP_S
     assert isinstance(done.tuner, LimitTuner)
-    assert done.tuner.missed == "budget"
+    assert done.tuner.missed == POOR
 
 
 def test_a_job_that_grows_longer_in_the_middle_still_meets_what_can_be_met() -> None:
@@ -110,7 +109,7 @@ def test_a_job_that_grows_longer_in_the_middle_still_meets_what_can_be_met() -> 
 def test_a_training_longer_than_stated_is_told() -> None:
     done, _, _ = run(deadline_s=1.2 * TOP_S, stated=STEPS // 2)
     assert isinstance(done.tuner, LimitTuner)
-    assert done.tuner.missed in ("length", "deadline")
+    assert done.tuner.missed in (LONG, LATE)
 
 
 def test_settings_are_ordered_as_the_worlds_are() -> None:
@@ -122,13 +121,7 @@ def test_settings_are_ordered_as_the_worlds_are() -> None:
 
 def live(limits: Constraints, said: list[str], steps: int | None) -> tuple[LiveTuning, Devices]:
     devices = Devices()
-    tuning = LiveTuning(
-        *(devices, devices, clock_settings(devices), 1400),  # type: ignore[arg-type]
-        TuningRequest(limits, steps),
-        say=said.append,
-        started=devices.read(),
-    )
-    return tuning, devices
+    return live_tuning(devices, said, TuningRequest(limits, steps), started=devices.read()), devices
 
 
 def test_limits_count_from_the_start_of_the_command_and_are_told_once() -> None:

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
+from tests.online.test_agent import ROOT, TORCHRUN, gpus, run, tuner_run
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[2]
-TORCHRUN = Path(sys.executable).with_name("torchrun")
-
-pytestmark = [
-    pytest.mark.twin,
-    pytest.mark.real,
-    pytest.mark.slow,
-    pytest.mark.timeout(500),
-]
+HERE = Path(__file__).parent
+__all__ = ["gpus"]
+pytestmark = [pytest.mark.twin, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 def losses_of(words: list[str], environ: dict[str, str]) -> tuple[list[str], str]:
-    done = subprocess.run(
-        words,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = run(words, environ)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (done.stdout + done.stderr).splitlines()
     return [line for line in lines if line.startswith("loss ")], done.stdout
@@ -43,20 +27,14 @@ def losses_of(words: list[str], environ: dict[str, str]) -> tuple[list[str], str
 def tuned_as_untuned(gpus: Any, launch: list[str], steps: int, path: str) -> None:
     plain, _ = losses_of(launch, {"PYTHONPATH": path})
     assert len(plain) == steps
-    command = [sys.executable, "-m", "tuner.cli.main", "run", "--tune", "--max-slowdown", "8%"]
     environ = {**gpus.environment(), "PYTHONPATH": f"{ROOT}:{path}"}
-    tuned, answer = losses_of([*command, "--json", "--", *launch], environ)
+    command = tuner_run("--max-slowdown", "8%", "--json", "--", *launch)
+    tuned, answer = losses_of(command, environ)
     outcome = json.loads(answer)
     assert tuned == plain
     assert (outcome["ended"], outcome["kept"]) == ("", True)
     assert sum(outcome["seconds_at"][1:]) > 5
     assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]
-
-
-@pytest.fixture
-def gpus(twin_node: Callable[..., TwinNode]) -> Any:
-    gpu = replace(CORE_GPU, clock_free_share=0.6)
-    return twin_node(gpu, gpu, virtual_time=False)
 
 
 def test_deepspeed_with_zero_2_learns_the_same(gpus: Any) -> None:

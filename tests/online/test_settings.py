@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.online.test_agent import TORCHRUN, TRAIN, run, tuner_run
-from tuner.online.agent import LiveTuning
+from tests.online.test_agent import TORCHRUN, TRAIN, Devices, live_tuning, run, tuner_run
 from tuner.online.command import tune
+from tuner.online.follow import PowerFollower
+from tuner.online.live import LiveTuning
 from tuner.online.marks import Mark
 from tuner.online.request import TuningRequest
 from tuner.online.settings import limit_settings, offers
-from tuner.online.signal import Signal
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
@@ -25,40 +25,31 @@ from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.meters import Reading
 from tuner.workload.node.machine import detect_cluster
 
 
-class Limited:
+class Limited(Devices):
     """Governor and meter of a GPU of 400 W that takes power limits and no clocks."""
 
-    why_not, can_set, resolution_s = "", True, 0.1
-    supported_clocks_MHz: tuple[int, ...] = ()
+    supported_clocks_MHz = ()
     limit_range_W = (100.0, 400.0)
 
     def __init__(self, idle_W: float, peak_W: float, bound: float) -> None:
+        super().__init__()
         self.idle_W, self.peak_W, self.bound = idle_W, peak_W, bound
-        self.limit_W, self.time_s, self.energy_J, self.least_W = 400.0, 0.0, 0.0, 0.0
-        self.log: list[float] = []
+        self.limit_W, self.least_W = 400.0, 0.0
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        if self.least_W > float(str(live.get("power_limit_W", 400))):
-            raise InvalidValue("power_limit_W", live["power_limit_W"], f"from {self.least_W:g}")
-        self.limit_W = float(str(live.get("power_limit_W", 400)))
-        self.log.append(self.limit_W)
+        limit_W = live.get("power_limit_W", 400)
+        assert isinstance(limit_W, int)
+        if self.least_W > limit_W:
+            raise InvalidValue("power_limit_W", limit_W, f"from {self.least_W:g}")
+        self.limit_W = limit_W
+        self.log.append(limit_W)
         return Applied(live, live)
-
-    def delivered(self) -> dict[str, float]:
-        return {}
 
     def restore(self) -> None:
         self.limit_W = 400.0
-
-    def close(self) -> None:
-        self.restore()
-
-    def read(self) -> Reading:
-        return Reading(self.time_s, self.energy_J)
 
     def step(self) -> float:
         share = (self.limit_W - self.idle_W) / (self.peak_W - self.idle_W)
@@ -70,20 +61,23 @@ class Limited:
 
 
 def trained(
-    gpu: Limited, steps: int = 4000, target_W: float = 0, max_slowdown: float | None = 0.05
+    gpu: Limited, slower: float | None = 0.05, **limits: float
 ) -> tuple[LiveTuning, list[str], list[float]]:
-    ((top, settings),) = offers(gpu, every=False, measured_MHz=())  # type: ignore[arg-type]
+    target_W, steps = limits.get("power_cap_W"), 4000 if "budget_kJ" in limits else None
+    request = TuningRequest(Constraints(max_slowdown=slower, **limits), steps)  # type: ignore[arg-type]
+    (offer,) = offers(gpu, every=target_W is not None, measured_MHz=())  # type: ignore[arg-type]
     said, slowdowns = list[str](), list[float]()
-    live = LiveTuning(
-        *(gpu, gpu, settings, top),  # type: ignore[arg-type]
-        TuningRequest(Constraints(max_slowdown=max_slowdown, power_cap_W=target_W or None)),
-        say=said.append,
-        signal=Signal(target_W) if target_W else None,
-    )
-    for number in range(steps):
+    given = {"offer": offer, "signal": request.signal(), "started": gpu.read()}
+    live = live_tuning(gpu, said, request, **given)
+    for number in range(4000):
         live.take(Mark(0, number, gpu.step()))
         slowdowns.append(gpu.time_s / (0.5 * (number + 1)) - 1)
     return live, said, slowdowns
+
+
+def in_order(gpu: Limited) -> bool:
+    tried = [400, *gpu.log]  # each just below the lowest so far
+    return all(limit >= 0.91 * min(tried[: i + 1]) for i, limit in enumerate(gpu.log))
 
 
 @pytest.mark.parametrize(
@@ -108,18 +102,40 @@ def test_limits_save_energy_within_the_promise_at_any_step(
 
 
 @pytest.mark.parametrize("bound", [0.2, 1.0])
-def test_a_target_is_followed_by_limits_within_the_promise_at_any_step(bound: float) -> None:
-    gpu = Limited(180.0, 390.0, bound)
-    live, _, slowdowns = trained(gpu, target_W=230.0)
+@pytest.mark.parametrize("idle_W", [60.0, 180.0, 210.0])
+def test_a_target_is_followed_by_limits_in_their_order_within_the_promise_at_any_step(
+    idle_W: float, bound: float
+) -> None:
+    """Near the idle power a limit slows the steps out of all proportion."""
+    gpu = Limited(idle_W, 390.0, bound)
+    live, said, slowdowns = trained(gpu, power_cap_W=230.0)
     assert max(slowdowns) <= 0.05
     assert sum(live.seconds_at[1:]) > 100
+    assert in_order(gpu)
+    assert said == ["230 W is not followed until the budget of slowdown allows it again"]
 
 
-def test_a_target_is_met_by_limits_where_any_slowdown_is_allowed() -> None:
+@pytest.mark.parametrize(
+    ("idle_W", "peak_W", "target_W"),
+    [(60.0, 390.0, 280.0), (195.0, 390.0, 230.0), (60.0, 260.0, 200.0), (190.0, 220.0, 205.0)],
+)
+def test_a_target_is_met_by_a_limit_no_lower_than_needed_where_any_slowdown_is_allowed(
+    idle_W: float, peak_W: float, target_W: float
+) -> None:
+    gpu = Limited(idle_W, peak_W, 1.0)
+    live, said, _ = trained(gpu, None, power_cap_W=target_W)
+    assert isinstance(live.tuner, PowerFollower)
+    assert 0.96 * target_W <= gpu.limit_W <= target_W
+    assert min(gpu.log) >= 0.92 * target_W
+    assert live.tuner.periods[0].beyond_s <= 60
+    assert said == []
+
+
+def test_an_energy_budget_is_kept_by_limits_in_their_order() -> None:
     gpu = Limited(60.0, 390.0, 0.5)
-    live, said, _ = trained(gpu, target_W=280.0, max_slowdown=None)
-    assert gpu.limit_W <= 280.0
-    assert live.settings[live.tuner.decision.setting]["power_limit_W"] == 250
+    _, said, _ = trained(gpu, None, budget_kJ=0.85 * 780)
+    assert gpu.energy_J <= 850 * 780
+    assert in_order(gpu)
     assert said == []
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tuner.online.stages import log_slowest, mean_value, stage_settings, stage_shares
+from tuner.online.settings import log_slowest, mean_value, stage_settings, stage_shares
 from tuner.search_spaces.configuration import Settings
 
 CLOCKS = (500, 700, 900, 1100, 1300, 1400)

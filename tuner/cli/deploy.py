@@ -223,7 +223,7 @@ def add(commands: Commands) -> None:
         help="with --tune: begin with what a study or an earlier tuned training measured",
     )
     add_options(
-        run.add_argument_group("limits of a tuned training (default: a slowdown of 5%%)"),
+        run.add_argument_group("limits of a tuned training (default: a slowdown of 5%)"),
         Constraints,
         only=_OF_TUNING,
     )

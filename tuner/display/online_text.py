@@ -22,6 +22,11 @@ ENDED: Mapping[str, str] = {
 }
 
 
+#: Targets of power, and changes, that are shown one by one.
+SHOWN = 12
+NOTICED = "Change noticed after {0.step} steps: {0.quantity} {1:+.0f} %."
+
+
 def tuning_lines(outcome: TuningOutcome) -> list[str]:
     """Return the outcome as sentences: saving, exploring, promise, changes, failures."""
     lines = []
@@ -39,12 +44,19 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
         lost = f"Slowdown {100 * slowdown:.1f} % [{100 * less:.1f}, {100 * more:.1f}] %"
         if outcome.max_slowdown is not None:
             word = "kept" if outcome.kept else "broken"
-            promise = f"{100 * outcome.max_slowdown:g} %"
-            lost += f": the promise of at most {promise} was {word}"
+            lost += f": the promise of at most {100 * outcome.max_slowdown:g} % was {word}"
         explored = 100 * balance.exploring_J / balance.energy_J
         said = "" if outcome.periods else f" Exploring cost {explored:.1f} % of the energy."
         lines.append(f"{lost}.{said}")
-        lines += _period_lines(outcome)
+        lines += _first(
+            [
+                f"Asked {each.target_W:g} W for {duration(each.seconds)}: "
+                f"{each.energy_J / each.seconds:.0f} W delivered, "
+                f"{duration(each.beyond_s)} of it above the target."
+                for each in outcome.periods
+                if each.target_W is not None and each.seconds
+            ]
+        )
         shares = sorted(enumerate(outcome.seconds_at), key=lambda each: -each[1])
         named = [
             f"{outcome.settings[at] or 'the highest'} {100 * seconds / balance.seconds:.0f} %"
@@ -52,15 +64,15 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             if seconds > 0.01 * balance.seconds
         ]
         lines.append(f"Time at each setting: {', '.join(named)}.")
-        if outcome.record is not None:
+        learned = any(outcome.seconds_at[1:])
+        if not learned and outcome.kept and not (outcome.ended or outcome.periods):
+            time = duration(balance.seconds)
+            lines.append(f"No lower setting was tried: {time} left no time for one by the promise.")
+        if outcome.record is not None and learned:
             lines.append(f"To begin the next run with this: --transfer {outcome.record}")
     elif not outcome.ended:
         lines.append("The training ended before its steps could be measured.")
-    for change in outcome.changes:
-        lines.append(
-            f"Change noticed after {change.step} steps: {change.quantity} "
-            f"{100 * change.relative:+.0f} %."
-        )
+    lines += _first([NOTICED.format(each, 100 * each.relative) for each in outcome.changes])
     lines += [_limit_line(*limit) for limit in outcome.limits]
     lines += ranks_lines(outcome.ranks, outcome.stragglers)
     if outcome.not_restored:
@@ -71,7 +83,6 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
 
 
 def _saved(balance: Balance) -> str:
-    """Return the saving with its 90 % interval, and a loss as one."""
     low, share, high = (100 * joules / (balance.energy_J + joules) for joules in balance.saved_J)
     if f"{low:.1f} {high:.1f}" in ("0.0 0.0", "-0.0 0.0"):
         return "as much as"
@@ -81,24 +92,15 @@ def _saved(balance: Balance) -> str:
 
 
 def _limit_line(name: str, limit: float, took: float) -> str:
-    """Return whether a limit on the whole command was kept."""
     row = next(row for row in LIMITS if row.name == name)
     text = duration if name == "deadline_s" else energy_text
     word = "kept" if took <= limit else "missed"
     return f"The command took {text(took)}: its {row.noun} of {text(limit)} was {word}."
 
 
-def _period_lines(outcome: TuningOutcome) -> list[str]:
-    """Return what was asked and delivered, for targets of power."""
-    lines = []
-    for period in outcome.periods:
-        if period.target_W is not None and period.seconds > 0:
-            lines.append(
-                f"Asked {period.target_W:g} W for {duration(period.seconds)}: "
-                f"{period.energy_J / period.seconds:.0f} W delivered, "
-                f"{duration(period.beyond_s)} of it above the target."
-            )
-    return lines
+def _first(lines: list[str]) -> list[str]:
+    more = len(lines) - SHOWN
+    return lines if more <= 0 else [*lines[:SHOWN], f"And {more} more (see --json)."]
 
 
 def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
@@ -125,10 +127,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def _throttled(state: RankState, behind: float | None) -> str:
-    return ", ".join(f"{name} {_share(part)}" for name, part in state.throttled.items() if part)
-
-
 #: Heading of each column, and its text; a column that is empty for all ranks is left out.
 _COLUMNS: Mapping[str, Callable[[RankState, float | None], str]] = {
     "rank": lambda state, behind: str(state.rank),
@@ -137,7 +135,9 @@ _COLUMNS: Mapping[str, Callable[[RankState, float | None], str]] = {
     "MHz": lambda state, behind: _number(state.clock_MHz),
     "W": lambda state, behind: _number(state.power_W),
     "°C": lambda state, behind: _number(state.temperature_C),
-    "throttled": _throttled,
+    "throttled": lambda state, behind: ", ".join(
+        f"{name} {_share(part)}" for name, part in state.throttled.items() if part
+    ),
     "memory errors": lambda state, behind: _number(sum(state.faults.values()) or None),
     "nice": lambda state, behind: str(state.nice or ""),
     "computes": lambda state, behind: _share(state.busy),

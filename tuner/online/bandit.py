@@ -1,10 +1,9 @@
 """Safe bandit over live settings: the next setting after each window of whole steps.
 
 It saves what it can under the promise that the whole run takes at most 1 + max_slowdown times as
-long as at the highest setting, also while it explores. Loss is charged at the upper end of its
-estimate (`tuner.online.promise`), and a window is run only if the promise would hold after it. A
-change of the job or the machine (`tuner.online.changes`) begins a new epoch, with windows at the
-highest setting first.
+long as at the highest setting, also while it explores: loss is charged at the upper end of its
+estimate, and a window is run only if the promise would hold after it. A change of the job or the
+machine begins a new epoch, with windows at the highest setting first.
 """
 
 from __future__ import annotations
@@ -14,14 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tuner.online.changes import Change, ChangeDetector
-from tuner.online.promise import SURE, Balance, Spent, available_s, balance
+import numpy as np
+
+from tuner.online.promise import SURE, Balance, available_s, balance
 from tuner.online.response import POWER, STEP_TIME, Response, Studied, Views
-from tuner.online.windows import NEW_USUAL, Chunk, Window, WindowCollector
+from tuner.online.windows import NEW_USUAL, Change, ChangeDetector, Chunk, Window, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
 #: Windows at the highest setting at the start of the run and of each epoch.
 FIRST, AFRESH = 4, 2
+#: Windows from one change of the step time to the next within which settings cannot be compared:
+#: then twice as many windows at the highest setting follow each time, and no more than these.
+CALM = 25
 #: Windows of a reference visit. Visits are at least APART windows apart, and at most LATEST and
 #: LATEST_SHARE of the run so far: a change that only the highest setting shows is then found before
 #: it can matter much.
@@ -34,13 +37,13 @@ STALE = 0.12
 WORTH, HOPE = 0.004, 0.01
 #: Windows that a setting beyond the promise must be affordable for to be entered.
 AFFORD = 20
+#: How far below the lowest measured setting one is tried where no law bounds its slowdown, in x.
+STEP = 0.07
 #: Share of the allowance that is saved for trials of values of which nothing is known.
 SAVED = 0.5
 #: Distance of step time or power, in logarithms, from which earlier measurements are of another job
 #: or device.
 UNLIKE = 0.1
-
-Reason = Literal["reference", "trial", "choice"]
 
 
 @dataclass(frozen=True)
@@ -48,26 +51,22 @@ class Decision:
     """Setting of the next window, and why."""
 
     setting: int
-    reason: Reason
+    reason: Literal["reference", "trial", "choice"]
 
 
 class OnlineTuner:
     """Bandit over the live settings of one training.
 
     Args:
-        x: as of `tuner.online.response.Response`.
+        x, declared: as of `tuner.online.response.Response`.
         max_slowdown: promised for the time of the whole run; 0.05 is 5 %.
         studied: earlier measurements of settings; dropped if the job differs from them.
-        declared: as of `tuner.online.response.Response`.
+        stepwise: a setting is tried only just below one that was measured: how much it slows the
+            steps is bounded by no law, as a power limit that comes near the idle power.
 
     Attributes:
-        steps, windows: done so far.
         window: what the last chunk completed, if anything.
-        changes: what was noticed, in order.
         unlike: in what the job differs from the earlier measurements, if they were dropped.
-        decision: the setting that should be in force, and why.
-        stepwise: a setting is tried only below one that was measured: how much it slows the steps
-            is bounded by no law, as a power limit that comes near the idle power.
 
     Raises:
         InvalidValue: there are fewer than two settings, or the promise is negative.
@@ -78,10 +77,11 @@ class OnlineTuner:
         x: Sequence[float],
         *,
         max_slowdown: float,
-        window_s: float = 5.0,
-        settle_s: float = 1.0,
+        window_s: float = 8.0,
+        settle_s: float = 2.0,
         studied: Mapping[int, Studied] | None = None,
         declared: Sequence[tuple[object, ...]] = (),
+        stepwise: bool = False,
     ) -> None:
         if len(x) < 2:
             raise InvalidValue("settings", len(x), "at least two live settings to choose from")
@@ -89,11 +89,9 @@ class OnlineTuner:
             raise InvalidValue("max_slowdown", max_slowdown, "a share of at least 0, e.g. 0.05")
         self.max_slowdown = max_slowdown
         self._window_s, self._settle_s = window_s, settle_s
-        self._studied = earlier = dict(studied or {})
-        times = {i: (each.step_time_s, each.error) for i, each in earlier.items()}
-        powers = {i: (each.power_W, each.error) for i, each in earlier.items()}
-        self._time = Response(x, STEP_TIME, times, declared)
-        self._power = Response(x, POWER, powers, declared)
+        self._studied = dict(studied or {})
+        self._time = Response(x, STEP_TIME, self._studied, declared)
+        self._power = Response(x, POWER, self._studied, declared)
         self._declared = declared or [()] * len(x)
         self.unlike: Change | None = None
         self.window: Window | None = None
@@ -103,7 +101,7 @@ class OnlineTuner:
         self._collector = WindowCollector(window_s, settle_s)
         self._detectors = (ChangeDetector("step time"), ChangeDetector("power"))
         # What was spent in this epoch until the last reference visit, and since then.
-        self._spent, self._unconfirmed = Spent(), Spent()
+        self._spent, self._unconfirmed = np.zeros((2, 3, len(x)))
         self._earlier, self._earlier_sure = Balance(), Balance()
         self._reference_due, self._last_reference = FIRST, 0
         self.steps = self.windows = 0
@@ -111,7 +109,13 @@ class OnlineTuner:
         self.changes: list[Change] = []
         self.decision = Decision(0, "reference")
         self._choice = 0
-        self.stepwise = False
+        self._afresh, self._changed = AFRESH, -CALM
+        self._stepwise = stepwise
+
+    @property
+    def restless(self) -> bool:
+        """True if step time changes too often to compare settings."""
+        return self._afresh > 2 * AFRESH
 
     @property
     def stalled_s(self) -> float:
@@ -133,8 +137,8 @@ class OnlineTuner:
         """Add whole steps that ran at the decided setting; return the decision for the next."""
         self.steps += chunk.steps
         self._chunk_s = chunk.seconds
-        setting, trial = self.decision.setting, self.decision.reason != "choice"
-        self._unconfirmed.add(setting, chunk.seconds, chunk.energy_J, trial=trial)
+        tried_J = chunk.energy_J if self.decision.reason != "choice" else 0.0
+        self._unconfirmed[:, self.decision.setting] += chunk.seconds, chunk.energy_J, tried_J
         self.window = self._collector.add(chunk)
         if self.window is not None:
             self._compare(self.window)
@@ -154,12 +158,12 @@ class OnlineTuner:
     # ---- learning
 
     def _views(self, *, past: bool = False) -> Views:
-        """Return the posteriors as of now, or, for what was spent, of the means so far (past)."""
+        # As of now, or, for what was spent, of the means so far (past).
         now = self.windows
         return Views(self._time.posterior(now, past=past), self._power.posterior(now, past=past))
 
     def _compare(self, window: Window) -> None:
-        """Drop the earlier measurements if the same setting is now another."""
+        # Drops the earlier measurements if the same setting is now another.
         earlier = self._studied.get(window.setting)
         if earlier is None or self.changes:
             return
@@ -191,35 +195,37 @@ class OnlineTuner:
             self._last_reference = self.windows
         self.windows += 1
         if change is not None:
-            self._restart(change)
+            self._restart(change, window)
         elif window.setting == 0 and not self._reference_due:
-            self._spent.take(self._unconfirmed)
-            self._unconfirmed = Spent()
+            self._spent += self._unconfirmed
+            self._unconfirmed = np.zeros_like(self._spent)
 
-    def _restart(self, change: Change) -> None:
-        """Close the account of this epoch as of the last reference visit, and begin another."""
+    def _restart(self, change: Change, last: Window) -> None:
+        # Closes the account of this epoch as of the last reference visit, and begins another.
         for response in (self._time, self._power):
             response.forget(change.since)
         # When it began since the last reference visit is unknown: that time is the new epoch's.
         views = self._views()
-        self._earlier += self._balance(self._spent, 1.645, self._views(past=True))
-        self._earlier_sure += self._balance(self._spent, SURE, views)
-        self._spent, self._unconfirmed = self._unconfirmed, Spent()
-        for response in (self._time, self._power):
+        self._earlier += balance(self._spent, self._views(past=True), self._choice, 1.645)
+        self._earlier_sure += balance(self._spent, views, self._choice, SURE)
+        self._spent, self._unconfirmed = self._unconfirmed, np.zeros_like(self._spent)
+        for response, value in ((self._time, last.step_time_s), (self._power, last.power_W)):
             response.begin(len(self.changes) + 1)
+            response.add(last.setting, self.windows - 1, value)  # the window that told is of it
         for detector in self._detectors:
             detector.reset()
         self.changes.append(replace(change, step=self.steps))
-        self._reference_due = AFRESH
+        if change.quantity == "step time":
+            soon = self.windows - self._changed < CALM
+            self._afresh = min(2 * self._afresh, CALM) if soon else AFRESH
+            self._changed = self.windows
+        self._reference_due = self._afresh
 
     # ---- the account
 
-    def _balance(self, spent: Spent, sure: float, views: Views) -> Balance:
-        return balance(spent, views, self._choice, sure)
-
     def _total(self, earlier: Balance, sure: float, views: Views) -> Balance:
-        here = (self._balance(spent, sure, views) for spent in (self._spent, self._unconfirmed))
-        return sum(here, earlier)
+        spent = self._spent, self._unconfirmed
+        return sum((balance(each, views, self._choice, sure) for each in spent), earlier)
 
     @property
     def balance(self) -> Balance:
@@ -237,15 +243,15 @@ class OnlineTuner:
     # ---- deciding
 
     def _decide(self) -> Decision:
-        views = self._views()
-        total = self._total(self._earlier_sure, SURE, views)
-        left_s = available_s(total.seconds, total.lost_s[2], self.max_slowdown)
         if self._reference_due:
             return Decision(0, "reference")
+        views = self._views()
+        left_s, earned_s = self._left_s(views)
         # Part of the allowance is saved for values of which nothing is known.
         untried = any(map(self._untried, {*self._settings} - self._barred))
-        saved_s = SAVED * available_s(total.seconds, 0.0, self.max_slowdown) if untried else 0.0
-        choice = self._best(views, left_s - saved_s)
+        saved_s = SAVED * earned_s if untried else 0.0
+        allowed = [each for each in self._settings if self._allowed(views, each, left_s - saved_s)]
+        choice = self._least(views, allowed)
         if self._stale(views, choice):
             self._reference_due = VISIT
             return Decision(0, "reference")
@@ -253,11 +259,15 @@ class OnlineTuner:
             return Decision(trial, "trial")
         return Decision(choice, "choice")
 
-    def _loss_s(self, views: Views, setting: int, windows: float) -> float:
-        """Return the budget, seconds, that some windows at a setting may cost; negative: they earn.
+    def _left_s(self, views: Views) -> tuple[float, float]:
+        # Time that may still be lost, and that might if nothing had been, seconds.
+        total = self._total(self._earlier_sure, SURE, views)
+        left_s = available_s(total.seconds, total.lost_s[2], self.max_slowdown)
+        return left_s, available_s(total.seconds, 0.0, self.max_slowdown)
 
-        Steps that cross the settling time after a switch are charged as the setting's own.
-        """
+    def _loss_s(self, views: Views, setting: int, windows: float) -> float:
+        # Budget, seconds, that some windows at a setting may cost; negative: they earn. Steps that
+        # cross the settling time after a switch are charged as the setting's own.
         slow, slow_sd = views.time.relative(setting)
         longest = slow + SURE * slow_sd
         if setting not in self._measured:  # in proportion to the clock, whatever a study says
@@ -271,15 +281,20 @@ class OnlineTuner:
         return -available_s(seconds, lost_s, self.max_slowdown)
 
     def _untried(self, setting: int) -> int:
-        """Return the number of values of declared knobs that no window of this run had."""
+        # Number of values of declared knobs that no window of this run had.
         seen = [self._declared[each] for each in {0, *self._measured}]
         return sum(
             all(values[i] != value for values in seen)
             for i, value in enumerate(self._declared[setting])
         )
 
+    def _in_reach(self, setting: int, depth: float = STEP) -> bool:
+        # The next below the lowest measured one, or not far below.
+        known = max((self._x[each] for each in self._measured), default=0.0)
+        below = min((x for x in self._x if x > known), default=math.inf)
+        return not self._stepwise or self._x[setting] <= max(below, known + depth)
+
     def _allowed(self, views: Views, setting: int, left_s: float) -> bool:
-        """Return True if the setting may be chosen for some time."""
         if setting == 0:
             return True
         if setting in self._barred or setting not in self._measured:
@@ -288,18 +303,14 @@ class OnlineTuner:
         cost_s = self._loss_s(views, setting, windows)
         return cost_s <= max(0.0, left_s) and self._loss_s(views, setting, 1) <= left_s
 
-    def _best(self, views: Views, left_s: float) -> int:
-        """Return the allowed setting of the least energy; the current one if it is as good."""
-        allowed = [each for each in self._settings if self._allowed(views, each, left_s)]
-        best = min(allowed, key=lambda each: views.energy(each)[0])
-        if self._choice in allowed:
-            gain = views.energy(self._choice)[0] - views.energy(best)[0]
-            if gain < WORTH:
-                return self._choice
-        return best
+    def _least(self, views: Views, among: Sequence[int]) -> int:
+        # Of the least energy; the current one if it is as good.
+        best = min(among, key=lambda each: views.energy(each)[0])
+        gain = views.energy(self._choice)[0] - views.energy(best)[0]
+        return self._choice if self._choice in among and gain < WORTH else best
 
     def _stale(self, views: Views, choice: int) -> bool:
-        """Return True if the reference is too old to be sure of the chosen setting's slowdown."""
+        # The reference is too old to be sure of the chosen setting's slowdown.
         at_top = self.decision.setting == 0
         since = self.windows - self._last_reference
         if at_top or since < APART:
@@ -311,15 +322,13 @@ class OnlineTuner:
     def _hopeful(
         self, views: Views, choice: int, left_s: float, saved_s: float = 0.0
     ) -> int | None:
-        """Return the setting whose trial may save most, if it is affordable and worth it."""
+        # The setting whose trial may save most, if it is affordable and worth it.
         best, most = None, HOPE
         here = views.energy(choice)[0]
-        known = max((self._x[each] for each in self._measured), default=0.0)
-        deepest = min((x for x in self._x if x > known), default=math.inf)
         for each in self._settings:
             if each in (0, choice) or each in self._barred:
                 continue
-            if self._untried(each) > 1 or (self.stepwise and self._x[each] > deepest):
+            if self._untried(each) > 1 or not self._in_reach(each):
                 continue
             slow, slow_sd = views.time.relative(each)
             if slow - slow_sd > math.log1p(self.max_slowdown):
@@ -331,7 +340,8 @@ class OnlineTuner:
                 best, most = each, worth
         if best is None and self._studied and self._measured == {0}:
             # Earlier measurements that let hope for nothing are checked once.
-            usable = self._studied.keys() - self._barred
-            able = [each for each in usable if self._loss_s(views, each, 1) <= left_s]
-            best = max(able, default=0) or None
+            usable = filter(self._in_reach, self._studied.keys() - self._barred)
+            best = (
+                max((i for i in usable if self._loss_s(views, i, 1) <= left_s), default=0) or None
+            )
         return best

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,23 +35,22 @@ START_S, END_S = 60.0, 40.0
 _LOG = logging.getLogger("tuner.online")
 
 
+@dataclass
 class TunedBlock:
     """Training in a block, as its agent reports it; nothing is known on ranks other than 0.
 
     Attributes:
-        metrics: of the latest steps, with units in their names: step time, power, clock, and what
-            was saved so far at which slowdown; empty before some were measured.
+        metrics: step time, power, clock, and what was saved so far at which slowdown, with units in
+            their names; empty before some were measured.
         outcome: what was saved, at which slowdown, with intervals; None until the block ends.
     """
 
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-        self.outcome: TuningOutcome | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    outcome: TuningOutcome | None = None
 
 
 class _Agent:
-    """The agent's process, as rank 0 sees it."""
-
+    # The agent's process, as rank 0 sees it.
     def __init__(self, block: TunedBlock, request: TuningRequest) -> None:
         self._block, self._max_slowdown = block, request.max_slowdown
         self.ready, self._closing = threading.Event(), False  # it reads the devices, or has ended
@@ -91,11 +91,7 @@ class _Agent:
         self.ready.set()
 
     def close(self, code: int) -> None:
-        """End the agent, and keep what it reports.
-
-        Args:
-            code: 1 if the block failed, else 0.
-        """
+        """End the agent, and keep what it reports; `code` is 1 if the block failed, else 0."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._link.send(code)
@@ -122,7 +118,6 @@ def _agent(link: Connection[Any, Any], listener: socket.socket) -> None:
             link.send(message)
 
     def ends() -> int | None:
-        """Return 0 or 1 once the block or the program has ended; None before."""
         try:
             if not codes and link.poll():
                 codes.append(link.recv())

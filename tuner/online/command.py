@@ -35,10 +35,10 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
     prefix, assigned = [sys.executable], {}
     if launcher is not None:
         if launcher.kind not in LAUNCHERS or launcher.nodes > 1:
+            what = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
             raise InputError(
-                f"--tune does not start {launcher.kind or 'this launcher'} jobs of "
-                f"{launcher.nodes} nodes; it tunes torchrun, deepspeed and accelerate jobs and "
-                "plain scripts on one node"
+                f"--tune cannot tune a job of {what}: name a plain script, or one started by "
+                "torchrun, deepspeed or accelerate on one node"
             )
         assigned = dict(launcher.assigned)
         if launcher.words:
@@ -59,8 +59,7 @@ def tune(
 ) -> TuningOutcome:
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
 
-    Args:
-        output: file descriptor of the command's standard output; by default this process's own.
+    Its standard output goes to the file descriptor `output`, by default this process's own.
 
     Raises:
         InputError: the command or the target of power cannot be read.

@@ -28,13 +28,11 @@ class CurvePoint:
     """Fastest measured point within a power.
 
     Attributes:
-        slowdown: of the start of the curve; 0.05 is 5 % longer.
-        slowdown_interval: 90 % interval by joint draws of the run's posterior; None without one.
+        slowdown: against the start of the curve, with a 90 % interval by joint draws.
         live: True if it is reached without a restart.
         for_average, for_peak: whether it is the fastest within its average and within its peak
             power, of the points of its kind (live, or all).
-        restart_s: median time of the run's launches of this configuration until the first step
-            after warm-up; 0 for a live move, None if unknown.
+        restart_s: median time of a launch until the first step after warm-up; None if unknown.
     """
 
     point: Point
@@ -80,7 +78,6 @@ class Curve:
 
 
 def _fastest(points: Iterable[Point], power_W: Callable[[Point], float]) -> set[Configuration]:
-    """Return the points that are the fastest within their own power."""
     kept, best_s, lowest_W = list[Configuration](), math.inf, 0.0
     for point in sorted(points, key=lambda each: (power_W(each), each.time_to_solution_s)):
         if math.isfinite(power_W(point)) and point.time_to_solution_s < best_s:
@@ -91,10 +88,6 @@ def _fastest(points: Iterable[Point], power_W: Callable[[Point], float]) -> set[
             kept.append(point.configuration)
             best_s = point.time_to_solution_s
     return set(kept)
-
-
-def _peak_W(point: Point) -> float:
-    return math.inf if point.peak_power_W is None else point.peak_power_W
 
 
 def _slowdown_interval(result: Result, start: Point, point: Point) -> Interval | None:
@@ -119,9 +112,6 @@ def _restarts(records: Sequence[ProbeRecord]) -> dict[Settings, float]:
 def power_curve(result: Result, start: str, records: Sequence[ProbeRecord] = ()) -> Curve:
     """Return what the job would do at each power, if it trains with the point named `start`.
 
-    Args:
-        records: the probes of the run, which tell what a launch takes.
-
     Raises:
         UnknownName: there is no such point.
         InputError: nothing was measured.
@@ -132,7 +122,10 @@ def power_curve(result: Result, start: str, records: Sequence[ProbeRecord] = ())
     measured = [each for each in result.points if each.meter.scope == first.meter.scope]
     own = [each for each in measured if each.configuration.launch == first.configuration.launch]
     live, every = (
-        [_fastest(points, power_W) for power_W in (lambda point: point.power_W, _peak_W)]
+        (
+            _fastest(points, lambda point: point.power_W),
+            _fastest(points, lambda point: point.peak_power_W or math.inf),
+        )
         for points in (own, measured)
     )
     restarts, points = _restarts(records), []

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from tuner.online.response import Studied
-from tuner.online.stages import mean_value
+from tuner.online.settings import mean_value
 from tuner.online.windows import Window
 from tuner.problem.batch_scaling import steps_a_job_step
 from tuner.problem.run_folder import RunFolder
@@ -36,12 +36,7 @@ LEAST_ERROR, WINDOW_ERROR = 0.003, 0.02
 
 @dataclass(frozen=True)
 class Setup:
-    """Devices and meter of a measurement.
-
-    Attributes:
-        meter: its name, scope and mark.
-        ranks: number of ranks on this node; 0 if unknown.
-    """
+    """Devices, meter (mark, name and scope) and number of ranks (0: unknown) of a measurement."""
 
     device: str
     meter: str
@@ -55,11 +50,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Earlier measurements of one launch.
-
-    Attributes:
-        name: of the run.
-    """
+    """Earlier measurements of one launch, of the run or folder that it is named after."""
 
     name: str
     setup: Setup
@@ -67,26 +58,25 @@ class Earlier:
 
     def why_not(self, now: Setup) -> str:
         """Return why these are of no use for a training of this setup, or ""."""
-        then, why = self.setup, ""
+        then = self.setup
         if then.device != now.device:
-            why = f"it is of {then.device}, and this machine has {now.device}"
-        elif then.meter != now.meter:
-            why = f"it was metered by {then.meter}, and this training by {now.meter}"
-        elif now.ranks and then.ranks not in (0, now.ranks):
-            why = f"it is of {then.ranks} ranks, and this training has {now.ranks}"
-        return f"{self.name} is not used: {why}" if why else ""
+            return f"it is of {then.device}, and this machine has {now.device}"
+        if then.meter != now.meter:
+            return f"it was metered by {then.meter}, and this training by {now.meter}"
+        if now.ranks and then.ranks not in (0, now.ranks):
+            return f"it is of {then.ranks} ranks, and this training has {now.ranks}"
+        return ""
 
     @property
     def clocks_MHz(self) -> set[float]:
         """Clocks that were measured."""
-        values = (live.get("clock_MHz") for live in self.points)
-        return {float(each) for each in values if isinstance(each, int | float)}
+        clocks = (live.get("clock_MHz") for live in self.points)
+        return {each for each in clocks if isinstance(each, int | float)}
 
     def studied(self, settings: Sequence[Settings], top_MHz: float) -> dict[int, Studied]:
         """Return those measurements that are of one of these settings; of two, the surer.
 
-        Args:
-            top_MHz: clock of a setting that names none.
+        A setting that names no clock has `top_MHz`.
         """
         found: dict[int, Studied] = {}
         for live, studied in sorted(self.points.items(), key=lambda each: -each[1].error):
@@ -135,10 +125,7 @@ def of_study(result: Result, point: str) -> Earlier:
 
 
 def earlier_of(folder: Path, point: str = "recommended") -> Earlier:
-    """Return what a study's folder, or that of a tuned training, tells of the live settings.
-
-    Args:
-        point: of the study.
+    """Return what a study's folder (of a point), or that of a tuned training, tells.
 
     Raises:
         InputError: it holds nothing of use.
@@ -183,22 +170,14 @@ def read_earlier(folder: Path) -> Earlier:
 
 
 class Record:
-    """Writer of the windows of a tuned training; a folder is made with the first.
-
-    Args:
-        folder: where it goes; if it exists already, a number is appended to its name.
-    """
+    """Writer of the windows of a tuned training; a folder is made with the first, and numbered."""
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.folder: Path | None = None
         self._wanted, self._setup = folder, setup
 
     def add(self, live: Settings, window: Window, *, epoch: int, ranks: int) -> None:
-        """Append a window.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Append a window, or raise OSError."""
         figures = {"step_time_s": window.step_time_s, "power_W": window.power_W}
         lines = [{"epoch": epoch, "live": live.to_json(), "steps": window.steps, **figures}]
         if self.folder is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from tuner.online.bandit import WORTH, Decision, OnlineTuner
 from tuner.online.marks import Mark
@@ -25,21 +25,17 @@ TRIAL = 0.25
 #: Figures of the whole run that are limited.
 FIGURES = ("time_s", "energy_kJ")
 
-#: Why a limit is not kept: it cannot be, or the training is longer than was stated.
-Missed = Literal["", "deadline", "budget", "length"]
-
 
 class LengthUnknown(Exception):
     """A limit on a training whose number of steps is unknown."""
 
 
 #: What is said of a limit that is not kept.
-MISSED = {
-    "deadline": "the deadline cannot be met, even at the highest setting, where it goes on",
-    "budget": "the energy budget cannot be kept; the training goes on at the setting of the least "
-    "energy that was found in time",
-    "length": "the training takes more steps than was stated, so its limits may not be kept",
-}
+LATE = "the deadline cannot be met, even at the highest setting, where it goes on"
+POOR = (
+    "the energy budget cannot be kept; it goes on at the setting of the least energy found so far"
+)
+LONG = "the training takes more steps than was stated, so its limits may not be kept"
 
 
 def run_limits(given: Constraints) -> tuple[float, float] | None:
@@ -51,25 +47,17 @@ def run_limits(given: Constraints) -> tuple[float, float] | None:
 
 
 class LimitTuner(OnlineTuner):
-    """Choice of the live setting by limits on the whole run (`run_limits`).
-
-    Attributes:
-        missed: which limit is not kept, as far as is known.
-    """
+    """Choice of the live setting by limits on the whole run (`run_limits`)."""
 
     def __init__(self, x: Sequence[float], *, limits: tuple[float, float], **given: Any) -> None:
         super().__init__(x, max_slowdown=0.0, **given)
         self._limits = limits
         self._timed, self._budgeted = map(math.isfinite, limits)
         self._length, self._before = 0, (0.0, 0.0)
-        self.missed: Missed = ""
+        self.missed = ""
 
     def begin(self, first: Mark, now: Reading, then: Reading, steps: int | None) -> None:
-        """Begin after a step of so many, at `now`, with what the command took since `then`.
-
-        Raises:
-            LengthUnknown: the number of steps is unknown.
-        """
+        """Begin after a step of so many, at `now`, with what the command took since `then`."""
         if steps is None:
             raise LengthUnknown(
                 "a deadline and an energy budget need the number of the training's steps, which "
@@ -79,7 +67,7 @@ class LimitTuner(OnlineTuner):
         self._before = now.time_s - then.time_s, now.energy_J - then.energy_J
 
     def _rest(self, views: Views, setting: int, sure: float) -> tuple[float, float]:
-        """Return seconds and joules of the steps that are left at a setting."""
+        # Seconds and joules of the steps that are left at a setting.
         total = self._total(self._earlier, SURE, views)
         stalls = total.seconds / max(total.seconds - self.stalled_s, 0.1 * total.seconds)
         time, time_sd = views.time.value(setting)
@@ -114,29 +102,23 @@ class LimitTuner(OnlineTuner):
         )
         late = top_s > (left[0] + RESERVE * top_s)
         poor = trial is None and not within and self._rest(views, choice, 0.0)[1] > left[1]
-        self.missed = "deadline" if late else "budget" if poor else ""
-        if self.steps > self._length:
-            self.missed = "length"
+        long = self.steps > self._length
+        self.missed = LONG if long else LATE if late else POOR if poor else ""
         if trial is not None and not late:
             return Decision(trial, "trial")
         return Decision(choice, "choice")
 
     def _pick(self, views: Views, fits: Sequence[int], in_time: Sequence[int]) -> int:
-        """Return the best of the settings that fit, or of those that come nearest."""
+        # Of the settings that fit, or of those that come nearest.
         if fits and self._budgeted:
             return min(fits, key=lambda each: views.time.value(each)[0])
-        if not (within := fits or in_time):
-            return 0  # the deadline comes first
-        best = min(within, key=lambda each: views.energy(each)[0])
-        keep = self._choice in within
-        if keep and views.energy(self._choice)[0] - views.energy(best)[0] < WORTH:
-            return self._choice
-        return best
+        within = fits or in_time
+        return self._least(views, within) if within else 0  # the deadline comes first
 
     def _faster(self, views: Views, choice: int, left: tuple[float, ...]) -> int | None:
-        """Return an untried setting that is expected to be faster and to fit as well."""
+        # An untried setting that is expected to be faster and to fit as well.
         for each in self._settings:
-            tried = each in self._measured or each in self._barred
+            tried = each in self._measured or each in self._barred or not self._in_reach(each)
             faster = views.time.value(each)[0] < views.time.value(choice)[0] - WORTH
             rest = self._rest(views, each, 0.0)
             if not tried and faster and all(a <= b for a, b in zip(rest, left, strict=True)):
@@ -156,9 +138,12 @@ def kept_limits(
     limits: Constraints, started: Reading | None, meter: Meter
 ) -> tuple[tuple[str, float, float], ...]:
     """Return each limit on the whole run, by name, with its value and what the run took."""
-    now, took = reading(meter), dict[str, float]()
-    if now is not None and started is not None:
-        spent = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
-        took = dict(zip(FIGURES, spent, strict=True))
+    now = reading(meter)
+    if now is None or started is None:
+        return ()
+    took = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
+    of_run = dict(zip(FIGURES, took, strict=True))
     given = given_limits(limits.limits)
-    return tuple((row.name, value, took[row.figure]) for row, value in given if row.figure in took)
+    return tuple(
+        (row.name, value, of_run[row.figure]) for row, value in given if row.figure in of_run
+    )

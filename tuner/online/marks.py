@@ -20,15 +20,15 @@ from tuner.workload.clocks.base import KnobRefused
 AHEAD = (2, 8, 32)
 #: Longest wait for a rank's answer, which may take some steps, seconds.
 ANSWER_S = 20.0
+#: Errors of lines that a program may write itself.
+UNREADABLE = ValueError, LookupError, TypeError
 
 
 @dataclass(frozen=True)
 class Mark:
-    """End of a step of one rank; time on CLOCK_MONOTONIC, seconds.
+    """End of a step of one rank, on CLOCK_MONOTONIC, or (ready) of its own share before it waits.
 
-    Attributes:
-        ready: True if it is the end of the rank's own share of the step, before it waits.
-        busy_s: time that the rank computed stages of a pipeline in the step; 0 if it has none.
+    `busy_s` is the time that it computed stages of a pipeline in the step; 0 if it has none.
     """
 
     rank: int
@@ -43,7 +43,6 @@ class Marks:
 
     Attributes:
         length: number of steps that the training takes, if its framework says it.
-        pids: process of each rank.
         present: values of the live knobs that the program registered; None of one it cannot read.
     """
 
@@ -93,7 +92,7 @@ class Marks:
                 link.sendall(line.encode() + b"\n")
 
     def _all_told(self, what: bytes, stop: int) -> list[Any]:
-        """Return what each rank answers; [] if one is late, or answers nothing."""
+        # What each rank answers; [] if one is late, or answers nothing.
         told = list[Any]()
         with contextlib.suppress(queue.Empty):
             while len(told) < len(self._links):
@@ -116,14 +115,11 @@ class Marks:
                 threading.Thread(target=self._read, args=(link,), daemon=True).start()
 
     def _read(self, link: socket.socket) -> None:
-        """Read what a rank sends, until it ends."""
         rank, busy_s = -1, dict[int, float]()
         with contextlib.suppress(OSError), link, link.makefile("rb") as lines:
             for line in lines:
                 words = line.split() if line.endswith(b"\n") else []
-                with contextlib.suppress(
-                    ValueError, LookupError, TypeError
-                ):  # a program may write here
+                with contextlib.suppress(*UNREADABLE):
                     if words[0] == b"hello":
                         rank = int(words[1])
                         self.pids[rank] = int(words[2])

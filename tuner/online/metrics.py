@@ -76,14 +76,7 @@ def _escaped(word: str) -> str:
 
 
 class Metrics:
-    """Metrics of a training.
-
-    Args:
-        path: file that is replaced with each update, and removed at the end.
-        say: receives a sentence if updates fail for the first time.
-
-    Attributes:
-        text: latest metrics.
+    """Latest metrics of a training as `text`, and in a file until the end.
 
     Raises:
         InputError: the file cannot be written, or holds something else.
@@ -99,7 +92,7 @@ class Metrics:
         self._path = Path(path) if path is not None else None
         # Files of two trainings in one folder must not hold the same series.
         self._run = {"window": self._path.stem if self._path is not None else "train"}
-        self._say, self._clock, self._failed = say, clock, False
+        self._say, self._clock = say, clock
         self._meter: Meter | None = None
         self._gpus: Sequence[GpuFacts] = ()
         self._started: Reading | None = None
@@ -130,11 +123,7 @@ class Metrics:
             self._marks = [*self._marks[:1], mark]
 
     def look(self, tuner: OnlineTuner | None = None, clock_MHz: float = math.nan) -> None:
-        """Update what is published, if it is time.
-
-        Args:
-            tuner, clock_MHz: of the training and the clock that is set, as long as it is tuned.
-        """
+        """Update what is published, if it is time; without a tuner the training is not tuned."""
         now_s = self._clock()
         if self._meter is None or now_s - self._looked_s < EVERY_S:
             return
@@ -144,9 +133,8 @@ class Metrics:
             if self._path is not None:
                 write_text(self._path, self.text)
         except Exception as error:  # the training, and its tuning, go on
-            if not self._failed:
-                self._failed = True
-                self._say(f"metrics are not up to date: {error}")
+            self._say(f"metrics are not up to date: {error}")
+            self._say = lambda sentence: None
 
     def close(self) -> None:
         """Remove the file, whose figures would be taken for the latest."""
@@ -155,12 +143,12 @@ class Metrics:
                 self._path.unlink()
 
     def _update(self, meter: Meter, tuner: OnlineTuner | None, clock_MHz: float) -> None:
-        known, (first, last) = self._known, (self._marks[:1], self._marks[-1:])
-        if last and last[0].step > first[0].step:
-            steps = last[0].step - first[0].step
-            known["joulefront_step_time_seconds"] = (last[0].time_s - first[0].time_s) / steps
-        if last:
-            known["joulefront_steps"], self._marks = last[0].step, last
+        known = self._known
+        if self._marks:
+            first, last = self._marks[0], self._marks[-1]
+            if steps := last.step - first.step:
+                known["joulefront_step_time_seconds"] = (last.time_s - first.time_s) / steps
+            known["joulefront_steps"], self._marks = last.step, [last]
         if tuner is not None:
             balance = tuner.balance
             known["joulefront_slowdown_ratio"] = balance.slowdown[1]
@@ -176,7 +164,7 @@ class Metrics:
         )
 
     def _metered(self, meter: Meter, target_W: float | None) -> list[Sample]:
-        """Return energy and power; none if the meter fails, rather than old ones."""
+        # None if the meter fails, rather than old ones.
         labels = {**self._run, "scope": meter.info.scope, "figure": meter.info.label}
         samples: list[Sample] = []
         if target_W is not None:
@@ -194,13 +182,10 @@ class Metrics:
             of_one = {0: {"power_W": sample.power_W, **sample.extra}}
             states = device_states(sample) or (of_one if len(self._gpus) == 1 else {})
             for number, state in states.items():
-                found = {name: state.get(key, math.nan) for name, key in OF_DEVICE.items()}
-                zeus = {**self._run, "index": number}
                 # dcgm-exporter counts as NVML does, whatever is visible.
                 gpu = self._gpus[number] if number < len(self._gpus) else None
-                dcgm = {**self._run, **({"gpu": gpu.index, "UUID": gpu.uuid} if gpu else {})}
-                samples += [
-                    (name, dcgm if name.startswith("DCGM") else zeus, value)
-                    for name, value in found.items()
-                ]
+                dcgm = {"gpu": gpu.index, "UUID": gpu.uuid} if gpu else {}
+                for name, key in OF_DEVICE.items():
+                    own = dcgm if name.startswith("DCGM") else {"index": number}
+                    samples.append((name, {**self._run, **own}, state.get(key, math.nan)))
         return samples

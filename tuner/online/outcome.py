@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tuner.online.changes import Change
 from tuner.online.follow import Period
 from tuner.online.promise import Balance
+from tuner.online.windows import Change
 from tuner.workload.measure.stragglers import RankState, Straggler
 from tuner.workload.probe import MeterInfo
 
@@ -21,17 +21,11 @@ class TuningOutcome:
     """Outcome of a training that was tuned while it ran.
 
     Attributes:
-        max_slowdown: as promised; None: any was allowed.
         settings: what could be chosen; the first, "", is the machine as it was.
         relative: step time and power of each setting over the first's, as estimated.
-        ended: why the training was not tuned to its end; "" if it was.
         problem: the sentence of the error behind `ended`.
-        not_restored: what could not be put back; "" if all was.
-        periods: what power was asked and delivered, if a target was followed.
-        record: folder with what was measured; None if nothing was.
+        not_restored: what could not be put back.
         limits: name, value and what the whole command took, for each limit on it.
-        ranks: state of each rank and its device, at the end; empty for a single rank.
-        stragglers: ranks for which the others waited, as found last.
     """
 
     exit_code: int

@@ -9,10 +9,12 @@ far must at all times be within the slowdown that the time so far allows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import add
 
-from tuner.online.response import Views
+import numpy as np
+
+from tuner.online.response import Array, Views
 
 #: Slowdown that stands for no limit.
 UNLIMITED = 1e6
@@ -22,38 +24,11 @@ SURE = 2.0
 RESERVE = 0.05
 
 
-@dataclass
-class Spent:
-    """Time and energy at each setting of one epoch, by setting.
-
-    Attributes:
-        tried_J: energy of windows that were run to learn, by setting.
-    """
-
-    seconds: dict[int, float] = field(default_factory=dict)
-    energy_J: dict[int, float] = field(default_factory=dict)
-    tried_J: dict[int, float] = field(default_factory=dict)
-
-    def add(self, setting: int, seconds: float, energy_J: float, *, trial: bool) -> None:
-        """Add a chunk of the run."""
-        tried_J = {setting: energy_J} if trial else {}
-        self.take(Spent({setting: seconds}, {setting: energy_J}, tried_J))
-
-    def take(self, other: Spent) -> None:
-        """Add all of another account."""
-        for name, mine in vars(self).items():
-            for setting, value in getattr(other, name).items():
-                mine[setting] = mine.get(setting, 0.0) + value
-
-
 @dataclass(frozen=True)
 class Balance:
     """Loss and saving against the run at the highest setting; an estimate and its 90 % interval.
 
-    Attributes:
-        seconds, energy_J: of the run.
-        lost_s, saved_J: (low, estimate, high).
-        exploring_J: energy of windows run to learn, beyond the same steps at the chosen setting.
+    `exploring_J` is of windows run to learn, beyond that of the same steps at the chosen setting.
     """
 
     seconds: float = 0.0
@@ -78,25 +53,25 @@ class Balance:
         return tuple(lost_s / max(self.seconds - lost_s, 1e-9) for lost_s in self.lost_s)
 
 
-def balance(spent: Spent, views: Views, chosen: int, sure: float) -> Balance:
-    """Return the balance of an epoch; `sure` is the number of standard deviations of its ends."""
-    lost, saved = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
-    for setting, seconds in spent.seconds.items():
-        if setting == 0:
-            continue
+def balance(spent: Array, views: Views, chosen: int, sure: float) -> Balance:
+    """Return the balance of an epoch, whose ends are `sure` standard deviations off.
+
+    `spent`, of shape (3, settings), is time, energy and the part of it in windows run to learn.
+    """
+    lost, saved, exploring_J = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], 0.0
+    here = views.energy(chosen)[0]
+    for setting in np.flatnonzero(spent[0]).tolist():
+        seconds, energy_J, tried_J = map(float, spent[:, setting])
         slow, slow_sd = views.time.relative(setting)
         energy, energy_sd = views.energy(setting)
         for end, side in enumerate((-sure, 0.0, sure)):
-            lost[end] += seconds * -math.expm1(-(slow + side * slow_sd))
-            more = math.expm1(min(-(energy - side * energy_sd), 5.0))
-            saved[end] += spent.energy_J[setting] * more
-    here = views.energy(chosen)[0]
-    exploring_J = sum(
-        max(0.0, -energy_J * math.expm1(here - views.energy(setting)[0]))
-        for setting, energy_J in spent.tried_J.items()
-    )
-    seconds, energy_J = (sum(each.values()) for each in (spent.seconds, spent.energy_J))
-    return Balance(seconds, energy_J, tuple(lost), tuple(saved), exploring_J)
+            # To be faster than at the highest setting earns nothing: it may be a phase of the job.
+            least = 0.0 if side > 0 else -math.inf
+            lost[end] += seconds * max(least, -math.expm1(-(slow + side * slow_sd)))
+            saved[end] += energy_J * math.expm1(min(-(energy - side * energy_sd), 5.0))
+        exploring_J += max(0.0, -tried_J * math.expm1(here - energy))
+    total_s, total_J = map(float, spent[:2].sum(1))
+    return Balance(total_s, total_J, tuple(lost), tuple(saved), exploring_J)
 
 
 def available_s(seconds: float, lost_s: float, max_slowdown: float) -> float:

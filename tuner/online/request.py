@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.online.earlier import Earlier, earlier_of
+from tuner.online.follow import Signal
 from tuner.online.limits import run_limits
-from tuner.online.signal import Signal
 from tuner.problem.constraints import Constraints, Limits
 from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
@@ -21,10 +21,7 @@ DEFAULT_SLOWDOWN = 0.05
 
 
 class TuningOptions(Limits, total=False):
-    """What `tuner.tuning` takes: limits, and the arguments of `TuningRequest`.
-
-    `transfer` is the folder of a study or of an earlier tuned training, with which it begins.
-    """
+    """Options of `tuner.tuning`: limits and those of `TuningRequest`; `transfer` is a folder."""
 
     steps: int | None
     follow_power: str | float | None
@@ -40,11 +37,9 @@ class TuningRequest:
         limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
             deadline and energy budget, or its power cap.
         steps: that it takes, if its framework does not say so.
-        follow_power: file or address of a target of power in watts, or the watts, which is followed
-            instead.
+        follow_power: file or address of a target of power in watts, or the watts.
         earlier: measurements to begin with; they are dropped if they are of another device or job.
         keep: folder for what is learned, to whose name a number is added.
-        knobs: declared live knobs that are tuned as well.
 
     Raises:
         InputError: they contradict each other, or a value is not allowed.
@@ -99,10 +94,6 @@ class TuningRequest:
             raise InputError("a power is kept by clocks alone; leave out --knob and --knobs")
         if self.follow_power is not None and limits.limits:
             raise InputError("--follow-power keeps its target alone; leave out limits of --tune")
-        if self.follow_power is not None and self.earlier is not None:
-            raise InputError(
-                "--follow-power measures as it goes: it takes no run and no --transfer"
-            )
 
     @property
     def max_slowdown(self) -> float | None:
@@ -112,11 +103,7 @@ class TuningRequest:
         return DEFAULT_SLOWDOWN if given is None and not free else given
 
     def signal(self) -> Signal | None:
-        """Return the target of power; None without one.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """Return the target of power, None without one, or raise InputError."""
         cap_W = self.limits.power_cap_W
         source = self.follow_power if cap_W is None else cap_W
         return None if source is None else Signal(source)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,15 +49,11 @@ LEVEL = 10.0
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior of one quantity's response.
+    """Prior of one quantity's response: the exponent of its power law by x, the deviation from it
+    far from the highest setting and the noise of a window (standard deviations), and the size of an
+    epoch's own response as a share of the common one."""
 
-    Attributes:
-        exponent, exponent_sd: of the power law, by x.
-        deviation: standard deviation from the power law far from the highest setting.
-        epoch: size of an epoch's own response as a share of the common one.
-        noise: relative standard deviation of a window, until windows tell.
-    """
-
+    quantity: Literal["step_time_s", "power_W"]
     exponent: float
     exponent_sd: float
     deviation: float
@@ -65,18 +62,14 @@ class Prior:
 
 
 #: Step time by the clock or a limit: from not at all (bound by memory) to in proportion.
-STEP_TIME = Prior(0.4, 0.4, 0.08)
+STEP_TIME = Prior("step_time_s", 0.4, 0.4, 0.08)
 #: Power by the clock or a limit: from not at all (the limit does not bind) to about the square.
-POWER = Prior(-0.8, 0.6, 0.08, noise=0.02)
+POWER = Prior("power_W", -0.8, 0.6, 0.08, noise=0.02)
 
 
 @dataclass(frozen=True)
 class Studied:
-    """Earlier measurement of a setting, by a study or another run.
-
-    Attributes:
-        error: relative standard error of both figures.
-    """
+    """Earlier measurement of a setting; `error` is the relative standard error of both figures."""
 
     step_time_s: float
     power_W: float
@@ -85,15 +78,14 @@ class Studied:
 
 @dataclass
 class _Visits:
-    """Windows of one setting in one epoch: logarithms and window numbers."""
-
+    # Windows of one setting in one epoch: logarithms and window numbers.
     values: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     numbers: deque[int] = field(default_factory=lambda: deque(maxlen=MEMORY))
     error: float | None = None  # of an earlier measurement
 
     @property
     def blocks(self) -> int:
-        """Number of stretches of BLOCK windows that its windows come from."""
+        # Number of stretches of BLOCK windows that its windows come from.
         found, last = 0, -BLOCK
         for number in self.numbers:
             if number - last >= BLOCK:
@@ -101,7 +93,7 @@ class _Visits:
         return found
 
     def difference(self) -> float | None:
-        """Difference of the means of the last two complete blocks in a row, every BLOCK windows."""
+        # Of the means of the last two complete blocks in a row, every BLOCK windows.
         if len(self.numbers) < 2 * BLOCK or (self.numbers[-1] + 1) % BLOCK:
             return None
         if self.numbers[-1] - self.numbers[-2 * BLOCK] > 3 * BLOCK:
@@ -110,21 +102,14 @@ class _Visits:
         return (sum(values[BLOCK:]) - sum(values[:BLOCK])) / BLOCK
 
     def unseen(self, now: int) -> float:
-        """Return the variance of the mean of a random walk until `now` that the visits leave open.
-
-        In units of a step's: of g steps between two visits g/12 (a Brownian bridge), of g steps
-        after the last one g/3, each weighted by the square of its share of the time.
-        """
+        # Variance of the mean of a random walk until `now` that the visits leave open, in units of
+        # a step's: of g steps between two visits g/12 (a Brownian bridge), of g steps after the
+        # last one g/3, each weighted by the square of its share of the time.
         numbers = list(self.numbers)
         gaps = [(b - a, 12) for a, b in pairwise(numbers)]
         gaps.append((now - numbers[-1], 3))
         whole = max(1, now - numbers[0])
         return sum((gap / whole) ** 2 * gap / part for gap, part in gaps)
-
-
-def _alike(a: Sequence[object], b: Sequence[object], today: Sequence[object]) -> int:
-    """Return the number of declared knobs that two settings set to the same other value."""
-    return sum(p == q != r for p, q, r in zip(a, b, today, strict=True))
 
 
 class Response:
@@ -134,36 +119,34 @@ class Response:
         x: of each setting, the logarithm of the highest value over its own; 0 for the highest,
             which comes first.
         declared: of each setting, the values of the declared knobs; today's come first.
-        studied: earlier values of settings, as an epoch before the first: (value, relative error).
+        studied: earlier measurements of settings, as an epoch before the first.
     """
 
     def __init__(
         self,
         x: Sequence[float],
         prior: Prior,
-        studied: Mapping[int, tuple[float, float]],
+        studied: Mapping[int, Studied],
         declared: Sequence[tuple[object, ...]] = (),
     ) -> None:
         self._x = np.asarray(x, dtype=float)
         self._prior = prior
-        self._common, self._own = self._kernels(declared)
-        earlier = {i: _Visits(deque([math.log(y)]), deque([0]), e) for i, (y, e) in studied.items()}
-        self._epochs: dict[int, dict[int, _Visits]] = {-1: earlier, 0: {}}
+        far = np.minimum(1.0, np.abs(self._x) / 0.2)
+        near = np.exp(-0.5 * (np.subtract.outer(self._x, self._x) / 0.3) ** 2)
+        self._common = prior.exponent_sd**2 * np.outer(self._x, self._x)
+        self._common += prior.deviation**2 * np.outer(far, far) * near
+        for knob in zip(*declared, strict=True):
+            # Two settings share what the values do that both have and today has not.
+            own = np.asarray(list(map(str, knob)))
+            self._common += DECLARED**2 * np.equal.outer(own, own) * (own != own[0])
+        self._own = prior.epoch**2 * self._common
+        self._epochs: dict[int, dict[int, _Visits]] = {-1: {}, 0: {}}
+        for i, each in studied.items():
+            value = math.log(getattr(each, prior.quantity))
+            self._epochs[-1][i] = _Visits(deque([value]), deque([0]), each.error)
         self._squares: deque[float] = deque(maxlen=PAIRS)
         self._slow_squares, self._slow_pairs = 3 * COMMON**2, 3.0
         self.epoch = 0
-
-    def _kernels(self, declared: Sequence[tuple[object, ...]]) -> tuple[Array, Array]:
-        x, prior = self._x, self._prior
-        far = np.minimum(1.0, np.abs(x) / 0.2)
-        near = np.exp(-0.5 * ((x[:, None] - x[None, :]) / 0.3) ** 2)
-        bend = prior.deviation**2 * np.outer(far, far) * near
-        line = np.outer(x, x)
-        common = prior.exponent_sd**2 * line + bend
-        if declared:
-            alike = [[_alike(a, b, declared[0]) for b in declared] for a in declared]
-            common += DECLARED**2 * np.asarray(alike, dtype=float)
-        return common, prior.epoch**2 * common
 
     @property
     def noise(self) -> float:
@@ -258,23 +241,21 @@ class Response:
 
     def lately(self, setting: int) -> float:
         """Return how much its latest windows are above its mean, a logarithm; 0 if it has none."""
-        visits = self._epochs[self.epoch].get(setting)
-        values = list(visits.values) if visits is not None else []
+        values = self._here(setting)
         return statistics.fmean(values[-LATELY:]) - statistics.fmean(values) if values else 0.0
 
     def returned(self, setting: int) -> bool:
         """Return True if a setting was measured in this epoch."""
-        visits = self._epochs[self.epoch].get(setting)
-        return visits is not None and bool(visits.values)
+        return bool(self._here(setting))
+
+    def _here(self, setting: int) -> list[float]:
+        return list(self._epochs[self.epoch].get(setting, _Visits()).values)
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Posterior mean and covariance of the response at each setting, and of the level (last).
-
-    Attributes:
-        mean, covariance: of shape (settings + 1) and (settings + 1, settings + 1); logarithms.
-    """
+    """Posterior mean and covariance of the response at each setting, and of the level (last), of
+    shape (settings + 1) and (settings + 1, settings + 1); logarithms."""
 
     mean: Array
     covariance: Array

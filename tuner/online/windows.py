@@ -1,8 +1,8 @@
-"""Windows of whole optimizer steps at one live setting, apart from evaluation, checkpoints, stalls.
+"""Windows of whole optimizer steps at one live setting, and changes that they reveal.
 
 The training is observed in chunks: a few whole steps between two readings of the energy counter. A
-chunk in which something other than steps took time is no measurement of the setting; its time and
-energy still count towards the totals of the run.
+chunk in which something other than steps took time (evaluation, a checkpoint, a stall) is no
+measurement of the setting; its time and energy still count towards the totals of the run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 #: A chunk is stalled if its mean step takes this many times the usual one, or is further above it
 #: than this many median deviations, whichever is more.
@@ -19,6 +20,15 @@ STALL, DEVIATIONS = 1.25, 8.0
 NEW_USUAL = 6
 #: Number of chunks whose median is the usual step time.
 MEMORY = 15
+#: Page's test (1954), in standard deviations: its reference value and limit, and what a residual
+#: counts at most, so that one odd window is no change and two clear ones are.
+REFERENCE, LIMIT, MOST = 1.0, 4.0, 3.0
+#: Relative change that is not worth a restart, added to the standard deviation of a residual.
+TOLERANCE = 0.003
+#: A change is reported from this mean relative size on.
+LEAST = 0.01
+
+Quantity = Literal["step time", "power"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +56,8 @@ class Window:
 
 
 class WindowCollector:
-    """Collection of the chunks of one setting into windows.
-
-    Args:
-        window_s: least measured time of a window, seconds.
-        settle_s: time after a switch that is not measured, seconds.
-    """
+    """Collection of the chunks of one setting into windows of at least `window_s`, seconds, from
+    `settle_s` after a switch on."""
 
     def __init__(self, window_s: float, settle_s: float) -> None:
         self._window_s, self._settle_s = window_s, settle_s
@@ -59,12 +65,8 @@ class WindowCollector:
         self.switch(0, math.inf)
 
     def switch(self, setting: int, longest_s: float, patience: int = NEW_USUAL) -> None:
-        """Begin anew under a setting; what was not yet a window is dropped.
-
-        Args:
-            longest_s: the step time, seconds, that is expected of it at most.
-            patience: number of longer chunks in a row from which on they are no stall.
-        """
+        """Begin anew under a setting, whose steps take `longest_s` at most, as is expected; after
+        `patience` longer chunks in a row they are no stall."""
         self._patience = patience
         self._setting, self._left_s, self._longest_s = setting, self._settle_s, longest_s
         self._usual: deque[float] = deque(maxlen=MEMORY)
@@ -106,3 +108,47 @@ class WindowCollector:
         usual_s = statistics.median(self._usual)
         deviation_s = statistics.median(abs(each - usual_s) for each in self._usual)
         return chunk.step_time_s > max(STALL * usual_s, usual_s + DEVIATIONS * deviation_s)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of the job or the machine at a constant setting, from window number `since` on.
+
+    Attributes:
+        relative: its estimated size; 0.2 is 20 % more.
+        step: number of steps done when it was noticed.
+    """
+
+    quantity: Quantity
+    since: int
+    relative: float
+    step: int = 0
+
+
+class ChangeDetector:
+    """Detector of changes in one quantity: two-sided cumulative sums of standardised residuals."""
+
+    def __init__(self, quantity: Quantity) -> None:
+        self._quantity = quantity
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the residuals so far."""
+        # Of each side, the windows of its present sum: number, summand, residual.
+        self._sides: dict[int, list[tuple[int, float, float]]] = {1: [], -1: []}
+
+    def add(self, number: int, residual: float, deviation: float) -> Change | None:
+        """Add log(measured / predicted) of a window; return the change that it reveals, or None.
+
+        `deviation` is its standard deviation, prediction and noise together.
+        """
+        standard = residual / math.hypot(deviation, TOLERANCE)
+        for sign, side in self._sides.items():
+            side.append((number, min(sign * standard, MOST) - REFERENCE, sign * residual))
+            (since, *_), total = side[0], sum(summand for _, summand, _ in side)
+            mean = statistics.fmean(each for _, _, each in side)
+            if total <= 0:
+                side.clear()
+            elif total >= LIMIT and mean >= LEAST:
+                return Change(self._quantity, since, math.expm1(sign * mean))
+        return None
