@@ -1,9 +1,8 @@
 """Error of predicted peak memory, learned from the peaks and failures of probes.
 
-The true peak is taken as the prediction times exp(b + e): b the same for every configuration of a
-study (the framework's own share, the allocator), e its own. A measured peak gives b + e; a probe
-that ran out of memory shows only that its peak was above the capacity, and one that ran without a
-recorded peak that it was below. The posterior of b is kept on a grid.
+The true peak is the prediction times exp(b + e): b the same for every configuration of a study, e
+its own. A measured peak gives b + e; a probe that ran out of memory, or ran without a recorded
+peak, shows on which side of the capacity it was. The posterior of b is kept on a grid.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ MEMORY_POLICY = MemoryPolicy()
 
 
 class MemoryMargin:
-    """Posterior of the error of predicted memory.
-
-    Raises:
-        ValueError: the capacity is not above 0.
-    """
+    """Posterior of the error of predicted memory."""
 
     def __init__(self, capacity_bytes: float) -> None:
         if capacity_bytes <= 0:
@@ -59,7 +54,6 @@ class MemoryMargin:
         self._log_density = -0.5 * (self._grid / MEMORY_BIAS) ** 2
 
     def _above(self, predicted_bytes: float) -> np.ndarray:
-        """Return the distance from prediction to capacity in spreads, for each b."""
         room = np.log(self.capacity_bytes / predicted_bytes)
         return np.asarray((room - self._grid) / MEMORY_SPREAD)
 

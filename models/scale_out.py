@@ -1,11 +1,10 @@
-"""Predictions for more GPUs than were probed: the models' constants corrected, with intervals.
+"""Predictions for other sizes: the models' constants corrected by probes, with intervals.
 
-Every constant of the analytic models has an uncertainty (`UNCERTAIN`). Probes correct those that
-they exercise; the others keep it, so a prediction over a network that no probe crossed is as
-uncertain as the network's constants. The constants are fitted by Gauss-Newton to log
-step time and log power, and their posterior is carried to any other size by the same derivatives.
-Deviations that no constant explains are added: a level, a share per doubling of the GPUs beyond the
-probed sizes, and one of each launch.
+Every constant has an uncertainty (`UNCERTAIN`). Probes correct those that they exercise, by
+Gauss-Newton on log step time and log power; the others keep it, so a prediction over a network that
+no probe crossed is as uncertain as the network's constants. Deviations that no constant explains
+are added: a level, a share per doubling of the GPUs beyond the probed sizes, and one of each
+launch.
 """
 
 from __future__ import annotations
@@ -139,9 +138,6 @@ class ScaleOut:
         gpus: number of GPUs of each window, shape (n,).
         launches: launch of each window; the windows of a launch share its deviation.
         measured: logs of the figures, shape (n, outputs).
-
-    Raises:
-        ValueError: the lengths differ, or a figure is not finite.
     """
 
     def __init__(
@@ -184,10 +180,8 @@ class ScaleOut:
         launches: Sequence[object],
         measured: np.ndarray,
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return (misfit, mean, covariance) of the mode that Gauss-Newton finds from a start.
-
-        The misfit is twice the negative log posterior density, but for a constant.
-        """
+        # Returns (misfit, mean, covariance); the misfit is twice the negative log posterior
+        # density.
         _, number = np.unique([str(each) for each in launches], return_inverse=True)
         alike = number[:, None] == number[None, :]
         noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
@@ -224,7 +218,6 @@ class ScaleOut:
         return self._constants(self._mean)
 
     def _linear(self, predict: Predict, gpus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return logs at the present mean, and their derivatives by every parameter."""
         theta, count, k = self._mean, len(self._names), self._outputs
         here = predict(self._constants(theta))[:, :k]
         n = len(here)

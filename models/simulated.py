@@ -1,11 +1,8 @@
 """Simulated cluster: records of probes made by the analytic models, on simulated time.
 
-A record is as a cluster would give it: launch and warm-up cost time and energy, windows have noise,
-the first one of a process reads low, devices drift as they warm up, a configuration that does not
-fit runs out of memory, and some launches crash. The meter is named "simulated" and marked
-estimated, so that every page that shows a figure shows that too. The random draws of a window
-depend only on the seed, the configuration and the probe's name, so a resumed study gets the same
-records as an uninterrupted one.
+The meter is named "simulated" and marked estimated, so that every page that shows a figure shows
+that too. The random draws of a window depend only on the seed, the configuration and the probe's
+name, so a resumed study gets the same records as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -39,21 +36,15 @@ class Conditions:
         time_noise, power_noise: relative standard deviation of one window (time 0.02 to 0.2 %,
             power 1 to 3 %: three repeats on two A100, 1,000 repeats of one product on an A4000).
         step_noise: the same of one step within a window (Perseus's recorded iterations: about 1 %).
-        first_window: share by which the first window of a process reads low in power (cold
-            devices; the recorded tables warn of it).
+        first_window: share by which the first window of a process reads low in power (cold devices;
+            the recorded tables warn of it).
         warm_up: largest share by which power rises as devices warm (leakage).
-        warm_up_s: time constant of that rise, seconds.
-        launch_s: fixed seconds of a launch: processes, imports, communicators.
-        launch_each_s: further seconds per doubling of the ranks.
         load_Bps: bytes per second at which a rank initializes its states: drawn and cast on the
             device, and broadcast to the ranks that share them by DeepSpeed, at the speed of a
             network link of 400 Gbit/s.
-        launch_power: share of the step's power drawn while launching.
-        crash_rate: share of launches that crash at random.
-        model_error: relative standard deviation between the models and this cluster, drawn once
-            per launch setting for time, half of it for power: the error that a search corrects.
-            Zero for planning, which shows the prediction itself.
-        memory_error: the same for peak memory.
+        model_error: relative standard deviation between the models and this cluster, drawn once per
+            launch setting for time, half of it for power: the error that a search corrects. Zero
+            for planning, which shows the prediction itself.
         memory_bias: log of peak memory over the models', common to all launches: memory of the
             framework that the models do not count.
     """
@@ -94,15 +85,7 @@ def simulated_meter(cluster: Cluster) -> MeterInfo:
 
 
 class SimulatedRunner:
-    """Runner that makes records from the analytic models, as a cluster would.
-
-    Args:
-        truth: figures of the cluster, including host memory; by default those of
-            `AnalyticModel`.
-
-    Raises:
-        InputError: the job's model lacks a size.
-    """
+    """Runner that makes records from the analytic models, as a cluster would."""
 
     def __init__(
         self,
@@ -119,11 +102,7 @@ class SimulatedRunner:
         self.meter = simulated_meter(cluster)
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Return the record of one probe at once; its `wall_s` is simulated.
-
-        Raises:
-            InputError: a knob is not one of the standard ones.
-        """
+        """Return the record of one probe at once; its `wall_s` is simulated."""
         for name in (*request.launch, *(name for live in request.live for name in live)):
             if name not in KNOBS:
                 raise UnknownName("knob of the simulated cluster", name, KNOBS)
@@ -156,19 +135,16 @@ class SimulatedRunner:
         """Do nothing."""
 
     def _short(self, request: ProbeRequest, figures: Prediction, number: int) -> ShortSteps | None:
-        """Return the steps of fewer micro-batches that a visit measures; None for whole ones."""
         configuration = request.configurations()[number]
         return short_steps(
             self._truth, configuration, request.window, float(figures.step_time_s[number])
         )
 
     def _draws(self, *names: str) -> np.random.Generator:
-        """Return random numbers that depend only on the seed and these names."""
         text = "\n".join((str(self.seed), *names)).encode()
         return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
     def _disturbed(self, figures: Prediction, launch: Settings) -> Prediction:
-        """Return the cluster's figures: the models', times factors that the launch decides."""
         c = self.conditions
         if not (c.model_error or c.memory_error or c.memory_bias):
             return figures
@@ -201,7 +177,6 @@ class SimulatedRunner:
     def _visit(
         self, request: ProbeRequest, figures: Prediction, launch_s: float, launch_W: float
     ) -> ProbeRecord:
-        """Measure the live settings one after the other, until the time limit."""
         now, joules = launch_s, launch_s * launch_W
         measurements: list[Measurement] = []
         failure = None
@@ -241,7 +216,6 @@ class SimulatedRunner:
         steps: int,
         started_s: float,
     ) -> Measurement:
-        """Draw the window of one visit: of a number of whole steps, or of short ones."""
         c, configuration = self.conditions, request.configurations()[number]
         draw = self._draws(configuration.key, request.probe_id, str(number))
         if short is None:
@@ -285,7 +259,6 @@ class SimulatedRunner:
     def _whole_steps(
         self, draw: np.random.Generator, steps: int, step_time_s: float
     ) -> Measurement:
-        """Draw the step times of a window of whole steps; its power is left open."""
         c = self.conditions
         offset = 1 + c.time_noise * draw.standard_normal()
         spread = 1 + c.step_noise * draw.standard_normal(min(steps, 2000))

@@ -22,7 +22,6 @@ class ShortSteps:
     Attributes:
         own: micro-batches of the job's own step.
         accumulations: micro-batches of the steps that are measured.
-        step_times_s: of each.
         power_shares: power of each, as a share of the whole step's.
     """
 
@@ -46,12 +45,7 @@ class ShortSteps:
         power_noise: float,
         power_W: float,
     ) -> Measurement:
-        """Draw windows of each, and return the measurement of the whole step from them.
-
-        Args:
-            time_noise, step_noise, power_noise: relative standard deviations of a window's step
-                time, of a step, and of a window's power.
-        """
+        """Draw windows of each, and return the measurement of the whole step from them."""
         # As between repeats, from which both are known: what slows a window slows all of a visit.
         slower = 1 + time_noise * float(draw.standard_normal())
         now_W = power_W * (1 + power_noise * float(draw.standard_normal()))

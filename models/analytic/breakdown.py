@@ -1,8 +1,7 @@
 """Breakdown of one configuration's time, energy and memory into parts.
 
 The time is that of the busiest stage: its parts of every micro-batch, its wait (the pipeline's
-bubble), and the terms that occur once per step. The parts sum to the step time; the energy's parts
-sum to the step's energy.
+bubble), and the terms that occur once per step.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ class Breakdown:
     """Parts of time, energy and memory that are not zero.
 
     Attributes:
-        step_time_s: seconds of a step; `time_s` sums to it.
-        energy_J: joules of a step, of the whole job; `joules` sums to it.
-        memory_bytes: peak of the fullest rank's device; `memory` sums to it.
-        clock_MHz: the devices' mean clock, after any limit.
         time_s, joules, memory: by part, largest first.
     """
 
@@ -83,7 +78,6 @@ def break_down(
 def _time_parts(
     parts: StepParts, constants: Constants, clocks: np.ndarray, slot: np.ndarray
 ) -> dict[str, float]:
-    """Return the seconds of a step on the busiest stage, by part, without the bubble."""
     busiest = int(slot[0].argmax())
     m = float(parts.m[0, 0])
 

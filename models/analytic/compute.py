@@ -1,10 +1,7 @@
 """Cost of one block and of the head, per rank and micro-batch: arithmetic, memory, dispatch.
 
-A block is its matrix products (a roofline: the slower of arithmetic and memory), the traffic
-through memory between them (norms, activations, and the scores of attention that is not fused), and
-the operators that the host dispatches. Figures are of the forward pass; the backward pass is twice
-that (once for the products of frozen weights), recomputation one more. Arrays have one entry per
-launch.
+Figures are of the forward pass; the backward pass is twice that (once for the products of frozen
+weights), recomputation one more. Arrays have one entry per launch.
 """
 
 from __future__ import annotations
@@ -68,13 +65,11 @@ class Pass:
 def activation_bytes_per_token(setup: Setup, t: np.ndarray, *, kept: bool = True) -> np.ndarray:
     """Return the bytes of one token's activations in one block on one rank, without scores.
 
-    Those that are kept for the backward pass, or all that the forward pass makes (with ReLU, which
-    keeps its output alone, the difference is its input).
-
-    Counted as Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), for any widths: attention
-    keeps its input, q, k, v and the product's input; the MLP its input and the values between its
-    matrices; the norms their inputs; dropout a byte per value. For a GPT that is 34 h in 16 bits,
-    of which 10 h are not split by tensor parallelism (their equation 2).
+    Those that are `kept` for the backward pass, or all that the forward pass makes. Counted as
+    Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), for any widths: attention keeps its
+    input, q, k, v and the product's input; the MLP its input and the values between its matrices;
+    the norms their inputs; dropout a byte per value. For a GPT that is 34 h in 16 bits, of which 10
+    h are not split by tensor parallelism (their equation 2).
     """
     facts, element = setup.facts, setup.element
     h, k = facts.hidden, max(facts.experts_per_token, 1)
@@ -99,11 +94,8 @@ def sharded_over(setup: Setup, t: np.ndarray) -> np.ndarray | float:
 
 
 def _not_kept(setup: Setup) -> float:
-    """Return the bytes of one token that a block with LoRA does not keep.
-
-    A frozen product needs its weights alone for the gradient of its input. An adapter keeps the
-    input of the layer that it adapts, and what is between its two products.
-    """
+    # A frozen product needs its weights alone for the gradient of its input. An adapter keeps the
+    # input of the layer that it adapts, and what is between its two products.
     facts, lora = setup.facts, setup.facts.lora
     assert lora is not None
     values = -float(lora.rank * lora.adapters)
@@ -124,11 +116,7 @@ def stored_score_bytes(setup: Setup) -> float:
 
 
 def encoder_block_bytes(setup: Setup, patches: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Return the bytes that one block of the encoder keeps of its patches on one rank.
-
-    They are those of `activation_bytes_per_token` for a block with an ungated MLP and no dropout,
-    and the scores of each frame if attention stores them.
-    """
+    """Return the bytes that one block of the encoder keeps of its patches on one rank."""
     vision, element = setup.facts.vision, setup.element
     assert vision is not None
     kept = element * (4 * vision.hidden + (4 * vision.hidden + 2 * vision.intermediate) / t)
@@ -176,10 +164,7 @@ class Passes:
         return replace(made, operators=made.operators + linear * fp8.cast_operators)
 
     def adapters(self) -> Pass | None:
-        """Return the pass of one block's LoRA adapters; None if it has none.
-
-        Each is two products, and the sum of its output with that of the layer that it adapts.
-        """
+        """Return the pass of one block's LoRA adapters; None if it has none."""
         lora, launches, element = self.setup.facts.lora, self.launches, self.setup.element
         if lora is None:
             return None
@@ -194,10 +179,7 @@ class Passes:
         )
 
     def encoder(self) -> Pass:
-        """Return the pass that encodes and projects video frames; zero for a model without one.
-
-        Each rank of a sequence encodes its share of the frames, as the training program does.
-        """
+        """Return the pass that encodes and projects video frames; zero for a model without one."""
         setup, launches = self.setup, self.launches
         element, vision = setup.element, setup.facts.vision
         nothing = np.zeros(len(launches))
@@ -244,7 +226,6 @@ class Passes:
         operands: np.ndarray,
         streamed: np.ndarray,
     ) -> Pass:
-        """Return a pass from its FLOPs, those of fused attention, its products and its bytes."""
         setup = self.setup
         attention_rate = setup.constants.attention_efficiency * setup.peak_flops
         return Pass(

@@ -1,9 +1,7 @@
 """Constants of the analytic models, each with its source, as data.
 
 `data/constants/*.toml` has one file per device kind, and `cuda.toml` and `cpu.toml` for all others;
-a file names the one that it modifies (`like`) and gives reasons (`sources`). Figures of a data
-sheet are with the device (`search_spaces/data/devices`); the constants are the shares of them that
-a training program reaches, its fixed times, and the power of its busy parts.
+a file names the one that it modifies (`like`) and gives reasons (`sources`).
 """
 
 from __future__ import annotations
@@ -130,11 +128,7 @@ def _read(name: str, path: Path | None = None) -> dict[str, Any]:
 
 
 def load_constants(name: str | Path) -> Constants:
-    """Load constants by shipped name or by the path of a toml file.
-
-    Raises:
-        InputError: no such file, an unknown key, a missing or an illegal figure.
-    """
+    """Load constants by shipped name or by the path of a toml file (else InputError)."""
     path = Path(name) if str(name).endswith(".toml") else None
     data = _read(str(name), path)
     missing = [figure for figure in Constants.figures() if figure not in data]

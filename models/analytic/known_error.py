@@ -19,9 +19,7 @@ class Check:
     """Comparison of the models with measurements.
 
     Attributes:
-        median, worst: median and largest absolute error, as shares of the measured figure.
         held_out: True if no constant was fitted to these measurements.
-        case: which of the measurements, by a knob or a size; empty for all.
     """
 
     devices: tuple[str, ...]

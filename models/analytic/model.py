@@ -1,14 +1,8 @@
 """Step time, power and memory of any configuration, from first principles and data sheets.
 
-A step is arithmetic (which the SM clock scales), memory traffic, dispatch, collectives over the
-links they cross, the pipeline's bubble and offload traffic (none of which the clock scales). Energy
-is the power of each part while it is busy, above the idle power of a device. The figures are only a
-prior: the surrogates fit its scale to measurements and learn the rest
-(`tuner.models.surrogate.surrogates`), and `benchmarks.published` prints its errors against
-published measurements. All candidates are computed at once with NumPy; the parts are in
-`tuner.models.analytic.step`, `tuner.models.analytic.compute`, `tuner.models.analytic.collectives`,
-`tuner.models.analytic.memory` and `tuner.models.analytic.power`, the constants in
-`tuner.models.analytic.constants`.
+Energy is the power of each part while it is busy, above the idle power of a device. The figures are
+only a prior: the surrogates fit its scale to measurements and learn the rest, and
+`benchmarks.published` prints its errors against published measurements.
 """
 
 from __future__ import annotations
@@ -38,8 +32,6 @@ class Prediction:
     """Predicted figures of configurations; arrays of one figure per configuration.
 
     Attributes:
-        power_W: average power of the whole job, watts.
-        memory_bytes: peak of the fullest rank's device, bytes.
         host_memory_bytes: peak that the job's ranks use on one node's host, bytes; empty if the
             prior does not predict it.
         clock_MHz: mean clock of the devices after any limit; empty if not predicted.
@@ -77,8 +69,6 @@ class Correctable(Prior, Protocol):
 
 @dataclass(frozen=True)
 class _Group:
-    """Configurations whose pipelines have the same stages; one row per member."""
-
     members: np.ndarray  # numbers of the configurations
     launches: Launches
     stages: Stages
@@ -132,19 +122,11 @@ class AnalyticModel:
         )
 
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
-        """Return step time, power and memory; arrays of shape (len(configurations),).
-
-        Raises:
-            InvalidValue: a degree is not an integer.
-        """
+        """Return step time, power and memory; arrays of shape (len(configurations),)."""
         return self._predict(self._layout_of(configurations))
 
     def predict_groups(self, groups: Sequence[tuple[Settings, tuple[Settings, ...]]]) -> Prediction:
-        """Return the figures of launches with their live settings, one group after the other.
-
-        Raises:
-            InvalidValue: a degree is not an integer.
-        """
+        """Return the figures of launches with their live settings, one group after the other."""
         batch, compiled = self.job.global_batch, self.job.compiled
         return self._predict(layout_of_groups(groups, batch, compiled=compiled))
 
@@ -171,11 +153,7 @@ class AnalyticModel:
         return self._memory(layout.launches)[0][layout.row]
 
     def breakdown(self, configuration: Configuration) -> Breakdown:
-        """Return the parts of one configuration's time, energy and memory.
-
-        Raises:
-            InvalidValue: a degree is not an integer.
-        """
+        """Return the parts of one configuration's time, energy and memory."""
         layout = self._layout_of([configuration])
         (group,) = self._groups(layout)
         clocks, slot, step = self._run(group)
@@ -233,11 +211,8 @@ class AnalyticModel:
                 )
 
     def _memory_rate(self, clock_MHz: np.ndarray) -> np.ndarray:
-        """Return memory clocks as shares of the one of the stated bandwidth, shape (n, 1).
-
-        Memory bandwidth is proportional to its clock. A device whose file does not state that clock
-        is assumed to run at it always, and the surrogates learn the difference.
-        """
+        # Bandwidth is proportional to the memory's clock. A device whose file does not state that
+        # clock is assumed to run at it always, and the surrogates learn the difference.
         stated = self.cluster.device.memory_clock_MHz
         if not stated:
             return np.ones((len(clock_MHz), 1))
@@ -246,7 +221,6 @@ class AnalyticModel:
     def _settings(
         self, layout: Layout, members: np.ndarray, kinds: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return clocks (shares of the highest) and limits of each kind of stage."""
         device = self.cluster.device
         clock = np.repeat(layout.clock_MHz[members][:, None] / self._top_MHz, kinds, axis=1)
         limit = np.repeat(layout.limit_W[members][:, None], kinds, axis=1)
@@ -262,7 +236,7 @@ class AnalyticModel:
         return clock, np.where(np.isnan(limit), device.max_W, limit)
 
     def _run(self, group: _Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return clocks after the limit, slots at them (members, kinds), and steps (members,)."""
+        # Returns clocks after the limit, slots at them (members, kinds), and steps (members,).
         parts, constants = group.parts, self.constants
 
         def power_of(flat: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -284,7 +258,6 @@ class AnalyticModel:
     def _joules(
         self, group: _Group, clock: np.ndarray, slot: np.ndarray, step: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return the joules of the whole job in one step, by part; each of shape (members,)."""
         parts, cluster = group.parts, self.cluster
         busy_slot = _busy_slot(parts)
         busy = Busy(
@@ -317,7 +290,6 @@ class AnalyticModel:
         return joules
 
     def _memory(self, launches: Launches) -> tuple[np.ndarray, np.ndarray]:
-        """Return the peak bytes on the device and on one host, one per launch."""
         device, host = np.empty(len(launches)), np.empty(len(launches))
         for p in np.unique(launches.p):
             rows = np.flatnonzero(launches.p == p)
@@ -327,7 +299,6 @@ class AnalyticModel:
 
 
 def _flat(parts: StepParts, row: np.ndarray, kind: np.ndarray) -> StepParts:
-    """Return single (row, kind) entries of the parts, as flat arrays."""
     values = []
     for each in fields(parts):
         array = getattr(parts, each.name)
@@ -336,7 +307,6 @@ def _flat(parts: StepParts, row: np.ndarray, kind: np.ndarray) -> StepParts:
 
 
 def _busy_slot(parts: StepParts) -> Busy:
-    """Return the busy seconds of a micro-batch on a device."""
     return Busy(
         arithmetic_s=parts.arithmetic,
         memory_s=parts.operands + parts.stream,

@@ -83,8 +83,6 @@ def capped_clock(
 
     Args:
         power_of: returns, for flat indices, the function from their clocks to their watts.
-        clock: the clocks to limit, any shape.
-        limit_W: the limits, same shape.
     """
     flat, limit = clock.ravel().copy(), limit_W.ravel()
     every = np.arange(flat.size)

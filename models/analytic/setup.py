@@ -40,11 +40,7 @@ class Setup:
     def of(
         cls, job: TrainingJob, cluster: Cluster, constants: Constants, program: Program
     ) -> Setup:
-        """Return the setup of a job on a cluster.
-
-        Raises:
-            InputError: the job's model lacks a size.
-        """
+        """Return the setup of a job on a cluster."""
         fp32 = job.precision == "fp32"
         # PyTorch multiplies fp32 matrices without tensor cores unless the program allows TF32
         # (torch.backends.cuda.matmul.allow_tf32 is False by default), and the training program does

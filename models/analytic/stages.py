@@ -19,8 +19,6 @@ class Stages:
     """Kinds of stage; arrays of shape (kinds,).
 
     Attributes:
-        embeds, heads: 1 if the stage holds the embedding, or makes the logits; else 0.
-        count: number of stages of the kind.
         first: number of the kind's first stage; under 1F1B it keeps the most micro-batches.
         kind: each stage's kind, shape (stages,).
     """

@@ -37,10 +37,8 @@ class AdditiveKernel:
     """Covariance at one set of hyperparameters.
 
     Attributes:
-        kinds: LAUNCH, LIVE or MIXED, one a column.
         amplitudes: standard deviations of the launch part, the live part, the mix and the launches'
             own levels; 0 is absent.
-        lengths: one a column.
     """
 
     kinds: np.ndarray
@@ -117,22 +115,16 @@ class Pairs:
 
 
 def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct rows of each, and where each pair is in the matrix between these."""
     (rows, i), (others, j) = (np.unique(x, axis=0, return_inverse=True) for x in (a, b))
     return rows, others, i.reshape(-1, 1) * len(others) + j.reshape(-1)
 
 
 class Likelihood:
-    """Negative log marginal likelihood of rows under the kernel, with its gradient.
+    """Negative log marginal likelihood of rows (n, d) under the kernel, with its gradient.
 
     Args:
-        x: (n, d).
-        y: (n,), centred.
-        variance: (n,), each row's own noise.
+        variance: each row's own noise, (n,).
         constant: variance of the constant that is added to the kernel.
-
-    Attributes:
-        present: which of the four amplitudes are hyperparameters.
     """
 
     def __init__(

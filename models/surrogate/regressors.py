@@ -1,11 +1,8 @@
 """Regressors of the surrogates: this project's Gaussian process, or any of scikit-learn's.
 
-`Regressor` is what the surrogates need of the model of one figure.
-`tuner.models.surrogate.gaussian_process.GaussianProcess` meets it with joint draws at little cost;
 `ScikitRegressor` adapts any scikit-learn regressor whose predict returns a standard deviation, or
 that averages members. Their spread is then the standard deviation, as in SMAC's random forests
-(Hutter, Xu, Hoos & Leyton-Brown 2014, "Algorithm runtime prediction: methods & evaluation", section
-4.3.2).
+(Hutter, Xu, Hoos & Leyton-Brown 2014, "Algorithm runtime prediction", section 4.3.2).
 """
 
 from __future__ import annotations
@@ -172,13 +169,10 @@ class ScikitRegressor(Regressor):
 
 
 class _Fitted:
-    """A regressor fitted to (y - centre) / scale; None for the prior N(centre, scale^2)."""
-
     def __init__(self, model: Any, centre: float, scale: float) -> None:
         self.model, self._centre, self._scale = model, centre, scale
 
     def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance at these rows, in units of y."""
         if self.model is None or not len(x):
             return np.full(len(x), self._centre), np.full(len(x), self._scale**2)
         mean, std = mean_and_std(self.model, x)
@@ -214,16 +208,12 @@ def mean_and_std(model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _has_std(model: Any) -> bool:
-    """Return True if predict, of the last step of a pipeline, returns a standard deviation."""
     last = model.steps[-1][1] if getattr(model, "steps", None) else model
     return "return_std" in inspect.signature(last.predict).parameters
 
 
 def check_surrogate(surrogate: Any) -> None:
     """Refuse a surrogate that cannot be used, by fitting it to a few made-up rows.
-
-    Args:
-        surrogate: a text (`tuner.models.surrogate.surrogate_choice`), a regressor, or None.
 
     Raises:
         InputError: it is not a regressor, or its predictions have no standard deviation.

@@ -1,9 +1,6 @@
 """`tuner dev calibrate`: what metering costs on this machine, and whether its sources agree.
 
-One probe of the job runs its steps with and without metering in turn; the pairs give the meter's
-overhead on the step time with its interval. Beside it stand what the node draws idle, how often the
-energy counter is updated, and whether counter and integrated power agree. The outcome is kept in
-the runs folder, and the results of later studies on this machine carry it.
+The outcome is kept in the runs folder, and later results on this machine carry it.
 """
 
 from __future__ import annotations
@@ -34,11 +31,7 @@ class Calibration:
     """Findings of a calibration.
 
     Attributes:
-        overhead: step time with metering against without; a paired test.
         core_share: processor time of the sampling over its time: the share of one core it takes.
-        samples, lost: power samples taken in the metered blocks, and missing from their grid.
-        idle_W: power of the meter's scope without training; None if unknown.
-        update_period_s: interval between updates of the energy counter.
         disagreement: integrated power over the counter, minus 1; None where there is one source.
     """
 
@@ -101,8 +94,6 @@ def calibrate(
     """Run steps with and without metering on this machine, and report on the meter.
 
     Args:
-        cluster: this machine ("auto"), or a cluster that describes it.
-        runs_dir: the outcome is kept there as `calibration.json`.
         pairs: of blocks, one metered and one not; at least 2.
     """
     from tuner.problem.from_job import cluster_of

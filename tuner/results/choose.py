@@ -21,10 +21,7 @@ def point_name(result: Result, point: Point) -> str:
 
 
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
-    """Choose among the measured points of a result.
-
-    Without constraints it is what the run recommends. With some it is what is best under them, and
-    `p_better` tells how sure that is.
+    """Choose among the measured points of a result; without constraints, what the run recommends.
 
     Raises:
         InputError: nothing was measured, the slowdown is limited and the baseline was not measured,

@@ -1,7 +1,4 @@
-"""Posterior of one figure of the measured configurations: log step time, or log power.
-
-The model and its sources are described in `tuner.results.posterior`.
-"""
+"""Posterior of log step time or of log power, by the model of `tuner.results.posterior`."""
 
 from __future__ import annotations
 
@@ -112,7 +109,6 @@ class FigurePosterior:
     Args:
         row: 0 for log time, 1 for log power.
         window_sd: prior median of the windows' spread beside what they state.
-        seed: of the proposals.
         errors: prior scale of the errors over the usual one.
     """
 
@@ -142,7 +138,6 @@ class FigurePosterior:
     # -- covariances -----------------------------------------------------------------------------
 
     def _stack(self, rows: np.ndarray) -> np.ndarray:
-        """Return the covariance that each effect has at a variance of 1, (effects, n, n)."""
         mine = self.cells.configuration[rows]
         parts = [label[mine][:, None] == label[mine][None, :] for label in self.effects.values()]
         order = self.order[rows]
@@ -151,7 +146,6 @@ class FigurePosterior:
         return np.array(parts, dtype=float)
 
     def _covariance(self, theta: np.ndarray, rows: np.ndarray, stack: np.ndarray) -> np.ndarray:
-        """Return the covariance of the cells, (components, n, n)."""
         squares = np.exp(2 * theta)
         found = np.einsum("te,eij->tij", squares[:, :-1], stack) + MEAN_VARIANCE
         return self._with_windows(found, squares[:, -1:], rows)
@@ -163,7 +157,6 @@ class FigurePosterior:
         return self._with_windows(np.asarray(found), squares[:, -1:], rows)
 
     def _with_windows(self, found: np.ndarray, window: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Add the windows' variances to the diagonal of covariances of the cells."""
         diagonal = np.arange(len(rows))
         found[:, diagonal, diagonal] += self.stated[rows] + window / self.cells.count[rows]
         return found
@@ -171,10 +164,7 @@ class FigurePosterior:
     # -- standard deviations ---------------------------------------------------------------------
 
     def _spreads(self, window_sd: float, seed: int, errors: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return logarithms of the standard deviations, (components, effects), and their weights.
-
-        Two-stage importance sampling, the second about what the first found.
-        """
+        # Two-stage importance sampling, the second about what the first found.
         prior = {**EFFECTS, "launch": (LAUNCH_SD, LAUNCH_LOG_SD)}
         prior["window"] = (window_sd, WINDOW_LOG_SD)
         middle = np.array([math.log(prior[name][0]) for name in self.names])
@@ -209,8 +199,7 @@ class FigurePosterior:
         return theta[kept], weights[kept] / weights[kept].sum()
 
     def _informative(self) -> np.ndarray:
-        """Return the cells that the spreads are learned from: repeats first, then the others, the
-        first of each launch before the second of any."""
+        # Repeats first, then the others, the first of each launch before the second of any.
         count = np.bincount(self.cells.configuration)[self.cells.configuration]
         visit = [int((self.order[:i] == own).sum()) for i, own in enumerate(self.order)]
         order = np.lexsort((visit, -np.minimum(count, 2)))
@@ -220,8 +209,8 @@ class FigurePosterior:
 
     @cached_property
     def _solved(self) -> tuple[np.ndarray, np.ndarray]:
-        """Covariance of figures with cells (k, c, n), weights of the cells in the figures' means
-        (k, n, c)."""
+        # Covariance of figures with cells (k, c, n), and weights of the cells in the figures' means
+        # (k, n, c).
         rows = np.arange(len(self.y))
         covariance = self._covariance(self.theta, rows, self._stack(rows))
         squares = np.exp(2 * self.theta)
@@ -257,13 +246,13 @@ class FigurePosterior:
         return np.asarray(np.maximum(both[:, place] + both[:, against] - 2 * shared, 1e-14))
 
     def draw(self, component: np.ndarray, normals: dict[str, np.ndarray]) -> np.ndarray:
-        """Return joint draws, (draws, configurations): effects drawn from the prior of each
-        component, then conditioned on the cells (Matheron's rule).
+        """Return joint draws, (draws, configurations), by Matheron's rule.
+
+        Effects are drawn from the prior of each component, then conditioned on the cells.
 
         Args:
             component: of each draw, (draws,).
-            normals: standard normals of each name of `names`, (draws, labels), of the configuration
-                mean ("mean") and of the windows.
+            normals: standard normals of each effect and error, (draws, labels).
         """
         deviations = np.exp(self.theta)[component]
         truth = math.sqrt(MEAN_VARIANCE) * normals["mean"]
@@ -283,6 +272,5 @@ class FigurePosterior:
 
 
 def _normals(count: int, dimensions: int, seed: int) -> np.ndarray:
-    """Return scrambled Sobol points as standard normals, (count, dimensions)."""
     uniform = qmc.Sobol(dimensions, scramble=True, seed=seed).random(count)
     return np.asarray(norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)))

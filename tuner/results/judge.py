@@ -1,13 +1,10 @@
 """Judgement of measured configurations against the baseline, by one posterior.
 
-Everything that is said of a configuration comes from here: how it differs from the baseline, the
-probability that it is better in what was asked, and the probability that it meets the limits.
-
 The best of several measured configurations looks better than it is. So a configuration counts as
 better with the least of two probabilities: that of the posterior, which shrinks the configurations
 towards each other, and that of its own launches, which is either by launches made after it was
-chosen, or by all of them less what the choice among the configurations may have added (the
-union bound, Bonferroni 1936).
+chosen, or by all of them less what the choice among the configurations may have added (the union
+bound, Bonferroni 1936).
 """
 
 from __future__ import annotations
@@ -98,11 +95,7 @@ class Judge:
     """Judge of the points of a study under one set of constraints.
 
     Attributes:
-        points: the measured points; of a plan, the predicted ones.
-        baseline: today's; None if it was not measured.
-        constraints: limits and objective, resolved against the baseline.
         posterior: of the points; None for predictions, which have intervals only.
-        fresh: numbers of the launches that were made to verify a choice.
         failed: configurations that failed when they were launched again.
         ratio_sd: standard deviations of log time and log energy over the baseline's, of a plan.
     """
@@ -119,7 +112,6 @@ class Judge:
     # -- limits ----------------------------------------------------------------------------------
 
     def _drawn(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
-        """Return draws of a point's log time (s) and log power (W) of the whole job."""
         draws = self.posterior.draws if self.posterior is not None else {}
         if point.configuration in draws:
             time, power = draws[point.configuration]
@@ -131,7 +123,6 @@ class Judge:
         return time, math.log(point.power_W) + power_se * normal[1]
 
     def _drawn_slowdown(self, point: Point, today: Point) -> np.ndarray:
-        """Return draws of a point's log time over today's."""
         if self.ratio_sd is None or point.configuration not in self.ratio_sd:
             return self._drawn(point)[0] - self._drawn(today)[0]
         log = math.log(point.time_to_solution_s / today.time_to_solution_s)
@@ -225,7 +216,6 @@ class Judge:
         )
 
     def _compared(self, point: Point) -> bool:
-        """Return whether the posterior holds the point and the baseline."""
         if self.posterior is None or self.baseline is None:
             return False
         held = self.posterior.configurations
@@ -236,11 +226,8 @@ class Judge:
         return self.posterior.saving(point.configuration, self.baseline.configuration, energy, time)
 
     def _weights(self, point: Point) -> tuple[float, float, float]:
-        """Return the objective's log gain as weights of log energy and log time, and a constant.
-
-        The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
-        near the point.
-        """
+        # The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
+        # near the point.
         goal = self.constraints.goal
         if goal != "cost" or self.baseline is None:
             return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
@@ -292,7 +279,6 @@ class Judge:
         return min(joint, self._by_launches(point))
 
     def _by_launches(self, point: Point) -> float:
-        """Return the probability by the launches of the point and of the baseline alone."""
         assert self.posterior is not None and self.baseline is not None  # noqa: PT018
         energy, time, more = self._weights(point)
         pair = point.configuration, self.baseline.configuration
@@ -311,9 +297,6 @@ class Judge:
         Each of k launches, of whichever of the two is less known, narrows the saving as another
         launch of both would; their worth is the saving that they let the training have, less what
         they take.
-
-        Args:
-            launch_share: energy of a launch over that of the whole training; None if unknown.
         """
         gain = self.gain(point)
         if gain is None or not self._compared(point):

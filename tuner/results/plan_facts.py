@@ -1,4 +1,4 @@
-"""What a plan is made of beside its points: counts, sizes, and the probes that would test it."""
+"""Counts and sizes of a plan, and the probes that would test it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ class SizeOfPlan:
     """The answer on one number of GPUs.
 
     Attributes:
-        best: the choice there under the constraints; the knee if there are none.
-        is_knee: True for the size beyond which more GPUs buy time dearest: the knee of the curve
-            of energy over time through the choices.
+        is_knee: True for the size beyond which more GPUs buy time dearest: the knee of the curve of
+            energy over time through the choices.
     """
 
     gpus: int
@@ -34,9 +33,8 @@ class PlanFacts:
     """Facts of a plan.
 
     Attributes:
-        sizes: the answer by number of GPUs, ascending; empty if the plan was for one cluster.
-        probes: configurations whose measurement would reduce the uncertainty of the front most,
-            the baseline first.
+        probes: configurations whose measurement would reduce the uncertainty of the front most, the
+            baseline first.
     """
 
     configurations: int

@@ -36,11 +36,7 @@ CORRELATION_PRIOR = 6.0
 
 @dataclass(frozen=True)
 class Posterior:
-    """Posterior of log step time and log power of the measured configurations.
-
-    Attributes:
-        configurations: in the order in which they were first measured.
-    """
+    """Posterior of log step time and log power of the measured configurations."""
 
     windows: Windows
     configurations: list[Configuration]
@@ -49,11 +45,7 @@ class Posterior:
 
     @classmethod
     def of(cls, windows: Windows, seed: int = 0, *, recorded: bool = False) -> Posterior:
-        """Return the posterior given these windows, at least one.
-
-        Args:
-            recorded: they repeat a recorded table that tells no spread.
-        """
+        """Return the posterior; `recorded` windows repeat a recorded table that tells no spread."""
         configurations = list(windows.rows)
         cells, labels = Cells.of(windows, configurations), Labels.of(configurations)
         from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # scikit-learn
@@ -73,7 +65,6 @@ class Posterior:
 
     @cached_property
     def _pairing(self) -> np.ndarray:
-        """Equal component of the power for each of the time's: their spreads are independent."""
         return np.random.default_rng(0).permutation(COMPONENTS)
 
     @cached_property
@@ -132,15 +123,13 @@ class Posterior:
         return np.asarray(high / Z90)
 
     def _sum(self, a: float, of_time: np.ndarray, b: float, of_power: np.ndarray) -> np.ndarray:
-        """Return the variances of a x time + b x power, given theirs."""
         both = 2 * a * b * self.correlation * np.sqrt(of_time * of_power)
         return np.asarray(np.maximum(a * a * of_time + b * b * of_power + both, 1e-14))
 
     def _gain(
         self, a: float, time: tuple[np.ndarray, np.ndarray], b: float, power: tuple[np.ndarray, ...]
     ) -> Gain:
-        """Return -(a x time + b x power), given means and variances of each component: every
-        component of the time with every one of the power, whose spreads are independent."""
+        # Every component of the time with every one of the power, whose spreads are independent.
         means = a * time[0][:, None] + b * power[0][None, :]
         variances = self._sum(a, time[1][:, None], b, power[1][None, :])
         weights = self._time.weights[:, None] * self._power.weights[None, :]
@@ -149,11 +138,7 @@ class Posterior:
     def saving(
         self, of: Configuration, baseline: Configuration, energy: float, time: float
     ) -> Gain:
-        """Return the posterior of a weighted log saving against the baseline.
-
-        Args:
-            energy, time: weights of log energy (log time + log power) and of log time.
-        """
+        """Return the posterior of a log saving, weighted of log energy and of log time."""
         place, against = self.configurations.index(of), self.configurations.index(baseline)
         pairs = [
             (figure.means[:, place] - figure.means[:, against], figure.apart(place, against))
@@ -176,8 +161,6 @@ class Posterior:
         spreads are those of the whole study.
 
         Args:
-            baseline: with what; all of its launches count, since nothing was chosen by them.
-            energy, time: weights of log energy and log time.
             only: numbers of the launches of `of` that count; None for all.
         """
         cells = self.cells

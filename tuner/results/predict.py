@@ -1,9 +1,4 @@
-"""Where the time, energy and memory of one configuration are predicted to go.
-
-Nothing is measured and nothing is started: the answer is the analytic models', with the error they
-had wherever they could be checked beside it. The probes of an earlier run correct it and give it an
-interval, on the same cluster or on a larger one.
-"""
+"""Where the time, energy and memory of one configuration are predicted to go."""
 
 from __future__ import annotations
 
@@ -28,7 +23,6 @@ class Forecast:
     """A prediction with its breakdown and what is known of its error.
 
     Attributes:
-        known_error: what is known of the models' error here, a sentence each.
         corrected: step time (s), power (W) and energy of a step (J) as probes correct them: median
             and 90 % interval; empty where no run was named.
     """
@@ -75,7 +69,6 @@ def _corrected(
     cluster: Cluster,
     configuration: Configuration,
 ) -> tuple[dict[str, tuple[float, float, float]], int]:
-    """Step time, power and energy of a step corrected by probes, and by how many windows."""
     from tuner.models.scale_out import predictor
 
     line = corrected_models(job, probed_on, records)
@@ -127,7 +120,6 @@ def forecast(
     """Predict one configuration.
 
     Args:
-        records: probes of the same job that correct the prediction.
         probed_on: the cluster that they ran on; `cluster` when not given.
 
     Raises:

@@ -42,11 +42,7 @@ def evidence_of(judge: Judge, point: Point) -> Evidence:
 
 
 def advise(judge: Judge, best: Point, *, met: bool = True) -> Recommendation:
-    """Return what to do under the judge's constraints.
-
-    Args:
-        met: whether the choice seems to meet the limits.
-    """
+    """Return what to do under the judge's constraints."""
     today = judge.baseline
     if today is None:
         return Recommendation("train", best, evidence_of(judge, best))
@@ -109,8 +105,8 @@ def recommend(result: Result) -> Recommendation | None:
 
 
 def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
-    """Return the point of the front with the least product of energy and time that is better than
-    the recommended one in one of them and worse in the other; None if the product is no less."""
+    # Of the points that trade energy for time, the one with the least product of both; None if that
+    # is no less.
 
     def ratios(other: Point) -> tuple[float, float]:
         return (
@@ -132,10 +128,7 @@ def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
 
 
 def too_little_tried(result: Result) -> bool:
-    """Return True if a limit ended the search before it can say anything about its space.
-
-    That takes `LEAST_TRIED` launch settings, or all there are.
-    """
+    """Return True if a limit ended the search before it can say anything about its space."""
     if result.stop is None or result.stop.kind not in LIMITS:
         return False
     tried = {point.configuration.launch for point in result.points}

@@ -15,9 +15,7 @@ class RunDifference:
     """Difference of two runs.
 
     Attributes:
-        rows: label, and the text of each run; only where at least one has something to say.
         obstacles: why their figures must not be compared, a phrase each; empty if they may be.
-        choices: the point that each run recommends; None if it measured nothing.
     """
 
     names: tuple[str, str]

@@ -1,8 +1,4 @@
-"""Difference of one quantity between two configurations, or between two series in turn.
-
-A difference is called one only where its 95 % interval leaves out zero; otherwise the answer says
-that none was shown, and how small a difference could have been.
-"""
+"""Difference of one quantity between two configurations, or between two series in turn."""
 
 from __future__ import annotations
 
@@ -26,7 +22,6 @@ class Difference:
     Attributes:
         quantity: "step_time", "power" or "energy_per_step".
         relative: b / a - 1; -0.05 is 5 % less.
-        low, high: its 95 % interval.
         p_value: two-sided, of no difference at all; not shown of a prediction, which no sample
             stands behind.
         predicted: by models, whose known error the interval is.
@@ -82,12 +77,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Changes from `a` to `b`.
-
-    Attributes:
-        step_time, energy: the differences; `energy` is of one optimizer step.
-        basis: the launches that were compared, in a sentence; "" if not stated.
-    """
+    """Changes from `a` to `b`."""
 
     a: str
     b: str
@@ -128,7 +118,6 @@ def _of_variance(
     method: str,
     level: float = LEVEL / 2,
 ) -> Difference:
-    """Student's t test of a difference of logarithms with this squared error."""
     relative = _share(difference)
     if not variance > 0:
         if variance == 0 and difference != 0:
@@ -145,7 +134,6 @@ def _of_variance(
 
 
 def _share(log: float) -> float:
-    """Return the relative difference of a difference of logarithms; infinite on overflow."""
     return math.expm1(log) if log < 700 else math.inf
 
 

@@ -17,7 +17,6 @@ class Windows:
     """Every window of every measured configuration, row by row.
 
     Attributes:
-        configurations: as requested.
         launches: number of that probe, which is one launch, (rows,).
     """
 

@@ -1,9 +1,7 @@
 """Optuna's samplers, and any that implement its interface, over the same candidates.
 
-A stock sampler knows knobs and their ranges but not which combinations are valid, and has no notion
-of launches. It is asked for one configuration at a time until that is a candidate not tried yet,
-and every point it proposes is a launch of its own. It is asked in a shadow study in memory that
-mirrors the results of the real one, so that refused proposals leave no trace in the user's study.
+A stock sampler does not know which combinations are valid. It is asked for one configuration at a
+time, in a shadow study in memory, until that is a candidate not tried yet.
 """
 
 from __future__ import annotations
@@ -62,11 +60,7 @@ SamplerChoice = str | BaseSampler | None
 
 
 class StockSampler(ProbePlanner):
-    """Planner that follows any Optuna sampler, one configuration a probe.
-
-    Args:
-        max_asks: number of asks before the nearest open candidate is taken.
-    """
+    """Planner that follows any Optuna sampler, one configuration a probe."""
 
     def __init__(
         self,
@@ -98,7 +92,6 @@ class StockSampler(ProbePlanner):
             return self._enqueue(self._plan_of([candidate], reason))
 
     def _mirror(self, study: optuna.Study) -> None:
-        """Copy the trials that finished in the real study since the last call to the shadow."""
         finished = (TrialState.COMPLETE, TrialState.FAIL)
         for trial in study.get_trials(deepcopy=False, states=finished):
             if trial.number in self._mirrored:
@@ -121,7 +114,6 @@ class StockSampler(ProbePlanner):
                 )
 
     def _ask_until_open(self, closed: np.ndarray) -> tuple[int, Trial]:
-        """Ask until the proposal is open; return it and its running trial in the shadow study."""
         refused: list[dict[str, Any]] = []
         while len(refused) < self._max_asks:
             trial = self._shadow.ask(self.distributions())
@@ -137,12 +129,10 @@ class StockSampler(ProbePlanner):
         return candidate, self._ask_for(candidate)
 
     def _ask_for(self, candidate: int) -> Trial:
-        """Start a trial of the shadow study with this candidate's parameters."""
         self._shadow.enqueue_trial(self.params_of(self._configurations[candidate]))
         return self._shadow.ask(self.distributions())
 
     def _nearest(self, params: dict[str, Any], closed: np.ndarray) -> int:
-        """Return the open candidate with the fewest knobs changed, then the least changed."""
         target = np.array([self._ranks[name][params[name]] for name in self._encoding.knobs])
         distance = np.abs(self._rank_rows - target)
         away = (distance > 0).sum(axis=1) + distance.mean(axis=1)
@@ -151,7 +141,6 @@ class StockSampler(ProbePlanner):
 
     @cached_property
     def _ranks(self) -> dict[str, dict[Any, float]]:
-        """Knob -> level -> its rank among the levels, scaled to [0, 1]."""
         ranks = {}
         for name, distribution in self.distributions().items():
             if isinstance(distribution, IntDistribution):
@@ -163,7 +152,6 @@ class StockSampler(ProbePlanner):
 
     @cached_property
     def _rank_rows(self) -> np.ndarray:
-        """Each candidate's levels as ranks, shape (candidates, knobs)."""
         rows = [
             [self._ranks[name][value] for name, value in self.params_of(configuration).items()]
             for configuration in self._configurations
@@ -172,12 +160,7 @@ class StockSampler(ProbePlanner):
 
 
 def check_sampler(sampler: SamplerChoice, *, user_prior: bool = False) -> None:
-    """Raise if there is no such sampler, before anything is started.
-
-    Raises:
-        UnknownName: no sampler has that name.
-        InputError: it cannot use these.
-    """
+    """Raise UnknownName or InputError if there is no such sampler, before anything is started."""
     if isinstance(sampler, str) and sampler not in SAMPLERS:
         raise UnknownName("sampler", sampler, SAMPLERS)
     if user_prior and sampler not in (None, OURS):
@@ -200,11 +183,6 @@ def make_sampler(
     Args:
         sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
             these very candidates is returned as it is.
-        prior, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
-
-    Raises:
-        UnknownName: no sampler has that name.
-        InputError: it needs a package that is not installed.
     """
     if sampler is None or sampler == OURS:
         return CandidateSampler(

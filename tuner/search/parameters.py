@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 
 class ParameterEncoding:
-    """Mapping between candidates, their Optuna parameters and their keys.
-
-    Attributes:
-        knobs: names of the knobs that vary, which are the parameters.
-        distributions: one per knob, over its levels in the whole list (`Candidates.whole`).
-    """
+    """Mapping between candidates, their Optuna parameters and their keys."""
 
     def __init__(self, candidates: Candidates) -> None:
         self.configurations = candidates.configurations
@@ -88,7 +83,6 @@ class ParameterEncoding:
 
 
 def _as_param(value: object) -> Any:
-    """Return a knob's value as Optuna stores it: a tuple (one value per stage) as text."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
@@ -103,7 +97,6 @@ def _distribution(name: str, levels: list[Any]) -> BaseDistribution:
 
 
 def _level_order(level: Any) -> tuple[int, float, str]:
-    """Return a sort key: None first, then numbers, then text."""
     if level is None:
         return (0, 0.0, "")
     if isinstance(level, int | float):

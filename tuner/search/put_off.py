@@ -94,11 +94,7 @@ class PeakLimit:
         return self.cap_W / math.exp(self.log_ratio)
 
     def probability_above(self, posterior: Posterior, widening: float) -> np.ndarray:
-        """Return the probability that each configuration exceeds the cap, (n,).
-
-        Args:
-            widening: factor of the standard deviations of log power (`Surrogates.widening`).
-        """
+        """Return the probability that each configuration exceeds the cap, (n,)."""
         sd = np.hypot(widening * posterior.log_power_std, self.log_ratio_sd)
         above = posterior.log_power + self.log_ratio - math.log(self.cap_W)
         return np.asarray(norm.cdf(above / sd))
@@ -131,11 +127,7 @@ class PeakLimit:
 
 
 class SlackLimits:
-    """Candidates that probably equal a measured one, because neither's power limit binds.
-
-    Attributes:
-        notes: sentences for the user: which limits are probed last, and which windows contradict.
-    """
+    """Candidates that probably equal a measured one, because neither's power limit binds."""
 
     def __init__(self, configurations: Sequence[Configuration], launch_of: np.ndarray) -> None:
         self._configurations, self.notes = configurations, list[str]()
@@ -186,7 +178,6 @@ class SlackLimits:
 
 
 def _differ(one: Observation, other: Observation) -> bool | None:
-    """Return True if two windows differ beyond their errors; None if these hide too much."""
     time, power = one.step_time_s / other.step_time_s, one.power_W / other.power_W
     errors = np.array([(each.step_time_rse, each.power_rse) for each in (one, other)])
     known = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))
@@ -197,7 +188,6 @@ def _differ(one: Observation, other: Observation) -> bool | None:
 
 
 def _limit_W(configuration: Configuration) -> float:
-    """Return the power limit of each device; NaN if it has none, or one for each stage."""
     limit = configuration.live.get(POWER_LIMIT)
     return float(limit) if isinstance(limit, int | float) else np.nan
 
@@ -208,11 +198,7 @@ def _others(configuration: Configuration) -> Settings:
 
 
 class UnreachedClocks:
-    """Candidates at clocks that the devices do not reach.
-
-    Attributes:
-        notes: a sentence for the user for each clock that puts others last.
-    """
+    """Candidates at clocks that the devices do not reach."""
 
     def __init__(self, configurations: Sequence[Configuration]) -> None:
         self._configurations = configurations
@@ -225,8 +211,7 @@ class UnreachedClocks:
     def chances(self, observations: Observations) -> np.ndarray:
         """Return the probability that each candidate runs as set, as far as its clock tells, (n,).
 
-        It is below 1 at a clock that fell short and above it, and falls with each such window. A
-        clock does not count if another window ran at it or above it: the devices may have been
+        A clock does not count if another window ran at it or above it: the devices may have been
         disturbed.
         """
         ran = [max(_clocks_MHz(one.delivered.live), default=0) for one in observations.measured]
@@ -250,14 +235,12 @@ class UnreachedClocks:
 
 
 def _clocks_MHz(live: Settings) -> list[float]:
-    """Return the clock of each stage; empty if it is left to the device."""
     clock = live.get(CLOCK)
     parts = clock if isinstance(clock, tuple) else (clock,)
     return [float(part) for part in parts if isinstance(part, int | float)]
 
 
 def _miss(live: Settings, delivered: Mapping[str, float]) -> tuple[float, float] | None:
-    """Return the lowest clock that fell short, and what ran instead; None if none did."""
     clocks = live.get(CLOCK)
     stages = (
         [(f"{CLOCK}.{i}", one) for i, one in enumerate(clocks)]

@@ -37,11 +37,7 @@ class Question:
     def objective(
         self, log_energy: np.ndarray, log_time: np.ndarray, gpus: np.ndarray
     ) -> np.ndarray:
-        """Return the log of what is to be least, of one step.
-
-        Args:
-            gpus: number of GPUs, broadcast to it.
-        """
+        """Return the log of what is to be least, of one step."""
         if self.constraints.goal == "cost":
             per_kWh, per_hour = self.constraints.prices
             price = per_kWh / J_PER_KWH * np.exp(log_energy)
@@ -74,7 +70,6 @@ class Question:
         """Return the log of the objective, at most `worst`; beyond it by `excess` if not met.
 
         Args:
-            log_energy, log_time, gpus: as of `objective`.
             worst: least loss of a configuration that exceeds a limit, broadcast to that shape.
         """
         excess = self.excess(log_energy, log_time)

@@ -1,14 +1,11 @@
 """Simple regret of a search: the hypervolume that the measured configurations still miss.
 
-With a question of the user (`tuner.search.question`) it is what the answer among the measured ones
-loses, a difference of logs, and the rest of the front does not count.
-
-In each joint draw of the surrogates over measured and open candidates, the regret is the share of
-the drawn front's hypervolume that the measured ones miss. A search may end when the regret is small
-in nearly every draw (Makarova et al. 2022, "Automatic termination for hyperparameter optimization",
-AutoML; Wilson 2024, "Stopping Bayesian optimization with probabilistic regret bounds", NeurIPS).
-The draws are as wide as the intervals of the answer (`Surrogates.sample`), because the plain
-posterior is too sure of itself after a few measurements.
+Of a question (`tuner.search.question`) it is what the answer among the measured ones loses, a
+difference of logs. A search may end when the regret is small in nearly every joint draw of the
+surrogates (Makarova et al. 2022, "Automatic termination for hyperparameter optimization", AutoML;
+Wilson 2024, "Stopping Bayesian optimization with probabilistic regret bounds", NeurIPS). The draws
+are as wide as the intervals of the answer, because the plain posterior is too sure of itself after
+a few measurements.
 """
 
 from __future__ import annotations
@@ -91,11 +88,7 @@ class RegretModel:
         view: CandidateView,
         question: Question | None = None,
     ) -> RegretEstimate:
-        """Return the regret of the configurations that are measured or in flight.
-
-        Args:
-            still_open: the configurations of `view`, in its order.
-        """
+        """Return the regret of the configurations that are measured or in flight."""
         near, promising = self._relevant(front, view, question)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
@@ -120,7 +113,6 @@ class RegretModel:
         gpus: np.ndarray,
         measured: int,
     ) -> RegretEstimate:
-        """Return the regret of the answer among the measured configurations."""
         energy, time = points[..., 0], points[..., 1]
         worst = question.objective(energy, time, gpus).max(axis=1, keepdims=True)
         losses = np.where(fits, question.loss(energy, time, gpus, worst), np.inf)
@@ -142,7 +134,6 @@ class RegretModel:
     def _relevant(
         self, front: FrontEstimate, view: CandidateView, question: Question | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the chosen and of the open candidates that can matter."""
         posterior, (wide_t, wide_p) = view.posterior, self._surrogates.widening
         best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
         best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std

@@ -1,9 +1,7 @@
 """Sampler of this project: expected fall of the log regret per joule, probe by probe.
 
-`plan` fits the surrogates to the study's observations and chooses a probe: one launch and the live
-setting to visit first. While that launch runs, `plan_continuation` chooses from its measurements
-the further settings that are worth visiting in it. They cost their windows only, so no setting has
-to be visited on suspicion before there is evidence for it.
+`plan` chooses one launch and the live setting to visit first; `plan_continuation` chooses, from
+what the running launch measured, the further settings that are worth their windows.
 """
 
 from __future__ import annotations
@@ -58,18 +56,12 @@ class CandidateSampler(ProbePlanner):
 
     Observations are the study's COMPLETE trials with user attributes `configuration` (its key),
     `step_time_s`, `power_W` and, if known, `step_time_rse` and `power_rse`. RUNNING trials are
-    pending. A FAIL trial's configuration is not proposed again, nor, if its attribute `failure`
-    blames the launch, any other live setting of it; "cancelled" and "node" blame no
-    configuration. Trials of unknown configurations are ignored.
+    pending.
 
     Args:
-        prior: predicts before there are measurements (the analytic model).
         seed: every draw follows from it and from the order in which trials finish.
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
-        design: the design choices, for leaving one out.
-        surrogate: a scikit-learn regressor that learns step time and power; None for this project's
-            Gaussian process.
     """
 
     estimates_gain = True
@@ -202,7 +194,6 @@ class CandidateSampler(ProbePlanner):
             return bool(in_flight) and not starting and len(in_flight) + 1 > most
 
     def _to_try(self, closed: np.ndarray) -> list[int]:
-        """Return the candidates of one launch that the user wants to be tried next."""
         numbers = (self._encoding.index_of_key(each.key) for each in self._user_prior.first)
         wanted = [i for i in numbers if i is not None and not closed[i]]
         launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
@@ -211,7 +202,6 @@ class CandidateSampler(ProbePlanner):
     def _launches(
         self, observations: Observations, closed: np.ndarray
     ) -> tuple[set[int], list[int]]:
-        """Return the launches that were tried or are in flight, and those still to try."""
         tried = {int(self._launch_of[i]) for i in observations.closed.union(observations.pending)}
         tried |= observations.failed_launches
         fresh = [
@@ -222,23 +212,16 @@ class CandidateSampler(ProbePlanner):
         return tried, fresh
 
     def _starting(self, observations: Observations, fresh: list[int]) -> bool:
-        """Return True until the space-filling launches are measured or in flight."""
         useful = {int(self._launch_of[m.candidate]) for m in observations.measured}
         useful |= {int(self._launch_of[i]) for i in observations.pending}
         return len(useful) < self._start_count and bool(fresh)
 
     def _closed_and_chances(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
-        """Return a mask of the candidates that may not be proposed, and the `chances` of all."""
         chances = self._fits(observations) * self.unreached_clocks.chances(observations)
         chances *= self.slack_limits.chances(observations.measured)
         return self._closed(observations), chances
 
     def _fits(self, observations: Observations) -> np.ndarray:
-        """Return the probability that each candidate fits in a device's memory, (n,).
-
-        From its prediction and the errors of such predictions in the probes so far
-        (`tuner.models.memory_margin`); 1 without a prediction.
-        """
         if self._predicted_bytes is None or self._memory_bytes is None:
             return np.ones(len(self._configurations))
         peaks = observations.peak_bytes if self.design.learn_memory else {}
@@ -246,10 +229,7 @@ class CandidateSampler(ProbePlanner):
         return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
 
     def _promising_launches(self) -> np.ndarray:
-        """Return the launches that the start may take.
-
-        With a prior the better half by predicted energy x time of their best setting, else all.
-        """
+        # With a prior the better half by predicted energy x time of their best setting, else all.
         every = np.arange(len(self._members))
         if not self.features.priors:
             return every
@@ -261,7 +241,6 @@ class CandidateSampler(ProbePlanner):
     def _start_plan(
         self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
     ) -> ProbePlan:
-        """Plan a launch far from those tried, at its lowest setting."""
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
         best = np.array([chances[self._members[i]].max() for i in allowed])
         allowed = allowed[best >= min(MEMORY_POLICY.likely_from, best.max())]
@@ -289,10 +268,7 @@ class CandidateSampler(ProbePlanner):
         chances: np.ndarray,
         running_launch: int | None = None,
     ) -> ProbePlan | None:
-        """Plan the probe that is worth the most; `running_launch` costs no launch.
-
-        None if every candidate would probably exceed the cap on peak power.
-        """
+        # None if every candidate would probably exceed the cap on peak power.
         self._fit(observations)
         candidates = self._pool.view(observations, closed, chances)
         if self.peak_limit is not None:
@@ -334,7 +310,6 @@ class CandidateSampler(ProbePlanner):
         )
 
     def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
-        """Return the acquisition of the answer to the user's question, or of the front."""
         if self.question is None:
             return ProbeAcquisition(
                 self.surrogates, self.cost, self.design, self._configurations, self._draws
@@ -345,13 +320,9 @@ class CandidateSampler(ProbePlanner):
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
     ) -> RegretEstimate | None:
-        """Return what the measured configurations and those in flight miss of the front.
-
-        None with too few measurements to fit the hyperparameters, with fewer than the folds of the
-        cross-validation of a regressor that has no posterior of its own, and until two live
-        settings of a launch are measured: launches begin at like settings, which tell nothing of
-        the others.
-        """
+        # None with too few measurements to fit the hyperparameters or for the folds of a
+        # cross-validation, and until two live settings of a launch are measured: launches begin at
+        # like settings, which tell nothing of the others.
         least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
         if len(observations.measured) < least or not self._live_varied(observations):
             return None
@@ -363,12 +334,10 @@ class CandidateSampler(ProbePlanner):
         )
 
     def _live_varied(self, observations: Observations) -> bool:
-        """Return True if a launch was measured at two settings, or none has two."""
         launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]
         several = len(set(launches)) < len(launches)
         return several or all(len(rows) == 1 for rows in self._members)
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
-        """Return True if the launch of these candidates has other settings to propose."""
         others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
         return self.design.extend_launches and not closed[others].all()
