@@ -24,18 +24,15 @@ OTHER_CAUSE = 0.02
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """Limits at which predicted memory leaves a configuration out.
+    """Limits at which predicted memory leaves a configuration out."""
 
-    Attributes:
-        candidate_factor: a candidate's predicted peak is at most this factor times the device's
-            memory; the largest error of predicted memory in `benchmarks.published` is below it.
-        refused_below: of very many launches, those with a lower probability of fitting come last.
-        likely_from: the first launches of a search, and predictions for more GPUs, take only
-            configurations that fit with at least this probability, if there are any.
-    """
-
+    # a candidate's predicted peak is at most this factor times the device's memory; the largest
+    # error of predicted memory in `benchmarks.published` is below it.
     candidate_factor: float = 1.15
+    # of very many launches, those with a lower probability of fitting come last.
     refused_below: float = 0.05
+    # the first launches of a search, and predictions for more GPUs, take only configurations that
+    # fit with at least this probability, if there are any.
     likely_from: float = 0.5
 
 
@@ -47,8 +44,6 @@ class MemoryMargin:
     """Posterior of the error of predicted memory."""
 
     def __init__(self, capacity_bytes: float) -> None:
-        if capacity_bytes <= 0:
-            raise ValueError("the capacity must be above 0")
         self.capacity_bytes = float(capacity_bytes)
         self._grid = np.linspace(-6 * MEMORY_BIAS, 6 * MEMORY_BIAS, 601)
         self._log_density = -0.5 * (self._grid / MEMORY_BIAS) ** 2

@@ -45,20 +45,14 @@ RELU = ("opt",)
 
 @dataclass(frozen=True)
 class Pass:
-    """Forward pass of one block or head, for one micro-batch and rank; arrays over launches.
+    """Forward pass of one block or head, for one micro-batch and rank; arrays over launches."""
 
-    Attributes:
-        arithmetic_s: matrix products at the highest clock, including their fixed times.
-        attention_s: fused attention's products at the highest clock; its backward pass takes
-            `ATTENTION_BACKWARD` times as long.
-        operand_s: the same products' traffic through memory.
-        stream_s: traffic of everything else.
-    """
-
-    arithmetic_s: np.ndarray
+    arithmetic_s: np.ndarray  # matrix products at the highest clock, including their fixed times
+    # fused attention's products at the highest clock; its backward pass takes `ATTENTION_BACKWARD`
+    # times as long.
     attention_s: np.ndarray
-    operand_s: np.ndarray
-    stream_s: np.ndarray
+    operand_s: np.ndarray  # the same products' traffic through memory
+    stream_s: np.ndarray  # traffic of everything else
     operators: np.ndarray
 
 

@@ -50,14 +50,11 @@ PASSES = 3.0
 
 @dataclass(frozen=True)
 class Fp8:
-    """What FP8 changes in the products of one pass of a block; arrays over launches.
-
-    Attributes:
-        weight_share, value_share: bytes of weights, and of inputs and outputs, that the products
-            move, as a share of those without FP8. Outputs are in bf16.
-    """
+    """What FP8 changes in the products of one pass of a block; arrays over launches."""
 
     flops_per_s: np.ndarray
+    # weight_share, value_share: bytes of weights, and of inputs and outputs, that the products
+    # move, as a share of those without FP8. Outputs are in bf16.
     weight_share: np.ndarray
     value_share: np.ndarray
     cast_operators: np.ndarray

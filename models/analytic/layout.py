@@ -40,48 +40,36 @@ _DEGREES = {
 
 @dataclass(frozen=True)
 class Launches:
-    """Launch knobs as arrays, one entry per launch.
+    """Launch knobs as arrays, one entry per launch."""
 
-    Attributes:
-        d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
-        b: sequences of a micro-batch.
-        z: ZeRO stage.
-        gathered: True if ranks of one sequence gather all keys and values instead of exchanging
-            heads.
-        m: number of micro-batches per replica and step.
-        recomputed: share of the blocks that are recomputed in the backward pass.
-        selective: True if all blocks keep their matrix products and recompute the rest.
-        fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after
-            the forward pass.
-        groups: groups of HSDP that each hold a whole copy of the states; 1 without.
-        compiled: True if blocks are compiled: their dispatch is shorter, and the casts of FP8 are
-            fused.
-        fp8: kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without.
-    """
-
+    # d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
     d: np.ndarray
     t: np.ndarray
     p: np.ndarray
     u: np.ndarray
     e: np.ndarray
-    b: np.ndarray
-    z: np.ndarray
+    b: np.ndarray  # sequences of a micro-batch
+    z: np.ndarray  # ZeRO stage
+    # True if ranks of one sequence gather all keys and values instead of exchanging heads.
     gathered: np.ndarray
     v: np.ndarray
     zero_bubble: np.ndarray
-    m: np.ndarray
-    recomputed: np.ndarray
-    selective: np.ndarray
+    m: np.ndarray  # number of micro-batches per replica and step
+    recomputed: np.ndarray  # share of the blocks that are recomputed in the backward pass
+    selective: np.ndarray  # True if all blocks keep their matrix products and recompute the rest
     parameters_offloaded: np.ndarray
     offload: np.ndarray
     offload_async: np.ndarray
     offload_nvme: np.ndarray
     parameters_nvme: np.ndarray
+    # fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after the
+    # forward pass.
     fsdp: np.ndarray
     reshard: np.ndarray
-    groups: np.ndarray
+    groups: np.ndarray  # groups of HSDP that each hold a whole copy of the states; 1 without
+    # True if blocks are compiled: their dispatch is shorter, and the casts of FP8 are fused.
     compiled: np.ndarray
-    fp8: np.ndarray
+    fp8: np.ndarray  # kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without
     activations: np.ndarray
     activations_async: np.ndarray
 
@@ -109,21 +97,23 @@ class Launches:
 
 @dataclass(frozen=True)
 class Layout:
-    """Configurations as arrays.
-
-    Attributes:
-        clock_MHz, limit_W, memory_clock_MHz: live settings, shape (n,); NaN if left to the device
-            or set per stage.
-        stage_clocks_MHz, stage_limits_W: settings per stage, by the configuration's number.
-    """
+    """Configurations as arrays."""
 
     launches: Launches
     row: np.ndarray
+    # clock_MHz, limit_W, memory_clock_MHz: live settings, shape (n,); NaN if left to the device or
+    # set per stage.
     clock_MHz: np.ndarray
     limit_W: np.ndarray
     memory_clock_MHz: np.ndarray
+    # stage_clocks_MHz, stage_limits_W: settings per stage, by the configuration's number.
     stage_clocks_MHz: dict[int, tuple[int, ...]]
     stage_limits_W: dict[int, tuple[int, ...]]
+
+    @property
+    def is_staged(self) -> bool:
+        """True if some configuration has a setting per stage."""
+        return bool(self.stage_clocks_MHz or self.stage_limits_W)
 
 
 def _value(settings: Settings, name: str) -> object:

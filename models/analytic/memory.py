@@ -42,21 +42,17 @@ FUSED_LOGIT_BYTES = 6.0
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Parts of the memory, bytes; arrays of shape (launches, kinds of stage).
-
-    Attributes:
-        activations: values kept for the backward pass, of all micro-batches in flight.
-        temporary: values of the block that is recomputed or differentiated, and of the loss.
-        host: memory of one node's host: offloaded states and activations of the node's ranks.
-    """
+    """Parts of the memory, bytes; arrays of shape (launches, kinds of stage)."""
 
     parameters: np.ndarray
     gradients: np.ndarray
     optimizer: np.ndarray
-    activations: np.ndarray
+    activations: np.ndarray  # values kept for the backward pass, of all micro-batches in flight
+    # values of the block that is recomputed or differentiated, and of the loss.
     temporary: np.ndarray
     communication: np.ndarray
     context: np.ndarray
+    # memory of one node's host: offloaded states and activations of the node's ranks.
     host: np.ndarray
 
     @property

@@ -7,17 +7,17 @@ only a prior: the surrogates fit its scale to measurements and learn the rest, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from tuner.models.analytic.breakdown import Breakdown, break_down
+from tuner.models.analytic.breakdown import Breakdown, largest_first, time_parts
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.layout import Launches, Layout, layout_of_groups, read_layout
-from tuner.models.analytic.memory import memory_parts
-from tuner.models.analytic.power import Busy, PowerModel, capped_clock
+from tuner.models.analytic.memory import DEVICE_PARTS, memory_parts
+from tuner.models.analytic.power import BISECTIONS, LOWEST_CLOCK, Busy, PowerModel
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages, cut
 from tuner.models.analytic.step import StepParts, step_parts
@@ -29,18 +29,15 @@ from tuner.search_spaces.program import Program
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted figures of configurations; arrays of one figure per configuration.
-
-    Attributes:
-        host_memory_bytes: peak that the job's ranks use on one node's host, bytes; empty if the
-            prior does not predict it.
-        clock_MHz: mean clock of the devices after any limit; empty if not predicted.
-    """
+    """Predicted figures of configurations; arrays of one figure per configuration."""
 
     step_time_s: np.ndarray
     power_W: np.ndarray
     memory_bytes: np.ndarray
+    # peak that the job's ranks use on one node's host, bytes; empty if the prior does not predict
+    # it.
     host_memory_bytes: np.ndarray = field(default_factory=lambda: np.empty(0))
+    # mean clock of the devices after any limit; empty if not predicted.
     clock_MHz: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
@@ -157,22 +154,23 @@ class AnalyticModel:
         layout = self._layout_of([configuration])
         (group,) = self._groups(layout)
         clocks, slot, step = self._run(group)
-        return break_down(
-            parts=group.parts,
-            stages=group.stages,
-            constants=self.constants,
-            clocks=clocks,
-            slot=slot,
+        joules = self._joules(group, clocks, slot, step)
+        memory = memory_parts(
+            self.setup, layout.launches, self._stages(float(layout.launches.p[0]))
+        )
+        time = time_parts(group.parts, self.constants, clocks, slot)
+        time["pipeline bubble"] = max(0.0, float(step[0]) - sum(time.values()))
+        fullest = int(memory.device[0].argmax())
+        clock = float(clocks[0] @ group.stages.count / group.stages.count.sum())
+        return Breakdown(
             step_time_s=float(step[0]),
-            joules={
-                name: float(value[0])
-                for name, value in self._joules(group, clocks, slot, step).items()
-            },
-            memory=memory_parts(
-                self.setup, layout.launches, self._stages(float(layout.launches.p[0]))
-            ),
-            clock_MHz=float(clocks[0] @ group.stages.count / group.stages.count.sum())
-            * self._top_MHz,
+            energy_J=sum(float(value[0]) for value in joules.values()),
+            memory_bytes=float(memory.device[0, fullest]),
+            host_memory_bytes=float(memory.host[0].max()),
+            clock_MHz=clock * self._top_MHz,
+            time_s=largest_first(time),
+            joules=largest_first({name: float(value[0]) for name, value in joules.items()}),
+            memory=largest_first({n: float(getattr(memory, n)[0, fullest]) for n in DEVICE_PARTS}),
         )
 
     def _layout_of(self, configurations: Sequence[Configuration]) -> Layout:
@@ -224,12 +222,11 @@ class AnalyticModel:
         device = self.cluster.device
         clock = np.repeat(layout.clock_MHz[members][:, None] / self._top_MHz, kinds, axis=1)
         limit = np.repeat(layout.limit_W[members][:, None], kinds, axis=1)
-        for i, member in enumerate(members) if layout.stage_clocks_MHz else ():
-            if int(member) in layout.stage_clocks_MHz:
-                clock[i] = np.array(layout.stage_clocks_MHz[int(member)]) / self._top_MHz
-        for i, member in enumerate(members) if layout.stage_limits_W else ():
-            if int(member) in layout.stage_limits_W:
-                limit[i] = layout.stage_limits_W[int(member)]
+        for i, member in enumerate(map(int, members)) if layout.is_staged else ():
+            if member in layout.stage_clocks_MHz:
+                clock[i] = np.array(layout.stage_clocks_MHz[member]) / self._top_MHz
+            if member in layout.stage_limits_W:
+                limit[i] = layout.stage_limits_W[member]
         clock = np.where(np.isnan(clock), self._default, clock)
         # Devices that share a limit are taken to share it equally.
         limit = limit / device.devices_per_limit
@@ -237,23 +234,29 @@ class AnalyticModel:
 
     def _run(self, group: _Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         # Returns clocks after the limit, slots at them (members, kinds), and steps (members,).
-        parts, constants = group.parts, self.constants
+        clock = self._capped(group)
+        slot = group.parts.slot_s(clock, self.constants)
+        return clock, slot, group.parts.step_s(slot, group.stages, self.constants)
 
-        def power_of(flat: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-            row, kind = np.divmod(flat, group.clock.shape[1])
-            here = _flat(parts, row, kind)
-            busy = _busy_slot(here)
+    def _slot_W(self, parts: StepParts, clock: np.ndarray) -> np.ndarray:
+        slot = parts.slot_s(clock, self.constants)
+        return self.power.watts(_busy_slot(parts), clock, np.maximum(slot, 1e-12))
 
-            def watts(clock: np.ndarray) -> np.ndarray:
-                # A limit acts within milliseconds, so it applies to a slot's power, not a step's.
-                slot = here.slot_s(clock, constants)
-                return self.power.watts(busy, clock, np.maximum(slot, 1e-12))
-
-            return watts
-
-        clock = capped_clock(power_of, group.clock, group.limit_W)
-        slot = parts.slot_s(clock, constants)
-        return clock, slot, parts.step_s(slot, group.stages, constants)
+    def _capped(self, group: _Group) -> np.ndarray:
+        # A limit acts within milliseconds, so it applies to a slot's power, not a step's. It lowers
+        # a clock to `LOWEST_CLOCK` at most, at which a device may exceed its limit.
+        over = self._slot_W(group.parts, group.clock) > group.limit_W
+        rows = np.flatnonzero(over.any(axis=1))
+        parts, limit_W = group.parts[rows], group.limit_W[rows]
+        high = group.clock[rows]
+        low = np.full_like(high, LOWEST_CLOCK)
+        for _ in range(BISECTIONS if len(rows) else 0):
+            middle = 0.5 * (low + high)
+            above = self._slot_W(parts, middle) > limit_W
+            high, low = np.where(above, middle, high), np.where(above, low, middle)
+        clock = group.clock.copy()
+        clock[rows] = np.where(over[rows], low, clock[rows])
+        return clock
 
     def _joules(
         self, group: _Group, clock: np.ndarray, slot: np.ndarray, step: np.ndarray
@@ -296,14 +299,6 @@ class AnalyticModel:
             parts = memory_parts(self.setup, launches[rows], self._stages(float(p)))
             device[rows], host[rows] = parts.device.max(axis=1), parts.host.max(axis=1)
         return device, host
-
-
-def _flat(parts: StepParts, row: np.ndarray, kind: np.ndarray) -> StepParts:
-    values = []
-    for each in fields(parts):
-        array = getattr(parts, each.name)
-        values.append(array[row, 0] if array.shape[1] == 1 else array[row, kind])
-    return StepParts(*values)
 
 
 def _busy_slot(parts: StepParts) -> Busy:

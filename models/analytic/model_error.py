@@ -81,10 +81,7 @@ class ModelError:
         return np.asarray(np.sqrt(spread.shared**2 + own))
 
     def ratio_sd(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the standard deviations of log time and log energy over those of one row, (n,).
-
-        What all configurations share cancels in a ratio.
-        """
+        """Return the standard deviations of log time and log energy over those of one row, (n,)."""
         own = np.sqrt(((self._own - self._own[row]) ** 2).sum(axis=1))
         return self.time.own * own, math.hypot(self.time.own, self.power.own) * own
 

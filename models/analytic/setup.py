@@ -21,19 +21,14 @@ TF32_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Setup:
-    """Job on a cluster.
-
-    Attributes:
-        peak_flops: peak of the job's precision on one device, FLOP/s.
-        element: bytes of an activation, a gradient or a communicated parameter.
-    """
+    """Job on a cluster."""
 
     job: TrainingJob
     facts: ModelFacts
     cluster: Cluster
     constants: Constants
-    peak_flops: float
-    element: float
+    peak_flops: float  # peak of the job's precision on one device, FLOP/s
+    element: float  # bytes of an activation, a gradient or a communicated parameter
     program: Program
 
     @classmethod

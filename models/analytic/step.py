@@ -34,41 +34,36 @@ HOST_MEMORY_BPS = 3e11
 
 @dataclass(frozen=True)
 class StepParts:
-    """Everything of a step but the clock, seconds; arrays of shape (launches, kinds of stage).
-
-    Attributes:
-        tensor, sequence, experts, transfer: collectives of a micro-batch: tensor-parallel
-            reductions, Ulysses' and experts' all-to-all, and the transfer to the next stage.
-        host_now, host_behind: transfer of a micro-batch's activations to the host and back, exposed
-            or hidden behind the rest of its slot.
-        sync, sync_share: collectives of gradients and ZeRO in a step, and the number of slots of
-            compute that they can hide behind.
-        offload, offload_behind: gradients to the host, its optimizer, parameters back: the exposed
-            part, and the part that hides behind compute if there is enough.
-        m: number of micro-batches, shape (launches, 1).
-        bubble: the schedule's idle time as a share of that of 1F1B, shape (launches, 1).
-        memory_rate: the memory's clock as a share of the one its bandwidth is stated for, shape
-            (launches, 1); power is drawn by the traffic, which it does not change.
-    """
+    """Everything of a step but the clock, seconds; arrays of shape (launches, kinds of stage)."""
 
     arithmetic: np.ndarray
     operands: np.ndarray
     stream: np.ndarray
     dispatch: np.ndarray
+    # tensor, sequence, experts, transfer: collectives of a micro-batch: tensor-parallel reductions,
+    # Ulysses' and experts' all-to-all, and the transfer to the next stage.
     tensor: np.ndarray
     sequence: np.ndarray
     experts: np.ndarray
     transfer: np.ndarray
+    # host_now, host_behind: transfer of a micro-batch's activations to the host and back, exposed
+    # or hidden behind the rest of its slot.
     host_now: np.ndarray
     host_behind: np.ndarray
+    # sync, sync_share: collectives of gradients and ZeRO in a step, and the number of slots of
+    # compute that they can hide behind.
     sync: np.ndarray
     sync_share: np.ndarray
     update: np.ndarray
+    # offload, offload_behind: gradients to the host, its optimizer, parameters back: the exposed
+    # part, and the part that hides behind compute if there is enough.
     offload: np.ndarray
     offload_behind: np.ndarray
     host_update: np.ndarray
-    m: np.ndarray
-    bubble: np.ndarray
+    m: np.ndarray  # number of micro-batches, shape (launches, 1)
+    bubble: np.ndarray  # the schedule's idle time as a share of that of 1F1B, shape (launches, 1)
+    # the memory's clock as a share of the one its bandwidth is stated for, shape (launches, 1);
+    # power is drawn by the traffic, which it does not change.
     memory_rate: np.ndarray
 
     def __getitem__(self, rows: Any) -> StepParts:
@@ -129,11 +124,7 @@ class StepParts:
         return np.asarray(pipeline + once.max(axis=1) + constants.step_s)
 
     def waiting_s(self, slot: np.ndarray, step: np.ndarray, constants: Constants) -> np.ndarray:
-        """Return the seconds of a step in which a device waits for others, shape of `slot`.
-
-        They are collectives that nothing hides, and the pipeline's bubble; kernels of NCCL spin in
-        both.
-        """
+        """Return the seconds of a step in which a device waits for others, shape of `slot`."""
         hidden = np.minimum(self.sync, self.sync_share * slot)
         own = (
             self.m * (slot - self.links)

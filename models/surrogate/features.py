@@ -287,10 +287,7 @@ class FeatureMap:
         return np.hstack(parts)
 
     def transform(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Return rows of features, shape (len(configurations), dimension).
-
-        Configurations that are not candidates have the same scales (and may leave [0, 1]).
-        """
+        """Return rows of features, shape (len(configurations), dimension)."""
         rows = [self._row.get(configuration, -1) for configuration in configurations]
         if -1 not in rows:
             return self._matrix[rows].reshape(len(rows), self.dimension)

@@ -34,14 +34,11 @@ OWN_LENGTH = 0.2
 
 @dataclass(frozen=True)
 class AdditiveKernel:
-    """Covariance at one set of hyperparameters.
-
-    Attributes:
-        amplitudes: standard deviations of the launch part, the live part, the mix and the launches'
-            own levels; 0 is absent.
-    """
+    """Covariance at one set of hyperparameters."""
 
     kinds: np.ndarray
+    # standard deviations of the launch part, the live part, the mix and the launches' own levels; 0
+    # is absent.
     amplitudes: np.ndarray
     lengths: np.ndarray
 
@@ -143,11 +140,7 @@ class Likelihood:
         self._own = np.exp(-np.sqrt(own.sum(axis=0) / len(own)) / OWN_LENGTH)
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """Value and gradient.
-
-        Args:
-            theta: logs of the present variances a^2, of the lengths, and of the noise variance.
-        """
+        """Return value and gradient at the logs of the present a^2, the lengths and the noise."""
         kernel, n = self._kernel, len(self._y)
         count = len(self.present)
         weight = np.zeros(4)

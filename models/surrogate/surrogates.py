@@ -267,8 +267,7 @@ class Surrogates:
         return together * n / (n + SHRINK)
 
     def mean(self, configurations: Sequence[Configuration]) -> tuple[np.ndarray, np.ndarray]:
-        """Posterior means of log step time and log power alone, each (len(configurations),):
-        far cheaper than `predict` for many."""
+        """Return means of log step time and log power alone: far cheaper for many."""
         x = self.features.transform(configurations)
         time, power = (o.regressor.mean(x) + o.base(configurations) for o in self._outputs)
         return time, power

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from tuner.results.parts import as_json
 from tuner.results.significance import Difference, compare_paired
@@ -28,23 +27,20 @@ FILE = "calibration.json"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Findings of a calibration.
-
-    Attributes:
-        core_share: processor time of the sampling over its time: the share of one core it takes.
-        disagreement: integrated power over the counter, minus 1; None where there is one source.
-    """
+    """Findings of a calibration."""
 
     host: str
     made_at: str
     meter: MeterInfo
     overhead: Difference
     pairs: int
+    # processor time of the sampling over its time: the share of one core it takes.
     core_share: float
     samples: int
     lost: int
     idle_W: float | None
     update_period_s: float
+    # integrated power over the counter, minus 1; None where there is one source.
     disagreement: float | None
 
     @property
@@ -76,10 +72,6 @@ class Calibration:
             for name, texts in self.findings.items()
             for row, text in enumerate(texts)
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the findings as JSON values."""
-        return {name: as_json(value) for name, value in vars(self).items()}
 
 
 def calibrate(
@@ -142,7 +134,7 @@ def calibrate(
     )
     path = Path(runs_dir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(found.to_json(), indent=1) + "\n")
+    write_text(path, json.dumps(as_json(found), indent=1) + "\n")
     return found
 
 

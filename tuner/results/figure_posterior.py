@@ -41,18 +41,13 @@ MOST_CELLS = 120
 
 @dataclass(frozen=True)
 class Cells:
-    """Windows of one configuration in one launch, averaged.
+    """Windows of one configuration in one launch, averaged."""
 
-    Attributes:
-        configuration, launch: numbers, (cells,).
-        y: logarithms of step time and power, (2, cells).
-        stated: squared errors that the windows state, of their mean, (2, cells).
-    """
-
+    # configuration, launch: numbers, (cells,).
     configuration: np.ndarray
     launch: np.ndarray
-    y: np.ndarray
-    stated: np.ndarray
+    y: np.ndarray  # logarithms of step time and power, (2, cells)
+    stated: np.ndarray  # squared errors that the windows state, of their mean, (2, cells)
     count: np.ndarray
 
     @classmethod
@@ -74,30 +69,14 @@ class Cells:
         return len(self.configuration) - len(np.unique(self.configuration))
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Which configurations share launch knobs and live settings, (configurations,) each."""
-
-    knobs: np.ndarray
-    live: np.ndarray
-
-    @classmethod
-    def of(cls, configurations: Sequence[Configuration]) -> Labels:
-        """Return the labels of these configurations."""
-        launches: dict[object, int] = {}
-        lives: dict[object, int] = {}
-        return cls(
-            np.array([launches.setdefault(c.launch, len(launches)) for c in configurations]),
-            np.array([lives.setdefault(c.live, len(lives)) for c in configurations]),
-        )
-
-    @property
-    def effects(self) -> dict[str, np.ndarray]:
-        """The labels of each effect that can be told apart from the others."""
-        every = np.arange(len(self.knobs))
-        if len(np.unique(self.live)) == 1:
-            return {"knobs": every}
-        return {"knobs": self.knobs, "live": self.live, "own": every}
+def effect_labels(configurations: Sequence[Configuration]) -> dict[str, np.ndarray]:
+    """Return the labels of each effect that can be told apart, (configurations,) each."""
+    launches: dict[object, int] = {}
+    lives: dict[object, int] = {}
+    knobs = np.array([launches.setdefault(c.launch, len(launches)) for c in configurations])
+    live = np.array([lives.setdefault(c.live, len(lives)) for c in configurations])
+    every = np.arange(len(knobs))
+    return {"knobs": every} if len(lives) == 1 else {"knobs": knobs, "live": live, "own": every}
 
 
 class FigurePosterior:
@@ -116,13 +95,13 @@ class FigurePosterior:
         self,
         cells: Cells,
         row: int,
-        labels: Labels,
+        effects: dict[str, np.ndarray],
         window_sd: float,
         seed: int,
         errors: float,
     ) -> None:
-        self.cells, self.effects = cells, labels.effects
-        self.configurations = len(labels.knobs)
+        self.cells, self.effects = cells, effects
+        self.configurations = len(effects["knobs"])
         self.y, self.stated = cells.y[row], cells.stated[row]
         self.centre = float(self.y.mean())
         self.names = [*self.effects, "drift", "launch", "window"]
@@ -248,10 +227,7 @@ class FigurePosterior:
     def draw(self, component: np.ndarray, normals: dict[str, np.ndarray]) -> np.ndarray:
         """Return joint draws, (draws, configurations), by Matheron's rule.
 
-        Effects are drawn from the prior of each component, then conditioned on the cells.
-
         Args:
-            component: of each draw, (draws,).
             normals: standard normals of each effect and error, (draws, labels).
         """
         deviations = np.exp(self.theta)[component]

@@ -144,7 +144,6 @@ class Choice:
     Attributes:
         rule: the limits asked for ("budget_kJ + max_gpus") and the objective where one was named
             ("budget_kJ + edp"); "knee" where nothing was asked.
-        objective: what was made least among what meets it (`tuner.problem.constraints.OBJECTIVES`).
         objective_value: what the objective comes to: kJ, s, kJ s, money or grams of CO2; None for
             the knee.
         baseline_p_met: probability that the baseline meets the limits; None if none was asked, or
@@ -194,10 +193,6 @@ class Verification:
     probes: int = 0
     energy_kJ: float = 0.0
     ended: NoVerdict | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the verification as JSON values."""
-        return {name: as_json(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)

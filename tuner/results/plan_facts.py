@@ -13,34 +13,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeOfPlan:
-    """The answer on one number of GPUs.
-
-    Attributes:
-        is_knee: True for the size beyond which more GPUs buy time dearest: the knee of the curve of
-            energy over time through the choices.
-    """
+    """The answer on one number of GPUs."""
 
     gpus: int
     best: Point
     choice: Choice
     least_time: Point
     least_energy: Point
+    # True for the size beyond which more GPUs buy time dearest: the knee of the curve of energy
+    # over time through the choices.
     is_knee: bool = False
 
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """Facts of a plan.
-
-    Attributes:
-        probes: configurations whose measurement would reduce the uncertainty of the front most, the
-            baseline first.
-    """
+    """Facts of a plan."""
 
     configurations: int
     fitting: int
     seconds: float
     sizes: tuple[SizeOfPlan, ...] = ()
+    # configurations whose measurement would reduce the uncertainty of the front most, the baseline
+    # first.
     probes: tuple[Configuration, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -22,8 +22,13 @@ from functools import cached_property
 import numpy as np
 from scipy.special import ndtr
 
-from tuner.results.figure_posterior import COMPONENTS, RECORDED, Cells, FigurePosterior, Labels
-from tuner.results.gain import Gain
+from tuner.results.figure_posterior import (
+    COMPONENTS,
+    RECORDED,
+    Cells,
+    FigurePosterior,
+    effect_labels,
+)
 from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import Z90
@@ -32,6 +37,55 @@ from tuner.workload.measure.statistics import Z90
 DRAWS = 2500
 #: Repeats that count as evidence of no correlation between a launch's time and its power.
 CORRELATION_PRIOR = 6.0
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Saving in the logarithm: a mixture of normal distributions, (components,) each."""
+
+    means: np.ndarray
+    sds: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def normal(cls, mean: float, sd: float) -> Gain:
+        """Return one normal distribution."""
+        return cls(np.array([mean]), np.array([max(sd, 1e-9)]), np.ones(1))
+
+    @property
+    def mean(self) -> float:
+        """Mean of the mixture."""
+        return float(self.weights @ self.means)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of the mixture."""
+        return math.sqrt(float(self.weights @ (self.sds**2 + (self.means - self.mean) ** 2)))
+
+    def shifted(self, by: float) -> Gain:
+        """Return the same saving with a constant added."""
+        return Gain(self.means + by, self.sds, self.weights)
+
+    def above(self, margin: float) -> float:
+        """Return the probability that it is more than this."""
+        found = float(self.weights @ ndtr((self.means - margin) / self.sds))
+        return min(max(found, 0.0), 1.0)  # the weights sum to one but for rounding
+
+    def interval(self, share: float) -> tuple[float, float]:
+        """Return the central interval that holds this share."""
+        tail = (1 - share) / 2
+        return self._quantile(tail), self._quantile(1 - tail)
+
+    def _quantile(self, p: float) -> float:
+        low = float(np.min(self.means - 9 * self.sds))
+        high = float(np.max(self.means + 9 * self.sds))
+        for _ in range(60):
+            middle = (low + high) / 2
+            if 1 - self.above(middle) < p:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
 
 
 @dataclass(frozen=True)
@@ -47,12 +101,12 @@ class Posterior:
     def of(cls, windows: Windows, seed: int = 0, *, recorded: bool = False) -> Posterior:
         """Return the posterior; `recorded` windows repeat a recorded table that tells no spread."""
         configurations = list(windows.rows)
-        cells, labels = Cells.of(windows, configurations), Labels.of(configurations)
+        cells, effects = Cells.of(windows, configurations), effect_labels(configurations)
         from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # scikit-learn
 
         time, power = (
             FigurePosterior(
-                cells, row, labels, noise, seed + 7 * row, RECORDED if recorded else 1.0
+                cells, row, effects, noise, seed + 7 * row, RECORDED if recorded else 1.0
             )
             for row, noise in enumerate((TIME_NOISE, POWER_NOISE))
         )
@@ -69,8 +123,7 @@ class Posterior:
 
     @cached_property
     def correlation(self) -> float:
-        """Correlation of a launch's time and power, by configurations that were launched again,
-        shrunk towards 0."""
+        """Correlation of the time and power of launches that repeat, shrunk towards 0."""
         cells = self.cells
         if not cells.repeats:
             return 0.0
@@ -159,9 +212,6 @@ class Posterior:
 
         Nothing is shrunk: what is left of the luck of a choice is the caller's to bound. The
         spreads are those of the whole study.
-
-        Args:
-            only: numbers of the launches of `of` that count; None for all.
         """
         cells = self.cells
         place, against = self.configurations.index(of), self.configurations.index(baseline)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tuner.results.windows import Windows
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -20,18 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A prediction with its breakdown and what is known of its error.
-
-    Attributes:
-        corrected: step time (s), power (W) and energy of a step (J) as probes correct them: median
-            and 90 % interval; empty where no run was named.
-    """
+    """A prediction with its breakdown and what is known of its error."""
 
     job: TrainingJob
     cluster: Cluster
     configuration: Configuration
     breakdown: Breakdown
     known_error: tuple[str, ...]
+    # step time (s), power (W) and energy of a step (J) as probes correct them: median and 90 %
+    # interval; empty where no run was named.
     corrected: Mapping[str, tuple[float, float, float]]
     probes: int = 0
 
@@ -96,17 +94,20 @@ def corrected_models(
     job: TrainingJob, cluster: Cluster, records: Sequence[ProbeRecord]
 ) -> ScaleOut:
     """Correct the analytic models by every window of these probes."""
+    from tuner.models.analytic.model import AnalyticModel
     from tuner.models.scale_out import ScaleOut
 
-    windows = [
-        (record.request.launch, m.as_delivered, m.step_time_s, m.power_W)
-        for record in records
-        for m in record.measurements
-    ]
-    if not windows:
+    windows = measured_windows(records)
+    model = AnalyticModel(job, charged(cluster, windows.records[0].meter))
+    return ScaleOut.of_prior(model, windows.as_delivered, windows.logs)
+
+
+def measured_windows(records: Sequence[ProbeRecord]) -> Windows:
+    """Return the windows of these probes, at least one; InputError if there is none."""
+    windows = Windows.of(records)
+    if not windows.records:
         raise InputError("the run that is to correct the prediction has measured nothing")
-    meter = next(record.meter for record in records if record.measurements)
-    return ScaleOut.of_windows(job, charged(cluster, meter), windows)
+    return windows
 
 
 def forecast(
@@ -118,9 +119,6 @@ def forecast(
     probed_on: Cluster | None = None,
 ) -> Forecast:
     """Predict one configuration.
-
-    Args:
-        probed_on: the cluster that they ran on; `cluster` when not given.
 
     Raises:
         InvalidConfiguration: it cannot train this job on this cluster; the error says why.

@@ -12,14 +12,11 @@ from tuner.results.result import Result
 
 @dataclass(frozen=True)
 class RunDifference:
-    """Difference of two runs.
-
-    Attributes:
-        obstacles: why their figures must not be compared, a phrase each; empty if they may be.
-    """
+    """Difference of two runs."""
 
     names: tuple[str, str]
     rows: tuple[tuple[str, str, str], ...]
+    # why their figures must not be compared, a phrase each; empty if they may be.
     obstacles: tuple[str, ...]
     choices: tuple[Point | None, Point | None]
 

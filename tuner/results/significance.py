@@ -110,45 +110,20 @@ class Comparison:
         return {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
 
 
-def _of_variance(
-    difference: float,
-    variance: float,
-    freedom: float,
-    quantity: str,
-    method: str,
-    level: float = LEVEL / 2,
-) -> Difference:
-    relative = _share(difference)
-    if not variance > 0:
-        if variance == 0 and difference != 0:
-            return Difference(quantity, relative, relative, relative, 0.0, method)
-        return Difference(quantity, relative, -math.inf, math.inf, math.nan, method)
-    from scipy import stats
-
-    error = math.sqrt(variance)
-    reach = float(stats.t.isf(level, freedom)) * error
-    one_sided = float(stats.t.sf(abs(difference) / error, freedom))
-    p_value = min(1.0, one_sided * LEVEL / level) if level > 0 else 1.0
-    low, high = _share(difference - reach), _share(difference + reach)
-    return Difference(quantity, relative, low, high, p_value, method)
-
-
-def _share(log: float) -> float:
-    return math.expm1(log) if log < 700 else math.inf
-
-
 def compare_paired(a: Sequence[float], b: Sequence[float], quantity: str) -> Difference:
     """Compare two series measured in turn (a, b, a, b, ...): the paired t-test on logarithms.
 
     Drift that both members of a pair share cancels.
     """
+    from scipy.stats import ttest_1samp
+
     if len(a) != len(b):
         raise InputError(f"{len(a)} values cannot be paired with {len(b)}")
     method = f"paired t on {len(a)} pairs"
     ratio = [math.log(two / one) for one, two in zip(a, b, strict=True)]
     if len(ratio) < 2:
         return Difference(quantity, math.nan, -math.inf, math.inf, math.nan, method)
-    mean, variance = statistics.fmean(ratio), statistics.variance(ratio) / len(ratio)
-    if variance == 0 and mean == 0:
-        return Difference(quantity, 0.0, 0.0, 0.0, math.nan, method)
-    return _of_variance(mean, variance, len(ratio) - 1, quantity, method)
+    test = ttest_1samp(ratio, 0.0)
+    mean, (low, high) = statistics.fmean(ratio), test.confidence_interval(1 - LEVEL)
+    relative, low, high = (math.expm1(log) for log in (mean, low, high))
+    return Difference(quantity, relative, low, high, float(test.pvalue), method)

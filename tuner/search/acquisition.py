@@ -39,15 +39,12 @@ MEASURED_TRIED = 64
 
 @dataclass(frozen=True)
 class Scored:
-    """One probe and its score.
+    """One probe and its score."""
 
-    Attributes:
-        members: indices into the candidates, all of one launch; the first is visited first.
-        score: expected fall of the log regret per joule, with the joules of coming back to a launch
-            that is left for this one.
-    """
-
+    # indices into the candidates, all of one launch; the first is visited first.
     members: tuple[int, ...]
+    # expected fall of the log regret per joule, with the joules of coming back to a launch that is
+    # left for this one.
     score: float
     cost_J: float
     first_J: float
@@ -56,19 +53,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class CandidateView:
-    """Candidates that may be proposed, at least one.
+    """Candidates that may be proposed, at least one."""
 
-    Attributes:
-        members: indices into all candidates, (n,).
-        rows: their rows among the configurations that the surrogates track, (n,).
-        chances: probability that each fits in memory and that no rule leaves it out rightly, (n,).
-            None is closed by it: it weighs what a candidate is worth.
-    """
-
-    members: np.ndarray
-    rows: np.ndarray
+    members: np.ndarray  # indices into all candidates, (n,)
+    rows: np.ndarray  # their rows among the configurations that the surrogates track, (n,)
     launch_of: np.ndarray
     posterior: Posterior
+    # probability that each fits in memory and that no rule leaves it out rightly, (n,). None is
+    # closed by it: it weighs what a candidate is worth.
     chances: np.ndarray
     gpus: np.ndarray
 
@@ -82,26 +74,17 @@ class CandidateView:
         return np.flatnonzero(self.chances >= min(LIKELY, self.chances.max()))
 
     def counting(self, rows: np.ndarray, draws: int, of: float | np.ndarray = 1.0) -> np.ndarray:
-        """Return a mask of the draws in which each of these rows counts, (draws, rows).
-
-        Rules are wrong in all launches or in none, as is predicted memory, so the same draws serve
-        all.
-        """
+        """Return a mask of the draws in which each of these rows counts, (draws, rows)."""
         shares = (np.random.default_rng(0).permutation(draws) + 0.5) / draws
         return np.asarray(shares[:, None] * of < self.chances[rows])
 
 
 @dataclass(frozen=True)
 class FrontEstimate:
-    """Posterior means of the configurations that the front is made of.
+    """Posterior means of the configurations that the front is made of."""
 
-    Attributes:
-        configurations: measured or in flight, (n,).
-        points: log energy and log time of each, (n, 2).
-    """
-
-    configurations: tuple[Configuration, ...]
-    points: np.ndarray
+    configurations: tuple[Configuration, ...]  # measured or in flight, (n,)
+    points: np.ndarray  # log energy and log time of each, (n, 2)
     gpus: np.ndarray
 
     @classmethod
@@ -137,17 +120,14 @@ def search_reference(front: np.ndarray, posterior: Posterior) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ProbeAcquisition:
-    """Expected fall of the log regret per joule of whole probes.
-
-    Attributes:
-        draws: `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
-            `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
-    """
+    """Expected fall of the log regret per joule of whole probes."""
 
     surrogates: Surrogates
     cost: ProbeCost
     design: SamplerDesign
     configurations: Sequence[Configuration]
+    # `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
+    # `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
     draws: tuple[np.ndarray, np.ndarray]
 
     def best(
@@ -156,11 +136,7 @@ class ProbeAcquisition:
         candidates: CandidateView,
         running_launch: int | None = None,
     ) -> Scored:
-        """Return the probe that is worth the most per joule.
-
-        Args:
-            running_launch: number of a launch that can be extended without the cost of a launch.
-        """
+        """Return the probe that is worth the most per joule."""
         launches = self._promising(front, candidates, running_launch)
         tried = np.concatenate(launches)
         # The score of a launch is weighed by the best chance of its settings.
@@ -260,10 +236,7 @@ def _corners(points: np.ndarray) -> np.ndarray:
 def farthest(
     points: np.ndarray, chosen: np.ndarray, *, allowed: np.ndarray, rng: np.random.Generator
 ) -> int:
-    """Return the allowed row of (n, d) points that is farthest from all chosen rows (maximin).
-
-    With none chosen, the row nearest to the mean of all. Ties are drawn.
-    """
+    """Return the allowed row of (n, d) points that is farthest from all chosen rows (maximin)."""
     if len(chosen):
         distance = np.min(
             np.linalg.norm(points[allowed][:, None, :] - chosen[None, :, :], axis=2), axis=1

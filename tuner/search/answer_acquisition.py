@@ -20,25 +20,18 @@ from tuner.search.question import Question
 
 @dataclass(frozen=True)
 class AnswerAcquisition:
-    """Expected improvement of the answer per joule.
-
-    Attributes:
-        draws: `normal_draws`, (draws, 2, 1).
-    """
+    """Expected improvement of the answer per joule."""
 
     surrogates: Surrogates
     cost: ProbeCost
     question: Question
     cost_weight: float
-    draws: np.ndarray
+    draws: np.ndarray  # `normal_draws`, (draws, 2, 1)
 
     def best(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
     ) -> Scored:
-        """Return the window with the most expected improvement per joule.
-
-        Without an improvement in any draw it is the one of the least predicted loss.
-        """
+        """Return the window with the most expected improvement per joule."""
         posterior, question = candidates.posterior, self.question
         mean_e, mean_t = posterior.log_energy, posterior.log_time
         objective = question.objective(mean_e, mean_t, candidates.gpus)

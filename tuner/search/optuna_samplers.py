@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
-from optuna.distributions import IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState, create_trial
 
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.sampler import CandidateSampler
-from tuner.search.user_prior import UserPrior
 from tuner.search_spaces.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
+    from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.space import Candidates
 
 #: This project's own sampler, `tuner.search.sampler.CandidateSampler`.
@@ -133,38 +131,22 @@ class StockSampler(ProbePlanner):
         return self._shadow.ask(self.distributions())
 
     def _nearest(self, params: dict[str, Any], closed: np.ndarray) -> int:
-        target = np.array([self._ranks[name][params[name]] for name in self._encoding.knobs])
-        distance = np.abs(self._rank_rows - target)
-        away = (distance > 0).sum(axis=1) + distance.mean(axis=1)
-        away[closed] = np.inf
-        return int(self._rng.choice(np.flatnonzero(away <= away.min() + 1e-12)))
-
-    @cached_property
-    def _ranks(self) -> dict[str, dict[Any, float]]:
-        ranks = {}
-        for name, distribution in self.distributions().items():
-            if isinstance(distribution, IntDistribution):
-                levels = range(distribution.low, distribution.high + 1, distribution.step)
-            else:
-                levels = distribution.choices  # type: ignore[attr-defined]
-            ranks[name] = {level: i / max(len(levels) - 1, 1) for i, level in enumerate(levels)}
-        return ranks
-
-    @cached_property
-    def _rank_rows(self) -> np.ndarray:
-        rows = [
-            [self._ranks[name][value] for name, value in self.params_of(configuration).items()]
-            for configuration in self._configurations
-        ]
-        return np.array(rows)
+        changed = np.array(
+            [
+                sum(params[name] != value for name, value in self.params_of(each).items())
+                for each in self._configurations
+            ]
+        )
+        nearest = np.flatnonzero(~closed & (changed == changed[~closed].min()))
+        return int(self._rng.choice(nearest))
 
 
-def check_sampler(sampler: SamplerChoice, *, user_prior: bool = False) -> None:
+def check_sampler(sampler: SamplerChoice, *, tries: bool = False) -> None:
     """Raise UnknownName or InputError if there is no such sampler, before anything is started."""
     if isinstance(sampler, str) and sampler not in SAMPLERS:
         raise UnknownName("sampler", sampler, SAMPLERS)
-    if user_prior and sampler not in (None, OURS):
-        raise InputError(f"--try and --prefer are for the sampler {OURS}")
+    if tries and sampler not in (None, OURS):
+        raise InputError(f"--try is for the sampler {OURS}")
 
 
 def make_sampler(
@@ -176,7 +158,7 @@ def make_sampler(
     memory_bytes: float | None = None,
     seed: int = 0,
     surrogate: Any = None,
-    user_prior: UserPrior | None = None,
+    first: Sequence[Configuration] = (),
 ) -> ProbePlanner:
     """Return the planner of a study, by name, or around any Optuna sampler.
 
@@ -192,7 +174,7 @@ def make_sampler(
             memory_bytes=memory_bytes,
             seed=seed,
             surrogate=surrogate,
-            user_prior=user_prior,
+            first=first,
         )
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler

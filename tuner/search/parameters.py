@@ -1,9 +1,8 @@
 """Encoding of the candidates as Optuna parameters, one per knob that varies.
 
-Integers at even steps are integer ranges, which stock samplers and the dashboard can order;
-everything else is a categorical over its levels in rising order. A live knob that may be left to
-the device has the level None. A trial belongs to the candidate whose key, or else whose parameters,
-it carries.
+Integers at even steps are integer ranges, which stock samplers and the dashboard can order. A live
+knob that may be left to the device has the level None. A trial belongs to the candidate whose key,
+or else whose parameters, it carries.
 """
 
 from __future__ import annotations
@@ -45,23 +44,14 @@ class ParameterEncoding:
         return {name: _as_param(configuration.get(name)) for name in self.knobs}
 
     def index_of_params(self, params: dict[str, Any]) -> int | None:
-        """Return the number of the candidate with these parameters, or None.
-
-        Raises:
-            UnknownName: a parameter is missing.
-        """
+        """Return the number of the candidate with these parameters, or None."""
         for name in self.knobs:
             if name not in params:
                 raise UnknownName("parameter", name, params)
         return self._of_params.get(tuple(params[name] for name in self.knobs))
 
     def configuration_of(self, params: dict[str, Any]) -> Configuration:
-        """Return the candidate with these parameters.
-
-        Raises:
-            UnknownName: a parameter is missing.
-            InvalidConfiguration: no candidate has them: the combination is not valid.
-        """
+        """Return the candidate with these parameters, else raise InvalidConfiguration."""
         index = self.index_of_params(params)
         if index is None:
             text = " ".join(f"{name}={value}" for name, value in params.items())

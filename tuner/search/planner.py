@@ -37,20 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """One probe that a planner proposes, and why.
-
-    Attributes:
-        score: expected fall of the log regret per predicted joule; NaN if not estimated.
-        expected_gain: share of the front's hypervolume that the probe is expected to add; infinite
-            if not estimated.
-        cost_J: predicted joules of the probe, its probable continuation included; NaN if not
-            estimated.
-    """
+    """One probe that a planner proposes, and why."""
 
     configurations: tuple[Configuration, ...]
     reason: str
+    # expected fall of the log regret per predicted joule; NaN if not estimated.
     score: float = math.nan
+    # share of the front's hypervolume that the probe is expected to add; infinite if not estimated.
     expected_gain: float = math.inf
+    # predicted joules of the probe, its probable continuation included; NaN if not estimated.
     cost_J: float = math.nan
     first_J: float = math.nan
     extendable: bool = False
@@ -113,10 +108,6 @@ class ProbePlanner(BaseSampler):
     def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
         """Plan further settings of a running launch; None to end the launch."""
         return None
-
-    def take_notes(self) -> list[str]:
-        """Return sentences for the user since the last call: what need not be probed, and why."""
-        return []
 
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe should wait for results of those in flight."""

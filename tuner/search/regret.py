@@ -41,33 +41,26 @@ OPTIMISM_SD = 2.0
 
 @dataclass(frozen=True)
 class RegretEstimate:
-    """Draws of the simple regret.
+    """Draws of the simple regret."""
 
-    Attributes:
-        missing: share of the drawn front's hypervolume that the measured candidates miss, (draws,);
-            of a question the log of the objective that their best loses to the best of all.
-        noise: standard deviation of the drawn front's hypervolume, as a share of it, if each of its
-            points were measured by one window, (draws,); of a question that of one window's
-            objective. What is smaller cannot be told.
-        saving: reduction of log energy, averaged over the drawn front's range of times, that is
-            left to find, (draws,). A gain in time alone is converted at the front's own rate.
-        of_answer: True if it is the regret of a question's answer.
-    """
-
+    # share of the drawn front's hypervolume that the measured candidates miss, (draws,); of a
+    # question the log of the objective that their best loses to the best of all.
     missing: np.ndarray
+    # standard deviation of the drawn front's hypervolume, as a share of it, if each of its points
+    # were measured by one window, (draws,); of a question that of one window's objective. What is
+    # smaller cannot be told.
     noise: np.ndarray
+    # reduction of log energy, averaged over the drawn front's range of times, that is left to find,
+    # (draws,). A gain in time alone is converted at the front's own rate.
     saving: np.ndarray
-    of_answer: bool = False
+    of_answer: bool = False  # True if it is the regret of a question's answer
 
     def probability_above(self, share: float) -> float:
         """Return the probability that more is missing than this share and the noise."""
         return float(np.mean(self.missing > self._least(share)))
 
     def least_told(self, share: float) -> float:
-        """Return what `probability_above` compares with, the median of the draws.
-
-        The noise counts up to `MOST_NOISE`, or up to the share if that is larger.
-        """
+        """Return what `probability_above` compares with, the median of the draws."""
         return float(np.median(self._least(share)))
 
     def _least(self, share: float) -> np.ndarray:

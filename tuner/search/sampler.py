@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.put_off import SlackLimits, UnreachedClocks
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
-from tuner.search.user_prior import UserPrior
+from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -76,10 +75,10 @@ class CandidateSampler(ProbePlanner):
         memory_bytes: float | None = None,
         design: SamplerDesign | None = None,
         surrogate: Any = None,
-        user_prior: UserPrior | None = None,
+        first: Sequence[Configuration] = (),
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
-        self._user_prior = user_prior or UserPrior()
+        self._first = first
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
@@ -152,10 +151,7 @@ class CandidateSampler(ProbePlanner):
             return self._enqueue(self._improvement_plan(observations, closed, chances))
 
     def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
-        """Plan further settings of a running launch; None to end the launch.
-
-        It ends if they are not worth their windows, or another launch is worth more.
-        """
+        """Plan further settings of a running launch; None to end the launch."""
         if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
         with self._lock:
@@ -172,19 +168,8 @@ class CandidateSampler(ProbePlanner):
             plan = self._improvement_plan(observations, closed, chances, running_launch=running)
             return plan if plan and plan.launch == so_far.request.launch else None
 
-    def take_notes(self) -> list[str]:
-        """Return which power limits and clocks are probed last, and why, since the last call."""
-        with self._lock:
-            notes = self.slack_limits.notes + self.unreached_clocks.notes
-            self.slack_limits.notes, self.unreached_clocks.notes = [], []
-        return notes
-
     def better_to_wait(self, study: Study) -> bool:
-        """Return True if a further probe would be chosen on too few results.
-
-        The launches in flight may be at most `SamplerDesign.in_flight_share` of those measured;
-        the first launches, spread over the space, need no results and do not wait.
-        """
+        """Return True if a further probe would be chosen on too few results."""
         with self._lock:
             observations = self._observe(study)
             measured = {int(self._launch_of[m.candidate]) for m in observations.measured}
@@ -194,7 +179,7 @@ class CandidateSampler(ProbePlanner):
             return bool(in_flight) and not starting and len(in_flight) + 1 > most
 
     def _to_try(self, closed: np.ndarray) -> list[int]:
-        numbers = (self._encoding.index_of_key(each.key) for each in self._user_prior.first)
+        numbers = (self._encoding.index_of_key(each.key) for each in self._first)
         wanted = [i for i in numbers if i is not None and not closed[i]]
         launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
         return launch[: self.max_live]
@@ -292,11 +277,7 @@ class CandidateSampler(ProbePlanner):
                 )
             ],
         )
-        # A preference weighs the score of a candidate as its chance does.
-        weights = self._user_prior.weights(len(observations.measured))
-        weighted = candidates.chances * np.broadcast_to(weights, len(closed))[candidates.members]
-        preferred = replace(candidates, chances=weighted)
-        best = self._acquisition().best(front, preferred, running_launch)
+        best = self._acquisition().best(front, candidates, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
