@@ -22,7 +22,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,6 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
-from tuner.results.judge import difference_of_points
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.request import StudyRequest
@@ -121,8 +120,9 @@ def judge(truth: Truth, result: Result) -> Outcome:
     today = _true(truth, baseline.configuration)
     better = _true(truth, best.configuration)
     saved = today[0] - better[0]
-    if best.configuration != baseline.configuration:
-        between = difference_of_points("energy_per_step", baseline, best)
+    by_intervals = replace(result.judged, posterior=None, ratio_sd=None).differences(best)
+    if by_intervals is not None:
+        between = by_intervals[0]
         found.point_savings.append(_error(between.relative, between.low, between.high, saved))
         if advice is not None and advice.energy is not None:
             stated = advice.energy

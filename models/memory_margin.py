@@ -1,9 +1,8 @@
 """Error of predicted peak memory, learned from the peaks and failures of probes.
 
-The true peak is taken as the prediction times exp(b + e): b the same for every configuration of a
-study (the framework's own share, the allocator), e its own. A measured peak gives b + e; a probe
-that ran out of memory shows only that its peak was above the capacity, and one that ran without a
-recorded peak that it was below. The posterior of b is kept on a grid.
+The true peak is the prediction times exp(b + e): b the same for every configuration of a study, e
+its own. A measured peak gives b + e; a probe that ran out of memory, or ran without a recorded
+peak, shows on which side of the capacity it was. The posterior of b is kept on a grid.
 """
 
 from __future__ import annotations
@@ -25,18 +24,15 @@ OTHER_CAUSE = 0.02
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """Limits at which predicted memory leaves a configuration out.
+    """Limits at which predicted memory leaves a configuration out."""
 
-    Attributes:
-        candidate_factor: a candidate's predicted peak is at most this factor times the device's
-            memory; the largest error of predicted memory in `benchmarks.published` is below it.
-        refused_below: of very many launches, those with a lower probability of fitting come last.
-        likely_from: the first launches of a search, and predictions for more GPUs, take only
-            configurations that fit with at least this probability, if there are any.
-    """
-
+    # a candidate's predicted peak is at most this factor times the device's memory; the largest
+    # error of predicted memory in `benchmarks.published` is below it.
     candidate_factor: float = 1.15
+    # of very many launches, those with a lower probability of fitting come last.
     refused_below: float = 0.05
+    # the first launches of a search, and predictions for more GPUs, take only configurations that
+    # fit with at least this probability, if there are any.
     likely_from: float = 0.5
 
 
@@ -45,21 +41,14 @@ MEMORY_POLICY = MemoryPolicy()
 
 
 class MemoryMargin:
-    """Posterior of the error of predicted memory.
-
-    Raises:
-        ValueError: the capacity is not above 0.
-    """
+    """Posterior of the error of predicted memory."""
 
     def __init__(self, capacity_bytes: float) -> None:
-        if capacity_bytes <= 0:
-            raise ValueError("the capacity must be above 0")
         self.capacity_bytes = float(capacity_bytes)
         self._grid = np.linspace(-6 * MEMORY_BIAS, 6 * MEMORY_BIAS, 601)
         self._log_density = -0.5 * (self._grid / MEMORY_BIAS) ** 2
 
     def _above(self, predicted_bytes: float) -> np.ndarray:
-        """Return the distance from prediction to capacity in spreads, for each b."""
         room = np.log(self.capacity_bytes / predicted_bytes)
         return np.asarray((room - self._grid) / MEMORY_SPREAD)
 

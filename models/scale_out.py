@@ -1,11 +1,10 @@
-"""Predictions for more GPUs than were probed: the models' constants corrected, with intervals.
+"""Predictions for other sizes: the models' constants corrected by probes, with intervals.
 
-Every constant of the analytic models has an uncertainty (`UNCERTAIN`). Probes correct those that
-they exercise; the others keep it, so a prediction over a network that no probe crossed is as
-uncertain as the network's constants. The constants are fitted by Gauss-Newton to log
-step time and log power, and their posterior is carried to any other size by the same derivatives.
-Deviations that no constant explains are added: a level, a share per doubling of the GPUs beyond the
-probed sizes, and one of each launch.
+Every constant has an uncertainty (`UNCERTAIN`). Probes correct those that they exercise, by
+Gauss-Newton on log step time and log power; the others keep it, so a prediction over a network that
+no probe crossed is as uncertain as the network's constants. Deviations that no constant explains
+are added: a level, a share per doubling of the GPUs beyond the probed sizes, and one of each
+launch.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.models.analytic.constants import Constants, constants_of
+from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.model import AnalyticModel, Correctable
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.measure.statistics import Z90
 
@@ -81,16 +80,11 @@ class Corrected:
 
 @dataclass(frozen=True)
 class Scaled:
-    """Corrected logs at another size, jointly.
+    """Corrected logs at another size, jointly."""
 
-    Attributes:
-        log: (n, outputs): log step time, log power.
-        rows: (n, outputs, parameters): their derivatives by the uncertain parameters.
-        root: (parameters, parameters): a square root of the parameters' posterior covariance.
-    """
-
-    log: np.ndarray
-    rows: np.ndarray
+    log: np.ndarray  # (n, outputs): log step time, log power
+    rows: np.ndarray  # (n, outputs, parameters): their derivatives by the uncertain parameters
+    # (parameters, parameters): a square root of the parameters' posterior covariance.
     root: np.ndarray
 
     def _spread(self, rows: np.ndarray, owns: int) -> np.ndarray:
@@ -110,14 +104,6 @@ class Scaled:
     def energy_J(self) -> Corrected:
         """Joules of one step, from the joint posterior of time and power."""
         return Corrected.of(self.log.sum(axis=1), self._spread(self.rows.sum(axis=1), 2))
-
-    def draws(self, count: int, seed: int) -> np.ndarray:
-        """Return joint draws of the logs, shape (count, n, outputs)."""
-        rng = np.random.default_rng(seed)
-        normals = rng.standard_normal((count, self.root.shape[1]))
-        common = np.einsum("nop,sp->sno", self.rows @ self.root, normals)
-        own = OWN * rng.standard_normal((count, *self.log.shape))
-        return np.asarray(self.log + common + own)
 
 
 def predictor(
@@ -139,9 +125,6 @@ class ScaleOut:
         gpus: number of GPUs of each window, shape (n,).
         launches: launch of each window; the windows of a launch share its deviation.
         measured: logs of the figures, shape (n, outputs).
-
-    Raises:
-        ValueError: the lengths differ, or a figure is not finite.
     """
 
     def __init__(
@@ -154,10 +137,6 @@ class ScaleOut:
         measured: np.ndarray,
     ) -> None:
         measured = np.asarray(measured, dtype=float)
-        if not len(gpus) == len(launches) == len(measured):
-            raise ValueError("as many GPU counts, launches and measurements are needed")
-        if not np.isfinite(measured).all():
-            raise ValueError("measured figures must be finite")
         self._base, self._outputs = constants, measured.shape[1]
         self._names = [n for n in UNCERTAIN if getattr(constants, n) > 0]
         # Growth counts from the mean of the probed sizes, where the level is most certain.
@@ -184,10 +163,8 @@ class ScaleOut:
         launches: Sequence[object],
         measured: np.ndarray,
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return (misfit, mean, covariance) of the mode that Gauss-Newton finds from a start.
-
-        The misfit is twice the negative log posterior density, but for a constant.
-        """
+        # Returns (misfit, mean, covariance); the misfit is twice the negative log posterior
+        # density.
         _, number = np.unique([str(each) for each in launches], return_inverse=True)
         alike = number[:, None] == number[None, :]
         noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
@@ -224,7 +201,6 @@ class ScaleOut:
         return self._constants(self._mean)
 
     def _linear(self, predict: Predict, gpus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return logs at the present mean, and their derivatives by every parameter."""
         theta, count, k = self._mean, len(self._names), self._outputs
         here = predict(self._constants(theta))[:, :k]
         n = len(here)
@@ -273,21 +249,4 @@ class ScaleOut:
             gpus=[each.world_size for each in configurations],
             launches=[each.launch.key for each in configurations],
             measured=measured,
-        )
-
-    @classmethod
-    def of_windows(
-        cls,
-        job: TrainingJob,
-        cluster: Cluster,
-        windows: Sequence[tuple[Settings, Settings, float, float]],
-    ) -> ScaleOut:
-        """Fit to windows: (launch, delivered live settings, step time s, power W) each."""
-        configurations = [Configuration(launch, live) for launch, live, _, _ in windows]
-        return cls(
-            constants_of(cluster.device),
-            predictor(job, cluster, configurations),
-            gpus=[each.world_size for each in configurations],
-            launches=[launch.key for launch, *_ in windows],
-            measured=np.log([[t, p] for *_, t, p in windows]).reshape(-1, 2),
         )

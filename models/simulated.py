@@ -1,11 +1,8 @@
 """Simulated cluster: records of probes made by the analytic models, on simulated time.
 
-A record is as a cluster would give it: launch and warm-up cost time and energy, windows have noise,
-the first one of a process reads low, devices drift as they warm up, a configuration that does not
-fit runs out of memory, and some launches crash. The meter is named "simulated" and marked
-estimated, so that every page that shows a figure shows that too. The random draws of a window
-depend only on the seed, the configuration and the probe's name, so a resumed study gets the same
-records as an uninterrupted one.
+The meter is named "simulated" and marked estimated, so that every page that shows a figure shows
+that too. The random draws of a window depend only on the seed, the configuration and the probe's
+name, so a resumed study gets the same records as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,14 +15,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.models.analytic.model import AnalyticModel, Prior
-from tuner.models.simulated_accumulation import ShortSteps, short_steps
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InvalidValue, UnknownName
+from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import broken_rules
-from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest, Scope
+from tuner.workload.accumulation import accumulation_plan, steps_take_too_long
+from tuner.workload.measure.accumulated import LEAST_STEPS, SHARES
+from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accumulation
+from tuner.workload.probe import (
+    Failure,
+    Measurement,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+    Scope,
+    WindowPolicy,
+)
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prediction
@@ -33,53 +40,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Differences between the simulated cluster and the models; all zero for the models themselves.
+    """How the simulated cluster differs from the models; all zero for the models themselves."""
 
-    Attributes:
-        time_noise, power_noise: relative standard deviation of one window (time 0.02 to 0.2 %,
-            power 1 to 3 %: three repeats on two A100, 1,000 repeats of one product on an A4000).
-        step_noise: the same of one step within a window (Perseus's recorded iterations: about 1 %).
-        first_window: share by which the first window of a process reads low in power (cold
-            devices; the recorded tables warn of it).
-        warm_up: largest share by which power rises as devices warm (leakage).
-        warm_up_s: time constant of that rise, seconds.
-        launch_s: fixed seconds of a launch: processes, imports, communicators.
-        launch_each_s: further seconds per doubling of the ranks.
-        load_Bps: bytes per second at which a rank initializes its states: drawn and cast on the
-            device, and broadcast to the ranks that share them by DeepSpeed, at the speed of a
-            network link of 400 Gbit/s.
-        launch_power: share of the step's power drawn while launching.
-        crash_rate: share of launches that crash at random.
-        model_error: relative standard deviation between the models and this cluster, drawn once
-            per launch setting for time, half of it for power: the error that a search corrects.
-            Zero for planning, which shows the prediction itself.
-        memory_error: the same for peak memory.
-        memory_bias: log of peak memory over the models', common to all launches: memory of the
-            framework that the models do not count.
-    """
-
+    # time_noise, power_noise: relative standard deviation of one window (time 0.02 to 0.2 %, power
+    # 1 to 3 %: three repeats on two A100, 1,000 repeats of one product on an A4000).
     time_noise: float = 0.002
     power_noise: float = 0.012
+    # the same of one step within a window (Perseus's recorded iterations: about 1 %).
     step_noise: float = 0.01
+    # share by which the first window of a process reads low in power (cold devices; the recorded
+    # tables warn of it).
     first_window: float = 0.01
-    warm_up: float = 0.02
+    warm_up: float = 0.02  # largest share by which power rises as devices warm (leakage).
     warm_up_s: float = 60.0
     launch_s: float = 20.0
     launch_each_s: float = 3.0
+    # bytes per second at which a rank initializes its states: drawn and cast on the device, and
+    # broadcast to the ranks that share them by DeepSpeed, at the speed of a network link of 400
+    # Gbit/s.
     load_Bps: float = 50e9
     launch_power: float = 0.35
     warm_up_steps: int = 3
     crash_rate: float = 0.0
+    # relative standard deviation between the models and this cluster, drawn once per launch setting
+    # for time, half of it for power: the error that a search corrects. Zero for planning, which
+    # shows the prediction itself.
     model_error: float = 0.0
     memory_error: float = 0.0
+    # log of peak memory over the models', common to all launches: memory of the framework that the
+    # models do not count.
     memory_bias: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise InvalidValue(f"condition {name}", value, "a number of at least 0")
-        if self.load_Bps == 0 or self.warm_up_s == 0:
-            raise InvalidValue("conditions load_Bps and warm_up_s", 0, "numbers above 0")
 
 
 def simulated_meter(cluster: Cluster) -> MeterInfo:
@@ -94,15 +84,7 @@ def simulated_meter(cluster: Cluster) -> MeterInfo:
 
 
 class SimulatedRunner:
-    """Runner that makes records from the analytic models, as a cluster would.
-
-    Args:
-        truth: figures of the cluster, including host memory; by default those of
-            `AnalyticModel`.
-
-    Raises:
-        InputError: the job's model lacks a size.
-    """
+    """Runner that makes records from the analytic models, as a cluster would."""
 
     def __init__(
         self,
@@ -119,11 +101,7 @@ class SimulatedRunner:
         self.meter = simulated_meter(cluster)
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Return the record of one probe at once; its `wall_s` is simulated.
-
-        Raises:
-            InputError: a knob is not one of the standard ones.
-        """
+        """Return the record of one probe at once; its `wall_s` is simulated."""
         for name in (*request.launch, *(name for live in request.live for name in live)):
             if name not in KNOBS:
                 raise UnknownName("knob of the simulated cluster", name, KNOBS)
@@ -156,19 +134,16 @@ class SimulatedRunner:
         """Do nothing."""
 
     def _short(self, request: ProbeRequest, figures: Prediction, number: int) -> ShortSteps | None:
-        """Return the steps of fewer micro-batches that a visit measures; None for whole ones."""
         configuration = request.configurations()[number]
         return short_steps(
             self._truth, configuration, request.window, float(figures.step_time_s[number])
         )
 
     def _draws(self, *names: str) -> np.random.Generator:
-        """Return random numbers that depend only on the seed and these names."""
         text = "\n".join((str(self.seed), *names)).encode()
         return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
     def _disturbed(self, figures: Prediction, launch: Settings) -> Prediction:
-        """Return the cluster's figures: the models', times factors that the launch decides."""
         c = self.conditions
         if not (c.model_error or c.memory_error or c.memory_bias):
             return figures
@@ -201,7 +176,6 @@ class SimulatedRunner:
     def _visit(
         self, request: ProbeRequest, figures: Prediction, launch_s: float, launch_W: float
     ) -> ProbeRecord:
-        """Measure the live settings one after the other, until the time limit."""
         now, joules = launch_s, launch_s * launch_W
         measurements: list[Measurement] = []
         failure = None
@@ -241,7 +215,6 @@ class SimulatedRunner:
         steps: int,
         started_s: float,
     ) -> Measurement:
-        """Draw the window of one visit: of a number of whole steps, or of short ones."""
         c, configuration = self.conditions, request.configurations()[number]
         draw = self._draws(configuration.key, request.probe_id, str(number))
         if short is None:
@@ -285,7 +258,6 @@ class SimulatedRunner:
     def _whole_steps(
         self, draw: np.random.Generator, steps: int, step_time_s: float
     ) -> Measurement:
-        """Draw the step times of a window of whole steps; its power is left open."""
         c = self.conditions
         offset = 1 + c.time_noise * draw.standard_normal()
         spread = 1 + c.step_noise * draw.standard_normal(min(steps, 2000))
@@ -332,3 +304,91 @@ class SimulatedRunner:
             host="simulated",
             environment=environment,
         )
+
+
+@dataclass(frozen=True)
+class ShortSteps:
+    """Predicted steps of fewer micro-batches."""
+
+    own: int  # micro-batches of the job's own step
+    accumulations: tuple[int, ...]  # micro-batches of the steps that are measured
+    step_times_s: tuple[float, ...]
+    power_shares: tuple[float, ...]  # power of each, as a share of the whole step's
+
+    @property
+    def before_s(self) -> float:
+        """Seconds of the step that decides whether whole steps are too long."""
+        return self.step_times_s[-1]
+
+    def measure(
+        self,
+        policy: WindowPolicy,
+        draw: np.random.Generator,
+        *,
+        time_noise: float,
+        step_noise: float,
+        power_noise: float,
+        power_W: float,
+    ) -> Measurement:
+        """Draw windows of each, and return the measurement of the whole step from them."""
+        # As between repeats, from which both are known: what slows a window slows all of a visit.
+        slower = 1 + time_noise * float(draw.standard_normal())
+        now_W = power_W * (1 + power_noise * float(draw.standard_normal()))
+        points = []
+        for share, k, step_s, power_share in zip(
+            SHARES, self.accumulations, self.step_times_s, self.power_shares, strict=True
+        ):
+            steps = max(LEAST_STEPS, math.ceil(share * policy.min_s / step_s))
+            spread = np.clip(1 + step_noise * draw.standard_normal(steps), 0.5, 2.0)
+            times = step_s * slower * spread
+            rse = float(times.std(ddof=1) / times.mean() / math.sqrt(steps)) or math.nan
+            mean_s = float(times.mean())
+            points.append(AccumulationPoint(k, steps, mean_s, rse, now_W * power_share))
+        estimate = fit_accumulation(points, self.own)
+        window_s = math.fsum(p.steps * p.step_time_s for p in points)
+        return Measurement(
+            live=Settings(),
+            steps=sum(p.steps for p in points),
+            window_s=window_s,
+            step_time_s=estimate.step_time_s,
+            step_time_se_s=estimate.step_time_se_s,
+            energy_J=math.fsum(p.steps * p.step_time_s * p.power_W for p in points),
+            power_W=estimate.power_W,
+            power_se_W=math.hypot(estimate.power_se_W, power_noise * estimate.power_W),
+            accumulation=estimate.fit,
+        )
+
+
+def short_steps(
+    model: object, configuration: Configuration, policy: WindowPolicy, step_time_s: float
+) -> ShortSteps | None:
+    """Return the steps that a probe measures in place of whole ones; None if it measures those.
+
+    Args:
+        step_time_s: time of a whole step on the cluster, which may be slower than the model's: the
+            short steps are slower alike.
+    """
+    if not policy.micro_batches or not isinstance(model, AnalyticModel):
+        return None
+    plan = accumulation_plan(configuration, model.job)
+    if not plan.measured or not steps_take_too_long(step_time_s, policy.min_steps, policy.min_s):
+        return None
+    launch = {n: v for n, v in configuration.launch.items() if n != "global_batch"}
+    same = Configuration(Settings(launch), configuration.live)
+    share = configuration.micro_batch * configuration.data_parallel
+    figures = [
+        AnalyticModel(
+            replace(model.job, global_batch=k * share, steps_at={}, noise_scale=0.0, min_steps=0),
+            model.cluster,
+            constants=model.constants,
+        ).predict([same])
+        for k in (*plan.measured, plan.own)
+    ]
+    slower = step_time_s / float(figures[-1].step_time_s[0])
+    whole_W = float(figures[-1].power_W[0])
+    return ShortSteps(
+        own=plan.own,
+        accumulations=plan.measured,
+        step_times_s=tuple(slower * float(f.step_time_s[0]) for f in figures[:-1]),
+        power_shares=tuple(float(f.power_W[0]) / whole_W for f in figures[:-1]),
+    )

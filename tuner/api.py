@@ -55,7 +55,6 @@ def optimize(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     plan: str | Path | None = None,
     try_first: Sequence[str | Configuration] = (),
-    prefer: Sequence[str] = (),
     clocks: bool = True,
     knobs: Sequence[Knob | str] = (),
     allow_changed_training: bool = False,
@@ -110,8 +109,6 @@ def optimize(
             not given.
         plan: the run of a plan (`plan`) whose most informative configurations are probed first.
         try_first: configurations, or their names, that are probed first, in this order.
-        prefer: weights of knob values that are expected to be good, such as "zero1:3"; the more is
-            measured, the less they count (docs/search.md).
         clocks: search clocks and power limits, too, where they can be set.
         knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
             packs such as "nccl", or files of them (docs/knobs.md).
@@ -167,7 +164,6 @@ def optimize(
         sampler=sampler,
         surrogate=surrogate,
         try_first=try_first,
-        prefer=prefer,
         name=name,
         storage=storage,
         runs_dir=runs_dir,
@@ -240,6 +236,7 @@ def plan(
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     allow_changed_training: bool = False,
     measured: str | Path | None = None,
+    run: str | Path | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
     report: bool = True,
@@ -256,6 +253,8 @@ def plan(
         gpus: numbers of GPUs to compare (`Result.plan.sizes`), up to the cluster's, with whole
             nodes; if none is given, every number up to the cluster's may be used.
         measured: a file of measured launches that correct the models (`tuner.planning.measured`).
+        run: plan for `gpus` what this run tuned, up to more GPUs than it probed, with the models
+            corrected by its probes; it says job, cluster and space.
 
     The other arguments are those of `optimize`.
 
@@ -276,7 +275,12 @@ def plan(
     )
     with _receiver(progress, on_progress) as notify:
         return run_plan(
-            request, gpus, measured, show=lambda run: _callbacks(run, report), notify=notify
+            request,
+            gpus,
+            measured,
+            probed=run,
+            show=lambda run: _callbacks(run, report),
+            notify=notify,
         )
 
 
@@ -289,7 +293,6 @@ def replay(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     try_first: Sequence[str | Configuration] = (),
-    prefer: Sequence[str] = (),
     sampler: str | BaseSampler | None = None,
     surrogate: Any = None,
     storage: str | None = None,
@@ -322,7 +325,6 @@ def replay(
         constraints=(constraints or Constraints()).limited(**limits),
         search=search or SearchSettings(),
         try_first=try_first,
-        prefer=prefer,
         sampler=sampler,
         surrogate=surrogate,
         in_flight=in_flight,

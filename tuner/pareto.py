@@ -1,9 +1,7 @@
 """Pareto front of energy and time: membership, hypervolume, improvement, knee.
 
-Both axes are minimised. Coverage (hypervolume) is taken in log energy and log time, so that a per
-cent counts the same everywhere. The improvement that a point would bring is exact in two
-dimensions: the area under the front's staircase, found by one search for many points against one
-front, or strip by strip for many fronts at once.
+Both axes are minimised. Hypervolumes are taken in log energy and log time, so that a per cent
+counts the same everywhere.
 """
 
 from __future__ import annotations
@@ -42,9 +40,6 @@ def reference_point(points: np.ndarray) -> np.ndarray:
 
     The nadir plus 10 % of the front's range on each axis, and at least 0.005 (in log units half a
     per cent), so that a front of one point still has a volume.
-
-    Args:
-        points: (n, 2), log energy and log time; at least one row.
     """
     points = np.asarray(points, dtype=float)
     front = points[nondominated(points[:, 0], points[:, 1])]
@@ -53,7 +48,6 @@ def reference_point(points: np.ndarray) -> np.ndarray:
 
 
 def _staircase(points: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the front's corners inside the reference, by rising energy and falling time."""
     points = np.asarray(points, dtype=float).reshape(-1, 2)
     points = points[(points < reference).all(axis=1)]
     points = np.unique(points[nondominated(points[:, 0], points[:, 1])], axis=0)
@@ -70,21 +64,12 @@ def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
 def improvement(
     front: np.ndarray, energy: np.ndarray, time: np.ndarray, reference: np.ndarray
 ) -> np.ndarray:
-    """Return the hypervolume that each point, alone, would add to the front.
+    """Return the hypervolume that each point, alone, would add to the front (n, 2); at least 0.
 
-    With h(x) the staircase (the least time of the front up to energy x; the reference's before
-    the first corner) the gain of (e, t) is the integral of h(x) - t from e to the energy at which
-    the front first reaches t: H(end) - H(e) - t (end - e) with H the antiderivative of h, which is
+    With h(x) the staircase (the least time of the front up to energy x; the reference's before the
+    first corner) the gain of (e, t) is the integral of h(x) - t from e to the energy at which the
+    front first reaches t: H(end) - H(e) - t (end - e) with H the antiderivative of h, which is
     piecewise linear. O(log front) per point.
-
-    Args:
-        front: (n, 2), need not be filtered.
-        energy: any shape.
-        time: the same shape.
-        reference: (2,).
-
-    Returns:
-        Gains of that shape, at least 0.
     """
     e, t = _staircase(front, reference)
     energy, time = np.asarray(energy, dtype=float), np.asarray(time, dtype=float)
@@ -107,18 +92,7 @@ def joint_improvement(
     time: np.ndarray,
     reference: np.ndarray,
 ) -> np.ndarray:
-    """Return `improvement` for many fronts at once, each with its own points, strip by strip.
-
-    Args:
-        front_energy: (draws, front), in any order, dominated points allowed.
-        front_time: (draws, front).
-        energy: (draws, points).
-        time: (draws, points).
-        reference: (2,).
-
-    Returns:
-        Gains, shape (draws, points).
-    """
+    """Return `improvement` for many fronts (draws, front), each with points (draws, points)."""
     order = np.argsort(front_energy, axis=1)
     e = np.minimum(np.take_along_axis(front_energy, order, axis=1), reference[0])
     t = np.minimum.accumulate(np.take_along_axis(front_time, order, axis=1), axis=1)
@@ -132,15 +106,7 @@ def joint_improvement(
 
 
 def probability_nondominated(log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
-    """Return the share of joint draws in which each point is on the front.
-
-    Args:
-        log_energy: (draws, n), from the joint posterior (`Surrogates.sample`).
-        log_time: (draws, n), of the same draws.
-
-    Returns:
-        Probabilities, shape (n,).
-    """
+    """Return the share of joint draws (draws, n) in which each point is on the front, (n,)."""
     log_energy, log_time = np.asarray(log_energy, float), np.asarray(log_time, float)
     hits = np.zeros(log_energy.shape[1])
     for energy, time in zip(log_energy, log_time, strict=True):
@@ -155,9 +121,6 @@ def knee(points: Sequence[tuple[float, float]] | np.ndarray) -> int:
     the fastest point and the most frugal one (Das 1999, "On characterizing the knee of the Pareto
     curve"). A front of one or two points, or one that nowhere lies below its chord, has no bend:
     then the least product of energy and time.
-
-    Args:
-        points: (n, 2), energy and time, positive; at least one. Dominated points are ignored.
     """
     log_e, log_t = np.log(np.asarray(points, dtype=float).reshape(-1, 2)).T
     front = np.flatnonzero(nondominated(log_e, log_t))

@@ -72,7 +72,7 @@ def own_search(
     candidates = Candidates.from_configurations(truth_of(problem).logs)
     settings = SearchSettings(verify=False, seed=seed)
     asked = studies.Problem(table.name, candidates, 1, baseline=None, cost=cost, identity={})
-    sampler = sampler_named(sampler_name, candidates, cost, seed, (), table.predicted_by)
+    sampler = sampler_named(sampler_name, candidates, cost, seed, table.predicted_by)
     if isinstance(sampler, AskTellPlanner):
         sampler.ends_itself = True
     start_at(sampler, start_of(problem, seed))

@@ -1,8 +1,7 @@
 """Breakdown of one configuration's time, energy and memory into parts.
 
 The time is that of the busiest stage: its parts of every micro-batch, its wait (the pipeline's
-bubble), and the terms that occur once per step. The parts sum to the step time; the energy's parts
-sum to the step's energy.
+bubble), and the terms that occur once per step.
 """
 
 from __future__ import annotations
@@ -13,28 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.models.analytic.constants import Constants
-from tuner.models.analytic.memory import DEVICE_PARTS, MemoryParts
-from tuner.models.analytic.stages import Stages
 from tuner.models.analytic.step import StepParts
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Parts of time, energy and memory that are not zero.
-
-    Attributes:
-        step_time_s: seconds of a step; `time_s` sums to it.
-        energy_J: joules of a step, of the whole job; `joules` sums to it.
-        memory_bytes: peak of the fullest rank's device; `memory` sums to it.
-        clock_MHz: the devices' mean clock, after any limit.
-        time_s, joules, memory: by part, largest first.
-    """
+    """Parts of time, energy and memory that are not zero."""
 
     step_time_s: float
     energy_J: float
     memory_bytes: float
     host_memory_bytes: float
     clock_MHz: float
+    # time_s, joules, memory: by part, largest first.
     time_s: Mapping[str, float]
     joules: Mapping[str, float]
     memory: Mapping[str, float]
@@ -45,45 +35,17 @@ class Breakdown:
         return self.energy_J / self.step_time_s
 
 
-def _sorted(parts: Mapping[str, float]) -> dict[str, float]:
+def largest_first(parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the parts that are not zero, largest first."""
     least = 1e-9 * sum(parts.values())  # the rounding of what adds up to nothing
     kept = ((name, value) for name, value in parts.items() if value > least)
     return dict(sorted(kept, key=lambda item: -item[1]))
 
 
-def break_down(
-    *,
-    parts: StepParts,
-    stages: Stages,
-    constants: Constants,
-    clocks: np.ndarray,
-    slot: np.ndarray,
-    step_time_s: float,
-    joules: Mapping[str, float],
-    memory: MemoryParts,
-    clock_MHz: float,
-) -> Breakdown:
-    """Return one configuration's breakdown from its parts (all arrays have one row)."""
-    time = _time_parts(parts, constants, clocks, slot)
-    time["pipeline bubble"] = max(0.0, step_time_s - sum(time.values()))
-    fullest = int(memory.device[0].argmax())
-    bytes_of = {name: float(getattr(memory, name)[0, fullest]) for name in DEVICE_PARTS}
-    return Breakdown(
-        step_time_s=step_time_s,
-        energy_J=sum(joules.values()),
-        memory_bytes=float(memory.device[0].max()),
-        host_memory_bytes=float(memory.host[0].max()),
-        clock_MHz=clock_MHz,
-        time_s=_sorted(time),
-        joules=_sorted(joules),
-        memory=_sorted(bytes_of),
-    )
-
-
-def _time_parts(
+def time_parts(
     parts: StepParts, constants: Constants, clocks: np.ndarray, slot: np.ndarray
 ) -> dict[str, float]:
-    """Return the seconds of a step on the busiest stage, by part, without the bubble."""
+    """Return the seconds of one configuration's step on the busiest stage, without the bubble."""
     busiest = int(slot[0].argmax())
     m = float(parts.m[0, 0])
 

@@ -1,8 +1,8 @@
 """Cost of collectives, from their algorithm, link and latency per round.
 
-Every function takes the bytes that one rank holds or sends and the number of ranks, as arrays, and
-returns seconds. The algorithms are rings, as NCCL uses for large messages; a group inside a node
-uses the links between its devices, a group across nodes each device's share of the network.
+Algorithms are rings, as NCCL uses for large messages; a group inside a node uses the links between
+its devices, a group across nodes each device's share of the network. Arguments are the bytes that
+one rank holds or sends and the number of ranks, as arrays.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from tuner.search_spaces.cluster import Cluster
 
 @dataclass(frozen=True)
 class Link:
-    """Link between the ranks of a group; arrays, one entry per group.
-
-    Attributes:
-        Bps: bytes per second that a rank sends (and receives) at best.
-    """
+    """Link between the ranks of a group; arrays, one entry per group."""
 
     Bps: np.ndarray
     latency_s: np.ndarray

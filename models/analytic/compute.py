@@ -1,10 +1,7 @@
 """Cost of one block and of the head, per rank and micro-batch: arithmetic, memory, dispatch.
 
-A block is its matrix products (a roofline: the slower of arithmetic and memory), the traffic
-through memory between them (norms, activations, and the scores of attention that is not fused), and
-the operators that the host dispatches. Figures are of the forward pass; the backward pass is twice
-that (once for the products of frozen weights), recomputation one more. Arrays have one entry per
-launch.
+Figures are of the forward pass; the backward pass is twice that (once for the products of frozen
+weights), recomputation one more. Arrays have one entry per launch.
 """
 
 from __future__ import annotations
@@ -48,33 +45,25 @@ RELU = ("opt",)
 
 @dataclass(frozen=True)
 class Pass:
-    """Forward pass of one block or head, for one micro-batch and rank; arrays over launches.
+    """Forward pass of one block or head, for one micro-batch and rank; arrays over launches."""
 
-    Attributes:
-        arithmetic_s: matrix products at the highest clock, including their fixed times.
-        attention_s: fused attention's products at the highest clock; its backward pass takes
-            `ATTENTION_BACKWARD` times as long.
-        operand_s: the same products' traffic through memory.
-        stream_s: traffic of everything else.
-    """
-
-    arithmetic_s: np.ndarray
+    arithmetic_s: np.ndarray  # matrix products at the highest clock, including their fixed times
+    # fused attention's products at the highest clock; its backward pass takes `ATTENTION_BACKWARD`
+    # times as long.
     attention_s: np.ndarray
-    operand_s: np.ndarray
-    stream_s: np.ndarray
+    operand_s: np.ndarray  # the same products' traffic through memory
+    stream_s: np.ndarray  # traffic of everything else
     operators: np.ndarray
 
 
 def activation_bytes_per_token(setup: Setup, t: np.ndarray, *, kept: bool = True) -> np.ndarray:
     """Return the bytes of one token's activations in one block on one rank, without scores.
 
-    Those that are kept for the backward pass, or all that the forward pass makes (with ReLU, which
-    keeps its output alone, the difference is its input).
-
-    Counted as Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), for any widths: attention
-    keeps its input, q, k, v and the product's input; the MLP its input and the values between its
-    matrices; the norms their inputs; dropout a byte per value. For a GPT that is 34 h in 16 bits,
-    of which 10 h are not split by tensor parallelism (their equation 2).
+    Those that are `kept` for the backward pass, or all that the forward pass makes. Counted as
+    Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), for any widths: attention keeps its
+    input, q, k, v and the product's input; the MLP its input and the values between its matrices;
+    the norms their inputs; dropout a byte per value. For a GPT that is 34 h in 16 bits, of which 10
+    h are not split by tensor parallelism (their equation 2).
     """
     facts, element = setup.facts, setup.element
     h, k = facts.hidden, max(facts.experts_per_token, 1)
@@ -99,11 +88,8 @@ def sharded_over(setup: Setup, t: np.ndarray) -> np.ndarray | float:
 
 
 def _not_kept(setup: Setup) -> float:
-    """Return the bytes of one token that a block with LoRA does not keep.
-
-    A frozen product needs its weights alone for the gradient of its input. An adapter keeps the
-    input of the layer that it adapts, and what is between its two products.
-    """
+    # A frozen product needs its weights alone for the gradient of its input. An adapter keeps the
+    # input of the layer that it adapts, and what is between its two products.
     facts, lora = setup.facts, setup.facts.lora
     assert lora is not None
     values = -float(lora.rank * lora.adapters)
@@ -124,11 +110,7 @@ def stored_score_bytes(setup: Setup) -> float:
 
 
 def encoder_block_bytes(setup: Setup, patches: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Return the bytes that one block of the encoder keeps of its patches on one rank.
-
-    They are those of `activation_bytes_per_token` for a block with an ungated MLP and no dropout,
-    and the scores of each frame if attention stores them.
-    """
+    """Return the bytes that one block of the encoder keeps of its patches on one rank."""
     vision, element = setup.facts.vision, setup.element
     assert vision is not None
     kept = element * (4 * vision.hidden + (4 * vision.hidden + 2 * vision.intermediate) / t)
@@ -176,10 +158,7 @@ class Passes:
         return replace(made, operators=made.operators + linear * fp8.cast_operators)
 
     def adapters(self) -> Pass | None:
-        """Return the pass of one block's LoRA adapters; None if it has none.
-
-        Each is two products, and the sum of its output with that of the layer that it adapts.
-        """
+        """Return the pass of one block's LoRA adapters; None if it has none."""
         lora, launches, element = self.setup.facts.lora, self.launches, self.setup.element
         if lora is None:
             return None
@@ -194,10 +173,7 @@ class Passes:
         )
 
     def encoder(self) -> Pass:
-        """Return the pass that encodes and projects video frames; zero for a model without one.
-
-        Each rank of a sequence encodes its share of the frames, as the training program does.
-        """
+        """Return the pass that encodes and projects video frames; zero for a model without one."""
         setup, launches = self.setup, self.launches
         element, vision = setup.element, setup.facts.vision
         nothing = np.zeros(len(launches))
@@ -244,7 +220,6 @@ class Passes:
         operands: np.ndarray,
         streamed: np.ndarray,
     ) -> Pass:
-        """Return a pass from its FLOPs, those of fused attention, its products and its bytes."""
         setup = self.setup
         attention_rate = setup.constants.attention_efficiency * setup.peak_flops
         return Pass(

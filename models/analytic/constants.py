@@ -1,9 +1,7 @@
 """Constants of the analytic models, each with its source, as data.
 
 `data/constants/*.toml` has one file per device kind, and `cuda.toml` and `cpu.toml` for all others;
-a file names the one that it modifies (`like`) and gives reasons (`sources`). Figures of a data
-sheet are with the device (`search_spaces/data/devices`); the constants are the shares of them that
-a training program reaches, its fixed times, and the power of its busy parts.
+a file names the one that it modifies (`like`) and gives reasons (`sources`).
 """
 
 from __future__ import annotations
@@ -22,88 +20,66 @@ from tuner.search_spaces.typed import names_a_file
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Shares of a data sheet that a training step reaches, fixed times, and shares of power.
+    """Shares of a data sheet that a training step reaches, fixed times, and shares of power."""
 
-    Attributes:
-        matrix_efficiency: share of the stated peak that a large matrix product reaches.
-        attention_efficiency: share of the stated peak that fused attention reaches, of the FLOPs
-            that it executes.
-        product_s: fixed seconds of one matrix product at the highest clock (it scales with it);
-            with the share above this is Calculon's stepped curve of efficiency over size.
-        operator_s: seconds that dispatching one operator adds to a step in an eager program; the
-            host's, so no SM clock changes it.
-        compiled_operator_s: the same in a program that compiles its model.
-        dispatch_hidden: 0 adds dispatch to the device's work, 1 hides the smaller of both.
-        memory_efficiency: share of the stated memory bandwidth that a stream reaches.
-        bandwidth_clock: below this share of the highest clock the SMs cannot keep memory busy.
-        link_efficiency, link_latency_s: inside a node: share of the stated bandwidth, and seconds
-            of each of a collective's rounds.
-        network_efficiency, network_latency_s: the same between nodes.
-        reduce_efficiency: share of a link's or network's bandwidth that the reduction of gradients
-            at the end of a step reaches.
-        reduce_over_network: share of that which is left if the reduction crosses nodes.
-        transfer_efficiency: share of the network's bandwidth that a stage's activation reaches.
-        stage_s: seconds that schedule and exchange of shapes cost per micro-batch and stage.
-        step_s: seconds of every optimizer step that nothing else explains (loop, clipping).
-        gather_overlap: share of compute that ZeRO-3's gathering and reducing hides behind.
-        reduce_overlap: share of the backward pass that ZeRO 0 to 2's reducing hides behind.
-        overlap_slowdown: compute behind which a collective hides takes longer by this share of
-            what is hidden.
-        host_link_efficiency, host_memory_efficiency: shares of the bandwidth of the link to host
-            memory and of host memory that are reached.
-        nvme_Bps: bytes per second of a node's drives, for reading and writing.
-        context_bytes: memory of a rank without a model: context, libraries, workspaces.
-        buffer_elements: elements of DeepSpeed's reduction and gathering buckets.
-        memory_overhead: share that fragmentation adds to activations.
-        compute_W: power that full-rate matrix arithmetic adds at the highest clock, as a share of
-            the device's `reference_W` (uncapped: it may exceed the limit).
-        memory_W, link_W: power that full use of memory and of the links adds, likewise.
-        awake_W: power that a device adds at the highest clock while it runs a program, likewise.
-        wait_W: power that the spinning kernels of a collective or a pipeline's bubble add to that
-            at the highest clock, likewise.
-        reference_W: watts that the shares are of; 0 takes the device's limit less its idle power.
-        voltage_knee: share of the highest clock up to which the voltage is flat.
-        lowest_voltage: the flat voltage as a share of the highest.
-        host_link_W: power that moving data to host memory adds, likewise.
-        host_busy_W: power that a host optimizer adds to a node while it runs, watts per device.
-    """
-
-    matrix_efficiency: float
+    matrix_efficiency: float  # share of the stated peak that a large matrix product reaches
+    # share of the stated peak that fused attention reaches, of the FLOPs that it executes.
     attention_efficiency: float
+    # fixed seconds of one matrix product at the highest clock (it scales with it); with the share
+    # above this is Calculon's stepped curve of efficiency over size.
     product_s: float
+    # seconds that dispatching one operator adds to a step in an eager program; the host's, so no SM
+    # clock changes it.
     operator_s: float
-    compiled_operator_s: float
-    dispatch_hidden: float
-    memory_efficiency: float
-    bandwidth_clock: float
+    compiled_operator_s: float  # the same in a program that compiles its model
+    dispatch_hidden: float  # 0 adds dispatch to the device's work, 1 hides the smaller of both
+    memory_efficiency: float  # share of the stated memory bandwidth that a stream reaches
+    bandwidth_clock: float  # below this share of the highest clock the SMs cannot keep memory busy
+    # link_efficiency, link_latency_s: inside a node: share of the stated bandwidth, and seconds of
+    # each of a collective's rounds.
     link_efficiency: float
     link_latency_s: float
+    # network_efficiency, network_latency_s: the same between nodes.
     network_efficiency: float
     network_latency_s: float
+    # share of a link's or network's bandwidth that the reduction of gradients at the end of a step
+    # reaches.
     reduce_efficiency: float
-    reduce_over_network: float
+    reduce_over_network: float  # share of that which is left if the reduction crosses nodes
+    # share of the network's bandwidth that a stage's activation reaches.
     transfer_efficiency: float
-    stage_s: float
-    step_s: float
-    gather_overlap: float
-    reduce_overlap: float
+    stage_s: float  # seconds that schedule and exchange of shapes cost per micro-batch and stage
+    step_s: float  # seconds of every optimizer step that nothing else explains (loop, clipping)
+    gather_overlap: float  # share of compute that ZeRO-3's gathering and reducing hides behind
+    reduce_overlap: float  # share of the backward pass that ZeRO 0 to 2's reducing hides behind
+    # compute behind which a collective hides takes longer by this share of what is hidden.
     overlap_slowdown: float
+    # host_link_efficiency, host_memory_efficiency: shares of the bandwidth of the link to host
+    # memory and of host memory that are reached.
     host_link_efficiency: float
     host_memory_efficiency: float
-    nvme_Bps: float
-    context_bytes: float
-    buffer_elements: float
-    memory_overhead: float
+    nvme_Bps: float  # bytes per second of a node's drives, for reading and writing
+    context_bytes: float  # memory of a rank without a model: context, libraries, workspaces
+    buffer_elements: float  # elements of DeepSpeed's reduction and gathering buckets
+    memory_overhead: float  # share that fragmentation adds to activations
+    # power that full-rate matrix arithmetic adds at the highest clock, as a share of the device's
+    # `reference_W` (uncapped: it may exceed the limit).
     compute_W: float
+    # memory_W, link_W: power that full use of memory and of the links adds, likewise.
     memory_W: float
     link_W: float
+    # power that a device adds at the highest clock while it runs a program, likewise.
     awake_W: float
+    # power that the spinning kernels of a collective or a pipeline's bubble add to that at the
+    # highest clock, likewise.
     wait_W: float
-    host_link_W: float
+    host_link_W: float  # power that moving data to host memory adds, likewise
+    # power that a host optimizer adds to a node while it runs, watts per device.
     host_busy_W: float
+    # watts that the shares are of; 0 takes the device's limit less its idle power.
     reference_W: float
-    voltage_knee: float
-    lowest_voltage: float
+    voltage_knee: float  # share of the highest clock up to which the voltage is flat
+    lowest_voltage: float  # the flat voltage as a share of the highest
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,11 +106,7 @@ def _read(name: str, path: Path | None = None) -> dict[str, Any]:
 
 
 def load_constants(name: str | Path) -> Constants:
-    """Load constants by shipped name or by the path of a toml file.
-
-    Raises:
-        InputError: no such file, an unknown key, a missing or an illegal figure.
-    """
+    """Load constants by shipped name or by the path of a toml file (else InputError)."""
     path = Path(name) if str(name).endswith(".toml") else None
     data = _read(str(name), path)
     missing = [figure for figure in Constants.figures() if figure not in data]

@@ -1,10 +1,8 @@
 """Matrix products in FP8: their rate, their operands, and what casting costs.
 
-Only the linear layers of the blocks are in FP8; attention's products, the head and everything else
-stay as they are, and so does what is kept for the backward pass. The rate is the share of the
-stated FP8 peak that a product in bf16 reaches of its own peak, since no other share is known.
-Against torchtitan's published runs of Llama 3.1 8B (docs/knobs.md) the gain of compiled blocks is
-predicted too small.
+Only the linear layers of the blocks are in FP8. The rate is the share of the stated FP8 peak that a
+product in bf16 reaches of its own peak, since no other share is known. Against torchtitan's
+published runs of Llama 3.1 8B (docs/knobs.md) the gain of compiled blocks is predicted too small.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from tuner.models.analytic.setup import Setup
 
 
 class _Bytes(NamedTuple):
-    """Bytes that casting moves over a forward and a backward pass, for each value."""
-
     inputs: float
     outputs: float
     weights: float
@@ -54,27 +50,18 @@ PASSES = 3.0
 
 @dataclass(frozen=True)
 class Fp8:
-    """What FP8 changes in the products of one pass of a block; arrays over launches.
-
-    Attributes:
-        flops_per_s: rate of the linear layers' products, FLOP/s; the job's own without FP8.
-        weight_share, value_share: bytes of weights, and of inputs and outputs, that the products
-            move, as a share of those without FP8. Outputs are in bf16.
-        cast_operators: operators that the host dispatches for each product.
-    """
+    """What FP8 changes in the products of one pass of a block; arrays over launches."""
 
     flops_per_s: np.ndarray
+    # weight_share, value_share: bytes of weights, and of inputs and outputs, that the products
+    # move, as a share of those without FP8. Outputs are in bf16.
     weight_share: np.ndarray
     value_share: np.ndarray
     cast_operators: np.ndarray
 
 
 def fp8_of(setup: Setup, launches: Launches) -> Fp8:
-    """Return what FP8 changes in each launch; nothing where a launch has none.
-
-    A launch in FP8 on a device whose file states no rate of it, as a rule refuses, is predicted at
-    the job's own rate.
-    """
+    """Return what FP8 changes in each launch; nothing where a launch has none."""
     device, share = setup.cluster.device, setup.constants.matrix_efficiency
     peaks = [setup.peak_flops]
     peaks += [device.flops_in_fp8(kind) or setup.peak_flops for kind in FP8[1:]]

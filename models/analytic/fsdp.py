@@ -2,8 +2,7 @@
 
 Every block is a unit, and so are a token table and an output projection that are not one matrix;
 what is left is the root's. States are fp32 on the shard; in mixed precision units are gathered in
-16 bits and gradients are reduced in fp32. What is gathered when is that of torch 2.13
-(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
+16 bits and gradients are reduced in fp32, as by torch 2.13 (_fully_shard/_fsdp_param_group.py).
 """
 
 from __future__ import annotations
@@ -17,16 +16,11 @@ from tuner.models.analytic.stages import Stages
 
 
 def _width(setup: Setup) -> float:
-    """Return the bytes per element of a shard, in which gradients are reduced, too."""
     return 2.0 if setup.program.pure_bf16 else 4.0
 
 
 def states(setup: Setup, column: Launches, parameters: np.ndarray) -> list[np.ndarray]:
-    """Return the bytes of [parameters, gradients, optimizer] on one rank.
-
-    Args:
-        parameters: of a rank's share of the model, before it is sharded.
-    """
+    """Return the bytes of [parameters, gradients, optimizer] on one rank."""
     each = (_width(setup), _width(setup), setup.states.moments)
     return [size * parameters / column.shards for size in each]
 
@@ -34,10 +28,8 @@ def states(setup: Setup, column: Launches, parameters: np.ndarray) -> list[np.nd
 def _units(
     setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the parameters of (one block, what stays gathered between the passes) of a rank.
-
-    The latter are the projection's, or the root's if that holds the table.
-    """
+    # (One block, what stays gathered between the passes): the latter the projection's, or the
+    # root's if that holds the table.
     facts = setup.facts
     block = facts.block_elements(setup.element) / facts.layers / column.t
     if facts.lora is not None:

@@ -16,19 +16,13 @@ from tuner.search_spaces.cluster import Device
 
 @dataclass(frozen=True)
 class Check:
-    """Comparison of the models with measurements.
-
-    Attributes:
-        median, worst: median and largest absolute error, as shares of the measured figure.
-        held_out: True if no constant was fitted to these measurements.
-        case: which of the measurements, by a knob or a size; empty for all.
-    """
+    """Comparison of the models with measurements."""
 
     devices: tuple[str, ...]
     what: str
     median: float
     worst: float
-    held_out: bool
+    held_out: bool  # True if no constant was fitted to these measurements
     against: str
     case: str = ""
 
@@ -44,68 +38,20 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Directions:
-    """Comparison of which of two runs the models say is better; each entry is (right, pairs).
-
-    Attributes:
-        all: every pair and every figure that was published.
-        contradictory: of those, pairs whose published figures cannot all be right.
-        unidentifiable: of the others, pairs whose published conditions do not identify what was
-            compared.
-    """
-
-    devices: tuple[str, ...]
-    all: tuple[int, int]
-    contradictory: tuple[int, int]
-    unidentifiable: tuple[int, int]
-    against: str
-
-    @property
-    def identifiable(self) -> tuple[int, int]:
-        """The pairs that are neither contradictory nor unidentifiable."""
-        right, pairs = (
-            total - less - other
-            for total, less, other in zip(
-                self.all, self.contradictory, self.unidentifiable, strict=True
-            )
-        )
-        return right, pairs
-
-    @property
-    def sentence(self) -> str:
-        """Description of the shares for the user."""
-        every, rest = (100 * right / pairs for right, pairs in (self.all, self.identifiable))
-        return (
-            f"the better of two runs: named right in {every:.0f} % of {self.all[1]} pairs "
-            f"({self.against}); in {rest:.0f} % of the {self.identifiable[1]} pairs without "
-            f"{self.contradictory[1]} that contradict each other in the source and "
-            f"{self.unidentifiable[1]} whose conditions it does not state"
-        )
-
-
-@dataclass(frozen=True)
 class ErrorParts:
-    """Parts of the models' error, as standard deviations of the logarithm.
-
-    Attributes:
-        shared: of what all configurations of one job on one cluster share, which moves a front and
-            leaves the order of its points.
-        own: of a configuration's own, which changes the order.
-    """
+    """Parts of the models' error, as standard deviations of the logarithm."""
 
     devices: tuple[str, ...]
     what: str
+    # of what all configurations of one job on one cluster share, which moves a front and leaves the
+    # order of its points.
     shared: float
-    own: float
+    own: float  # of a configuration's own, which changes the order
     against: str
 
 
 def error_parts(what: str) -> ErrorParts:
-    """Return the parts of the error of "step time" or of "power".
-
-    They were found on one kind of device only and stand for every other kind until a table of it
-    has been compared.
-    """
+    """Return the parts of the error of "step time" or of "power"."""
     return next(each for each in (ErrorParts(**e) for e in _tables("parts")) if each.what == what)
 
 
@@ -124,12 +70,6 @@ def known_errors(device: Device) -> tuple[Check, ...]:
     return tuple(check for check in checks if device.name in check.devices)
 
 
-def known_directions(device: Device) -> tuple[Directions, ...]:
-    """Return the comparisons of directions that hold for this kind of device."""
-    found = (Directions(**each) for each in _tables("directions"))
-    return tuple(each for each in found if device.name in each.devices)
-
-
 def known_error_lines(device: Device) -> list[str]:
     """Return sentences on the models' error on this kind of device."""
     checks = known_errors(device)
@@ -138,4 +78,4 @@ def known_error_lines(device: Device) -> list[str]:
             f"unknown: the models were not compared with measurements on {device.name}; "
             "for other kinds see benchmarks.published",
         ]
-    return [*(check.sentence for check in checks), *(d.sentence for d in known_directions(device))]
+    return [check.sentence for check in checks]

@@ -1,8 +1,7 @@
 """Configurations as arrays for the analytic models, with one row per launch.
 
-Many configurations share a launch and differ only in a clock, so the launch knobs are read for the
-distinct launches, and each configuration points to its launch's row. So 100,000 configurations are
-predicted in a second.
+Many configurations differ only in a clock, so launch knobs are read for the distinct launches, and
+100,000 configurations are predicted in a second.
 """
 
 from __future__ import annotations
@@ -41,56 +40,36 @@ _DEGREES = {
 
 @dataclass(frozen=True)
 class Launches:
-    """Launch knobs as arrays, one entry per launch.
+    """Launch knobs as arrays, one entry per launch."""
 
-    Attributes:
-        d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
-        b: sequences of a micro-batch.
-        z: ZeRO stage.
-        gathered: True if ranks of one sequence gather all keys and values instead of exchanging
-            heads.
-        v: virtual stages of a rank of the pipeline.
-        zero_bubble: True if the pipeline's schedule computes gradients of weights apart.
-        m: number of micro-batches per replica and step.
-        recomputed: share of the blocks that are recomputed in the backward pass.
-        selective: True if all blocks keep their matrix products and recompute the rest.
-        parameters_offloaded: True if ZeRO-3's parameters are on the host between uses.
-        offload, offload_async: True if the optimizer's states are on the host, at all and
-            asynchronously.
-        offload_nvme, parameters_nvme: True if they are on the node's drive instead.
-        fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after
-            the forward pass.
-        groups: groups of HSDP that each hold a whole copy of the states; 1 without.
-        compiled: True if blocks are compiled: their dispatch is shorter, and the casts of FP8 are
-            fused.
-        fp8: kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without.
-        activations, activations_async: True if kept activations go to the host, at all and
-            asynchronously.
-    """
-
+    # d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
     d: np.ndarray
     t: np.ndarray
     p: np.ndarray
     u: np.ndarray
     e: np.ndarray
-    b: np.ndarray
-    z: np.ndarray
+    b: np.ndarray  # sequences of a micro-batch
+    z: np.ndarray  # ZeRO stage
+    # True if ranks of one sequence gather all keys and values instead of exchanging heads.
     gathered: np.ndarray
     v: np.ndarray
     zero_bubble: np.ndarray
-    m: np.ndarray
-    recomputed: np.ndarray
-    selective: np.ndarray
+    m: np.ndarray  # number of micro-batches per replica and step
+    recomputed: np.ndarray  # share of the blocks that are recomputed in the backward pass
+    selective: np.ndarray  # True if all blocks keep their matrix products and recompute the rest
     parameters_offloaded: np.ndarray
     offload: np.ndarray
     offload_async: np.ndarray
     offload_nvme: np.ndarray
     parameters_nvme: np.ndarray
+    # fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after the
+    # forward pass.
     fsdp: np.ndarray
     reshard: np.ndarray
-    groups: np.ndarray
+    groups: np.ndarray  # groups of HSDP that each hold a whole copy of the states; 1 without
+    # True if blocks are compiled: their dispatch is shorter, and the casts of FP8 are fused.
     compiled: np.ndarray
-    fp8: np.ndarray
+    fp8: np.ndarray  # kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without
     activations: np.ndarray
     activations_async: np.ndarray
 
@@ -118,22 +97,23 @@ class Launches:
 
 @dataclass(frozen=True)
 class Layout:
-    """Configurations as arrays.
-
-    Attributes:
-        row: row of each configuration's launch, shape (n,).
-        clock_MHz, limit_W, memory_clock_MHz: live settings, shape (n,); NaN if left to the device
-            or set per stage.
-        stage_clocks_MHz, stage_limits_W: settings per stage, by the configuration's number.
-    """
+    """Configurations as arrays."""
 
     launches: Launches
     row: np.ndarray
+    # clock_MHz, limit_W, memory_clock_MHz: live settings, shape (n,); NaN if left to the device or
+    # set per stage.
     clock_MHz: np.ndarray
     limit_W: np.ndarray
     memory_clock_MHz: np.ndarray
+    # stage_clocks_MHz, stage_limits_W: settings per stage, by the configuration's number.
     stage_clocks_MHz: dict[int, tuple[int, ...]]
     stage_limits_W: dict[int, tuple[int, ...]]
+
+    @property
+    def is_staged(self) -> bool:
+        """True if some configuration has a setting per stage."""
+        return bool(self.stage_clocks_MHz or self.stage_limits_W)
 
 
 def _value(settings: Settings, name: str) -> object:
@@ -141,7 +121,6 @@ def _value(settings: Settings, name: str) -> object:
 
 
 def _recomputed(settings: Settings) -> float:
-    """Return the share of the blocks that a launch recomputes."""
     mode = str(_value(settings, "activation_checkpointing"))
     return 1.0 / int(mode.removeprefix("every_")) if mode.startswith("every_") else mode == "full"
 
@@ -191,14 +170,7 @@ def _read_launches(launches: Sequence[Settings], global_batch: int, compiled: bo
 def read_layout(
     configurations: Sequence[Configuration], global_batch: int, *, compiled: bool = False
 ) -> Layout:
-    """Read configurations into arrays.
-
-    Args:
-        compiled: True if the program compiles its model where no knob says so.
-
-    Raises:
-        InvalidValue: a degree is not an integer.
-    """
+    """Read configurations into arrays; `compiled` if the program compiles where no knob says so."""
     launches: dict[Settings, int] = {}
     row = np.empty(len(configurations), dtype=np.intp)
     lives: dict[Settings, int] = {}
@@ -219,9 +191,6 @@ def layout_of_groups(
 
     Of many configurations this is ten times as fast as `read_layout`, because launches share few
     lists of live settings and no configuration is made.
-
-    Raises:
-        InvalidValue: a degree is not an integer.
     """
     lists: dict[int, np.ndarray] = {}
     lives: dict[Settings, int] = {}

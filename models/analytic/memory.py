@@ -1,9 +1,6 @@
 """Peak memory of the fullest rank, on the device and on its host.
 
-Parameters, gradients and optimizer states as ZeRO or FSDP2 shards them; activations of every
-micro-batch in flight; what one block or the loss holds while it runs; DeepSpeed's buffers; the
-framework's memory without any model. Arrays are of shape (launches, kinds of stage), and the peak
-is the largest sum over the stages.
+Arrays are of shape (launches, kinds of stage); the peak is the largest sum over the stages.
 """
 
 from __future__ import annotations
@@ -45,24 +42,17 @@ FUSED_LOGIT_BYTES = 6.0
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Parts of the memory, bytes; arrays of shape (launches, kinds of stage).
-
-    Attributes:
-        parameters, gradients, optimizer: states of the model on the device.
-        activations: values kept for the backward pass, of all micro-batches in flight.
-        temporary: values of the block that is recomputed or differentiated, and of the loss.
-        communication: communication buckets and the parameters that ZeRO-3 gathers.
-        context: CUDA and NCCL contexts (or the interpreter), allocator overhead.
-        host: memory of one node's host: offloaded states and activations of the node's ranks.
-    """
+    """Parts of the memory, bytes; arrays of shape (launches, kinds of stage)."""
 
     parameters: np.ndarray
     gradients: np.ndarray
     optimizer: np.ndarray
-    activations: np.ndarray
+    activations: np.ndarray  # values kept for the backward pass, of all micro-batches in flight
+    # values of the block that is recomputed or differentiated, and of the loss.
     temporary: np.ndarray
     communication: np.ndarray
     context: np.ndarray
+    # memory of one node's host: offloaded states and activations of the node's ranks.
     host: np.ndarray
 
     @property
@@ -76,8 +66,7 @@ def stage_parameters(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the parameters of one rank of each stage before ZeRO: (all but experts, experts).
 
-    A head that shares its table with the embedding is a copy if it is on another stage. Quantized
-    weights are counted as the elements of the job's precision that they take.
+    Quantized weights are counted as the elements of the job's precision that they take.
     """
     facts, element = setup.facts, setup.element
     t, e = launches.t[:, None], launches.e[:, None]
@@ -91,10 +80,7 @@ def stage_parameters(
 
 
 def trained(setup: Setup, launches: Launches, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
-    """Return what of a stage's parameters has a gradient, as `stage_parameters` does.
-
-    With LoRA they are adapters beside those parameters, which every rank has whole.
-    """
+    """Return what of `stage_parameters` has a gradient; with LoRA adapters, whole on every rank."""
     facts = setup.facts
     plain, experts = stage_parameters(setup, launches, stages)
     if facts.lora is None:
@@ -173,16 +159,12 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
 
 
 def _host_bytes(setup: Setup, column: Launches) -> np.ndarray:
-    """Return the bytes on the host per parameter whose optimizer states are offloaded.
-
-    As in DeepSpeed 0.19.8: Adam's moments, the weights that it updates and their gradients in the
-    same width, and a buffer in the job's precision (of weights in stages 1 and 2, of gradients in
-    stage 3); under accumulation stage 2 keeps the sum there, too (runtime/zero/stage_1_and_2.py:
-    single_partition_of_fp32_groups, param_buffer_of_bit16_for_cpu_offload_groups,
-    accumulated_grads_in_cpu; stage3.py: fp32_partitioned_groups_flat, grad_partitions_flat_buffer).
-    States on a drive, with those gradients, are not in host memory. What CUDA's allocator of pinned
-    memory rounds up to powers of two is not counted.
-    """
+    # As in DeepSpeed 0.19.8: Adam's moments, the weights that it updates and their gradients in the
+    # same width, and a buffer in the job's precision (of weights in stages 1 and 2, of gradients in
+    # stage 3); under accumulation stage 2 keeps the sum there, too
+    # (single_partition_of_fp32_groups, param_buffer_of_bit16_for_cpu_offload_groups and
+    # accumulated_grads_in_cpu in stage_1_and_2.py; fp32_partitioned_groups_flat and
+    # grad_partitions_flat_buffer in stage3.py).
     updated = 2.0 if setup.program.pure_bf16 else 4.0
     held = setup.states.moments + 2 * updated
     summed = np.where((column.z == 2) & (column.m > 1), setup.element, 0.0)
@@ -190,7 +172,6 @@ def _host_bytes(setup: Setup, column: Launches) -> np.ndarray:
 
 
 def _largest_layer(setup: Setup) -> float:
-    """Return the elements of the largest block or table as it is stored."""
     facts = setup.facts
     if facts.lora is None or facts.lora.frozen_bytes is None:
         return facts.largest_layer
@@ -200,7 +181,7 @@ def _largest_layer(setup: Setup) -> float:
 def _states(
     setup: Setup, column: Launches, plain: np.ndarray, experts: np.ndarray
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return ([parameters, gradients, optimizer] before offload, parameters of a rank's Adam)."""
+    # Returns ([parameters, gradients, optimizer] before offload, parameters of a rank's Adam).
     z, replicas = column.z, column.replicas
     expert_replicas = np.maximum(1.0, replicas / column.e)
 
@@ -225,20 +206,15 @@ def _states(
 def _frozen_bytes(
     setup: Setup, column: Launches, plain: np.ndarray, experts: np.ndarray
 ) -> np.ndarray:
-    """Return the bytes of a rank's frozen weights, of which there is one copy, as computed with."""
     whole = setup.element * (plain + experts)
     shards = np.where(column.z == 3, column.replicas, np.where(column.fsdp, column.shards, 1.0))
     return np.asarray(whole / shards)
 
 
 def _norm_bytes(setup: Setup) -> float:
-    """Return the bytes per token that the two norms of a block keep beside their input.
-
-    The RMS norm of transformers (families with a gated MLP) converts its input to fp32 and keeps
-    that and the normalized values, which the gain multiplies; a fused layer norm keeps its input
-    alone. In fp32 nothing is converted. The normalized values are for the gradient of the gain:
-    a frozen one does not keep them.
-    """
+    # Beside their input: the RMS norm of transformers (families with a gated MLP) converts it to
+    # fp32 and keeps that and the normalized values, which are for the gradient of the gain: a
+    # frozen one does not keep them. A fused layer norm keeps its input alone.
     facts, element = setup.facts, setup.element
     if not facts.gated or setup.program.fused_blocks:
         return 0.0
@@ -248,11 +224,8 @@ def _norm_bytes(setup: Setup) -> float:
 
 
 def _products_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
-    """Return the bytes per token that selective checkpointing keeps of a block on one rank.
-
-    They are the outputs of its matrix products and of attention (`KEPT_OPERATORS` of the training
-    program: q, k, v, attention, its projection, the MLP's), and its input.
-    """
+    # What selective checkpointing keeps: the outputs of matrix products and of attention
+    # (`KEPT_OPERATORS` of the training program), and the block's input.
     facts, element, k = setup.facts, setup.element, max(setup.facts.experts_per_token, 1)
     q, kv = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     between = facts.intermediate * k * (2 if facts.gated else 1)
@@ -264,14 +237,10 @@ def _products_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
 
 
 def _in_flight(column: Launches, stages: Stages) -> np.ndarray:
-    """Return the micro-batches whose activations a stage keeps at once.
-
-    Stage i of p keeps p - i under 1F1B. Over v virtual stages it has begun (v - 1) p +
-    2 (p - i - 1) + 1 parts of 1/v each when its first backward pass begins, which on the first
-    stage is 1 + (p - 1) / (p v) times the memory of 1F1B (Korthikanti et al. 2022, arXiv
-    2205.05198, section 4.2.3). Zero bubble fills every stage up to p, the memory of 1F1B's first
-    stage (Qi et al. 2023, arXiv 2401.10241, ZB-H1).
-    """
+    # Stage i of p keeps p - i under 1F1B. Over v virtual stages it has begun (v - 1) p + 2 (p - i -
+    # 1) + 1 parts of 1/v each when its first backward pass begins (Korthikanti et al. 2022, arXiv
+    # 2205.05198, section 4.2.3). Zero bubble fills every stage up to p (Qi et al. 2023, arXiv
+    # 2401.10241, ZB-H1).
     p, v, first = len(stages.kind), column.v, stages.first
     interleaved = ((v - 1) * p + 2 * (p - first - 1) + 1) / v
     plain = np.where(v > 1, interleaved, p - first)
@@ -281,7 +250,7 @@ def _in_flight(column: Launches, stages: Stages) -> np.ndarray:
 def _activations(
     setup: Setup, column: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the bytes of activations (kept, temporary, on the host), of all micro-batches."""
+    # Returns (kept, temporary, on the host).
     facts, element, t = setup.facts, setup.element, column.t
     tokens = column.b * setup.job.sequence_length / column.u
     block = tokens * (activation_bytes_per_token(setup, t) + _norm_bytes(setup))

@@ -1,29 +1,23 @@
 """Step time, power and memory of any configuration, from first principles and data sheets.
 
-A step is arithmetic (which the SM clock scales), memory traffic, dispatch, collectives over the
-links they cross, the pipeline's bubble and offload traffic (none of which the clock scales). Energy
-is the power of each part while it is busy, above the idle power of a device. The figures are only a
-prior: the surrogates fit its scale to measurements and learn the rest
-(`tuner.models.surrogate.surrogates`), and `benchmarks.published` prints its errors against
-published measurements. All candidates are computed at once with NumPy; the parts are in
-`tuner.models.analytic.step`, `tuner.models.analytic.compute`, `tuner.models.analytic.collectives`,
-`tuner.models.analytic.memory` and `tuner.models.analytic.power`, the constants in
-`tuner.models.analytic.constants`.
+Energy is the power of each part while it is busy, above the idle power of a device. The figures are
+only a prior: the surrogates fit its scale to measurements and learn the rest, and
+`benchmarks.published` prints its errors against published measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from tuner.models.analytic.breakdown import Breakdown, break_down
+from tuner.models.analytic.breakdown import Breakdown, largest_first, time_parts
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.layout import Launches, Layout, layout_of_groups, read_layout
-from tuner.models.analytic.memory import memory_parts
-from tuner.models.analytic.power import Busy, PowerModel, capped_clock
+from tuner.models.analytic.memory import DEVICE_PARTS, memory_parts
+from tuner.models.analytic.power import BISECTIONS, LOWEST_CLOCK, Busy, PowerModel
 from tuner.models.analytic.setup import Setup
 from tuner.models.analytic.stages import Stages, cut
 from tuner.models.analytic.step import StepParts, step_parts
@@ -35,20 +29,15 @@ from tuner.search_spaces.program import Program
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted figures of configurations; arrays of one figure per configuration.
-
-    Attributes:
-        power_W: average power of the whole job, watts.
-        memory_bytes: peak of the fullest rank's device, bytes.
-        host_memory_bytes: peak that the job's ranks use on one node's host, bytes; empty if the
-            prior does not predict it.
-        clock_MHz: mean clock of the devices after any limit; empty if not predicted.
-    """
+    """Predicted figures of configurations; arrays of one figure per configuration."""
 
     step_time_s: np.ndarray
     power_W: np.ndarray
     memory_bytes: np.ndarray
+    # peak that the job's ranks use on one node's host, bytes; empty if the prior does not predict
+    # it.
     host_memory_bytes: np.ndarray = field(default_factory=lambda: np.empty(0))
+    # mean clock of the devices after any limit; empty if not predicted.
     clock_MHz: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
@@ -77,8 +66,6 @@ class Correctable(Prior, Protocol):
 
 @dataclass(frozen=True)
 class _Group:
-    """Configurations whose pipelines have the same stages; one row per member."""
-
     members: np.ndarray  # numbers of the configurations
     launches: Launches
     stages: Stages
@@ -132,19 +119,11 @@ class AnalyticModel:
         )
 
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
-        """Return step time, power and memory; arrays of shape (len(configurations),).
-
-        Raises:
-            InvalidValue: a degree is not an integer.
-        """
+        """Return step time, power and memory; arrays of shape (len(configurations),)."""
         return self._predict(self._layout_of(configurations))
 
     def predict_groups(self, groups: Sequence[tuple[Settings, tuple[Settings, ...]]]) -> Prediction:
-        """Return the figures of launches with their live settings, one group after the other.
-
-        Raises:
-            InvalidValue: a degree is not an integer.
-        """
+        """Return the figures of launches with their live settings, one group after the other."""
         batch, compiled = self.job.global_batch, self.job.compiled
         return self._predict(layout_of_groups(groups, batch, compiled=compiled))
 
@@ -171,30 +150,27 @@ class AnalyticModel:
         return self._memory(layout.launches)[0][layout.row]
 
     def breakdown(self, configuration: Configuration) -> Breakdown:
-        """Return the parts of one configuration's time, energy and memory.
-
-        Raises:
-            InvalidValue: a degree is not an integer.
-        """
+        """Return the parts of one configuration's time, energy and memory."""
         layout = self._layout_of([configuration])
         (group,) = self._groups(layout)
         clocks, slot, step = self._run(group)
-        return break_down(
-            parts=group.parts,
-            stages=group.stages,
-            constants=self.constants,
-            clocks=clocks,
-            slot=slot,
+        joules = self._joules(group, clocks, slot, step)
+        memory = memory_parts(
+            self.setup, layout.launches, self._stages(float(layout.launches.p[0]))
+        )
+        time = time_parts(group.parts, self.constants, clocks, slot)
+        time["pipeline bubble"] = max(0.0, float(step[0]) - sum(time.values()))
+        fullest = int(memory.device[0].argmax())
+        clock = float(clocks[0] @ group.stages.count / group.stages.count.sum())
+        return Breakdown(
             step_time_s=float(step[0]),
-            joules={
-                name: float(value[0])
-                for name, value in self._joules(group, clocks, slot, step).items()
-            },
-            memory=memory_parts(
-                self.setup, layout.launches, self._stages(float(layout.launches.p[0]))
-            ),
-            clock_MHz=float(clocks[0] @ group.stages.count / group.stages.count.sum())
-            * self._top_MHz,
+            energy_J=sum(float(value[0]) for value in joules.values()),
+            memory_bytes=float(memory.device[0, fullest]),
+            host_memory_bytes=float(memory.host[0].max()),
+            clock_MHz=clock * self._top_MHz,
+            time_s=largest_first(time),
+            joules=largest_first({name: float(value[0]) for name, value in joules.items()}),
+            memory=largest_first({n: float(getattr(memory, n)[0, fullest]) for n in DEVICE_PARTS}),
         )
 
     def _layout_of(self, configurations: Sequence[Configuration]) -> Layout:
@@ -233,11 +209,8 @@ class AnalyticModel:
                 )
 
     def _memory_rate(self, clock_MHz: np.ndarray) -> np.ndarray:
-        """Return memory clocks as shares of the one of the stated bandwidth, shape (n, 1).
-
-        Memory bandwidth is proportional to its clock. A device whose file does not state that clock
-        is assumed to run at it always, and the surrogates learn the difference.
-        """
+        # Bandwidth is proportional to the memory's clock. A device whose file does not state that
+        # clock is assumed to run at it always, and the surrogates learn the difference.
         stated = self.cluster.device.memory_clock_MHz
         if not stated:
             return np.ones((len(clock_MHz), 1))
@@ -246,45 +219,48 @@ class AnalyticModel:
     def _settings(
         self, layout: Layout, members: np.ndarray, kinds: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return clocks (shares of the highest) and limits of each kind of stage."""
         device = self.cluster.device
         clock = np.repeat(layout.clock_MHz[members][:, None] / self._top_MHz, kinds, axis=1)
         limit = np.repeat(layout.limit_W[members][:, None], kinds, axis=1)
-        for i, member in enumerate(members) if layout.stage_clocks_MHz else ():
-            if int(member) in layout.stage_clocks_MHz:
-                clock[i] = np.array(layout.stage_clocks_MHz[int(member)]) / self._top_MHz
-        for i, member in enumerate(members) if layout.stage_limits_W else ():
-            if int(member) in layout.stage_limits_W:
-                limit[i] = layout.stage_limits_W[int(member)]
+        for i, member in enumerate(map(int, members)) if layout.is_staged else ():
+            if member in layout.stage_clocks_MHz:
+                clock[i] = np.array(layout.stage_clocks_MHz[member]) / self._top_MHz
+            if member in layout.stage_limits_W:
+                limit[i] = layout.stage_limits_W[member]
         clock = np.where(np.isnan(clock), self._default, clock)
         # Devices that share a limit are taken to share it equally.
         limit = limit / device.devices_per_limit
         return clock, np.where(np.isnan(limit), device.max_W, limit)
 
     def _run(self, group: _Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return clocks after the limit, slots at them (members, kinds), and steps (members,)."""
-        parts, constants = group.parts, self.constants
+        # Returns clocks after the limit, slots at them (members, kinds), and steps (members,).
+        clock = self._capped(group)
+        slot = group.parts.slot_s(clock, self.constants)
+        return clock, slot, group.parts.step_s(slot, group.stages, self.constants)
 
-        def power_of(flat: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-            row, kind = np.divmod(flat, group.clock.shape[1])
-            here = _flat(parts, row, kind)
-            busy = _busy_slot(here)
+    def _slot_W(self, parts: StepParts, clock: np.ndarray) -> np.ndarray:
+        slot = parts.slot_s(clock, self.constants)
+        return self.power.watts(_busy_slot(parts), clock, np.maximum(slot, 1e-12))
 
-            def watts(clock: np.ndarray) -> np.ndarray:
-                # A limit acts within milliseconds, so it applies to a slot's power, not a step's.
-                slot = here.slot_s(clock, constants)
-                return self.power.watts(busy, clock, np.maximum(slot, 1e-12))
-
-            return watts
-
-        clock = capped_clock(power_of, group.clock, group.limit_W)
-        slot = parts.slot_s(clock, constants)
-        return clock, slot, parts.step_s(slot, group.stages, constants)
+    def _capped(self, group: _Group) -> np.ndarray:
+        # A limit acts within milliseconds, so it applies to a slot's power, not a step's. It lowers
+        # a clock to `LOWEST_CLOCK` at most, at which a device may exceed its limit.
+        over = self._slot_W(group.parts, group.clock) > group.limit_W
+        rows = np.flatnonzero(over.any(axis=1))
+        parts, limit_W = group.parts[rows], group.limit_W[rows]
+        high = group.clock[rows]
+        low = np.full_like(high, LOWEST_CLOCK)
+        for _ in range(BISECTIONS if len(rows) else 0):
+            middle = 0.5 * (low + high)
+            above = self._slot_W(parts, middle) > limit_W
+            high, low = np.where(above, middle, high), np.where(above, low, middle)
+        clock = group.clock.copy()
+        clock[rows] = np.where(over[rows], low, clock[rows])
+        return clock
 
     def _joules(
         self, group: _Group, clock: np.ndarray, slot: np.ndarray, step: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return the joules of the whole job in one step, by part; each of shape (members,)."""
         parts, cluster = group.parts, self.cluster
         busy_slot = _busy_slot(parts)
         busy = Busy(
@@ -317,7 +293,6 @@ class AnalyticModel:
         return joules
 
     def _memory(self, launches: Launches) -> tuple[np.ndarray, np.ndarray]:
-        """Return the peak bytes on the device and on one host, one per launch."""
         device, host = np.empty(len(launches)), np.empty(len(launches))
         for p in np.unique(launches.p):
             rows = np.flatnonzero(launches.p == p)
@@ -326,17 +301,7 @@ class AnalyticModel:
         return device, host
 
 
-def _flat(parts: StepParts, row: np.ndarray, kind: np.ndarray) -> StepParts:
-    """Return single (row, kind) entries of the parts, as flat arrays."""
-    values = []
-    for each in fields(parts):
-        array = getattr(parts, each.name)
-        values.append(array[row, 0] if array.shape[1] == 1 else array[row, kind])
-    return StepParts(*values)
-
-
 def _busy_slot(parts: StepParts) -> Busy:
-    """Return the busy seconds of a micro-batch on a device."""
     return Busy(
         arithmetic_s=parts.arithmetic,
         memory_s=parts.operands + parts.stream,

@@ -1,11 +1,10 @@
 """Joint errors of predictions, and the probes that would reduce them most.
 
-The models' error has a part that all configurations of a job share and a part of each one's own
-(`tuner.models.analytic.known_error`). The own part is taken as a sum over the launch knobs: each
-value of each knob that varies has an error of its own, all of one size, so that configurations that
-differ in one knob err almost alike. To that a clock or power limit adds an error that grows with
-the distance from the highest one, up to the size of the own part at the lowest. All errors are
-normal and independent, so what a probe tells about the others is linear regression.
+The part of the error that is a configuration's own (`tuner.models.analytic.known_error`) is taken
+as a sum over the launch knobs: each value of each knob that varies has an error of its own, all of
+one size. To that a clock or power limit adds an error that grows with the distance from the highest
+one. All errors are normal and independent, so what a probe tells of the others is linear
+regression.
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ NORMAL_MEDIAN = 0.674
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviations (log) of the shared and the own part of the error.
-
-    Attributes:
-        shared: of what all configurations share.
-        own: of a configuration's own part at the highest clock.
-    """
+    """Standard deviations (log) of the shared and the own part of the error."""
 
     shared: float
     own: float
@@ -87,10 +81,7 @@ class ModelError:
         return np.asarray(np.sqrt(spread.shared**2 + own))
 
     def ratio_sd(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the standard deviations of log time and log energy over those of one row, (n,).
-
-        What all configurations share cancels in a ratio.
-        """
+        """Return the standard deviations of log time and log energy over those of one row, (n,)."""
         own = np.sqrt(((self._own - self._own[row]) ** 2).sum(axis=1))
         return self.time.own * own, math.hypot(self.time.own, self.power.own) * own
 
@@ -104,17 +95,13 @@ class ModelError:
         return np.asarray(spread.shared * rng.standard_normal((draws, 1)) + spread.own * own)
 
     def energy_features(self) -> np.ndarray:
-        """Return features whose weights are standard normal, and whose sum is the energy's error.
-
-        Shape (n, features); the shared part is one of them.
-        """
+        """Return features (n, k) with standard normal weights; their sum is the energy's error."""
         shared = math.hypot(self.time.shared, self.power.shared)
         own = math.hypot(self.time.own, self.power.own)
         return np.hstack([np.full((len(self._own), 1), shared), own * self._own])
 
 
 def _features(configurations: Sequence[Configuration]) -> np.ndarray:
-    """Return what each value of each varying launch knob, and each live knob, weighs, (n, k)."""
     if not configurations:
         return np.empty((0, 0))
     names = sorted({name for c in configurations for name in c.launch})
@@ -133,7 +120,6 @@ def _features(configurations: Sequence[Configuration]) -> np.ndarray:
 
 
 def _depth(configurations: Sequence[Configuration], name: str) -> np.ndarray:
-    """Return how far down each setting of a live knob is: 0 at the highest or none, 1 lowest."""
     means = []
     for configuration in configurations:
         value = configuration.live.get(name)
@@ -150,12 +136,7 @@ def _depth(configurations: Sequence[Configuration], name: str) -> np.ndarray:
 def most_informative(features: np.ndarray, weight: np.ndarray, first: int, count: int) -> list[int]:
     """Return the probes, one after the other, that reduce the weighted variance most.
 
-    Greedy design for linear regression: each next probe is the one whose measurement leaves the
-    least sum of `weight` times the variance of each configuration's error.
-
-    Args:
-        features: of each configuration, with standard normal weights, (n, k).
-        weight: of each configuration, not negative, (n,).
+    Greedy design for linear regression on `features` (n, k) with standard normal weights.
     """
     covariance = np.eye(features.shape[1])
     wanted = features[weight > 0]

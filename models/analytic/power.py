@@ -1,15 +1,13 @@
 """Power of a device: idle, clock- and voltage-dependent compute, memory and links.
 
-Arithmetic costs V(f)^2 f while it runs, so a fixed amount of it costs energy as V(f)^2: flat up to
-the knee, rising above it. Memory and links draw power while they move data, at any SM clock. While
-a device waits for others, in a collective or in the pipeline's bubble, the kernels of the
-communication library spin, which costs V(f)^2 f as well. A device whose power would exceed its
-limit lowers its clock until it fits, and the step runs at that clock.
+Arithmetic costs V(f)^2 f while it runs, so a fixed amount of it costs energy as V(f)^2. Memory and
+links draw power while they move data, at any SM clock. While a device waits for others, the kernels
+of the communication library spin, which costs V(f)^2 f as well. A device whose power would exceed
+its limit lowers its clock until it fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,18 +22,13 @@ LOWEST_CLOCK, BISECTIONS = 0.1, 14
 
 @dataclass(frozen=True)
 class Busy:
-    """Seconds of a span in which each part of a device is busy; arrays of one shape.
+    """Seconds of a span in which each part of a device is busy; arrays of one shape."""
 
-    Attributes:
-        arithmetic_s: full-rate arithmetic, counted at the highest clock.
-        wait_s: waiting for other devices, by kernels that spin.
-    """
-
-    arithmetic_s: np.ndarray
+    arithmetic_s: np.ndarray  # full-rate arithmetic, counted at the highest clock
     memory_s: np.ndarray
     link_s: np.ndarray
     host_link_s: np.ndarray
-    wait_s: np.ndarray
+    wait_s: np.ndarray  # waiting for other devices, by kernels that spin
 
 
 class PowerModel:
@@ -70,30 +63,3 @@ class PowerModel:
     def watts(self, busy: Busy, clock: np.ndarray, span_s: np.ndarray) -> np.ndarray:
         """Return the average watts of one device over a span."""
         return np.asarray(sum(self.energies_J(busy, clock, span_s).values()) / span_s)
-
-
-def capped_clock(
-    power_of: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]],
-    clock: np.ndarray,
-    limit_W: np.ndarray,
-) -> np.ndarray:
-    """Return the clock under a limit as a share of the highest, by bisection if the limit binds.
-
-    It is `LOWEST_CLOCK` at least, at which a device may exceed its limit.
-
-    Args:
-        power_of: returns, for flat indices, the function from their clocks to their watts.
-        clock: the clocks to limit, any shape.
-        limit_W: the limits, same shape.
-    """
-    flat, limit = clock.ravel().copy(), limit_W.ravel()
-    every = np.arange(flat.size)
-    over = every[power_of(every)(flat) > limit]
-    if len(over):
-        low, high, watts = np.full(len(over), LOWEST_CLOCK), flat[over], power_of(over)
-        for _ in range(BISECTIONS):
-            middle = 0.5 * (low + high)
-            above = watts(middle) > limit[over]
-            high, low = np.where(above, middle, high), np.where(above, low, middle)
-        flat[over] = low
-    return flat.reshape(clock.shape)

@@ -21,30 +21,21 @@ TF32_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Setup:
-    """Job on a cluster.
-
-    Attributes:
-        peak_flops: peak of the job's precision on one device, FLOP/s.
-        element: bytes of an activation, a gradient or a communicated parameter.
-    """
+    """Job on a cluster."""
 
     job: TrainingJob
     facts: ModelFacts
     cluster: Cluster
     constants: Constants
-    peak_flops: float
-    element: float
+    peak_flops: float  # peak of the job's precision on one device, FLOP/s
+    element: float  # bytes of an activation, a gradient or a communicated parameter
     program: Program
 
     @classmethod
     def of(
         cls, job: TrainingJob, cluster: Cluster, constants: Constants, program: Program
     ) -> Setup:
-        """Return the setup of a job on a cluster.
-
-        Raises:
-            InputError: the job's model lacks a size.
-        """
+        """Return the setup of a job on a cluster."""
         fp32 = job.precision == "fp32"
         # PyTorch multiplies fp32 matrices without tensor cores unless the program allows TF32
         # (torch.backends.cuda.matmul.allow_tf32 is False by default), and the training program does

@@ -16,21 +16,15 @@ from tuner.search_spaces.errors import InputError
 
 @dataclass(frozen=True)
 class Stages:
-    """Kinds of stage; arrays of shape (kinds,).
-
-    Attributes:
-        embeds, heads: 1 if the stage holds the embedding, or makes the logits; else 0.
-        count: number of stages of the kind.
-        first: number of the kind's first stage; under 1F1B it keeps the most micro-batches.
-        kind: each stage's kind, shape (stages,).
-    """
+    """Kinds of stage; arrays of shape (kinds,)."""
 
     blocks: np.ndarray
     embeds: np.ndarray
     heads: np.ndarray
     count: np.ndarray
+    # number of the kind's first stage; under 1F1B it keeps the most micro-batches.
     first: np.ndarray
-    kind: np.ndarray
+    kind: np.ndarray  # each stage's kind, shape (stages,)
 
     def each(self) -> Stages:
         """Return these stages, each as its own kind (each may run at its own clock)."""
@@ -50,9 +44,6 @@ def cut(layers: int, stages: int, given: Sequence[int] | None = None) -> Stages:
 
     The embedding and the head count as a block each, all stages get the same number, and the
     remainder goes to the last ones, as partitions by parameters do.
-
-    Raises:
-        InputError: `given` does not name every stage or does not sum to `layers`.
     """
     if given is not None:
         if len(given) != stages or sum(given) != layers:

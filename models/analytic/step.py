@@ -1,10 +1,7 @@
 """Parts of one optimizer step: per micro-batch of each kind of stage, and once per step.
 
-`StepParts` holds everything that does not depend on the clock; `slot_s` and `step_s` add the clock.
 A micro-batch's slot is arithmetic (which the SM clock scales), memory traffic, the host's dispatch,
-collectives inside the layers and the transfer to the next stage (which it does not). A 1F1B
-pipeline takes (m - 1) slots of its slowest stage and one of every stage; interleaved and
-zero-bubble schedules have a share of its idle time.
+collectives inside the layers and the transfer to the next stage (which it does not).
 """
 
 from __future__ import annotations
@@ -37,43 +34,36 @@ HOST_MEMORY_BPS = 3e11
 
 @dataclass(frozen=True)
 class StepParts:
-    """Everything of a step but the clock, seconds; arrays of shape (launches, kinds of stage).
-
-    Attributes:
-        arithmetic, operands, stream, dispatch: terms of a micro-batch, over all its passes.
-        tensor, sequence, experts, transfer: collectives of a micro-batch: tensor-parallel
-            reductions, Ulysses' and experts' all-to-all, and the transfer to the next stage.
-        host_now, host_behind: transfer of a micro-batch's activations to the host and back, exposed
-            or hidden behind the rest of its slot.
-        sync, sync_share: collectives of gradients and ZeRO in a step, and the number of slots of
-            compute that they can hide behind.
-        offload, offload_behind: gradients to the host, its optimizer, parameters back: the exposed
-            part, and the part that hides behind compute if there is enough.
-        host_update: seconds of a step in which the host optimizer runs (it draws power).
-        m: number of micro-batches, shape (launches, 1).
-        bubble: the schedule's idle time as a share of that of 1F1B, shape (launches, 1).
-        memory_rate: the memory's clock as a share of the one its bandwidth is stated for, shape
-            (launches, 1); power is drawn by the traffic, which it does not change.
-    """
+    """Everything of a step but the clock, seconds; arrays of shape (launches, kinds of stage)."""
 
     arithmetic: np.ndarray
     operands: np.ndarray
     stream: np.ndarray
     dispatch: np.ndarray
+    # tensor, sequence, experts, transfer: collectives of a micro-batch: tensor-parallel reductions,
+    # Ulysses' and experts' all-to-all, and the transfer to the next stage.
     tensor: np.ndarray
     sequence: np.ndarray
     experts: np.ndarray
     transfer: np.ndarray
+    # host_now, host_behind: transfer of a micro-batch's activations to the host and back, exposed
+    # or hidden behind the rest of its slot.
     host_now: np.ndarray
     host_behind: np.ndarray
+    # sync, sync_share: collectives of gradients and ZeRO in a step, and the number of slots of
+    # compute that they can hide behind.
     sync: np.ndarray
     sync_share: np.ndarray
     update: np.ndarray
+    # offload, offload_behind: gradients to the host, its optimizer, parameters back: the exposed
+    # part, and the part that hides behind compute if there is enough.
     offload: np.ndarray
     offload_behind: np.ndarray
     host_update: np.ndarray
-    m: np.ndarray
-    bubble: np.ndarray
+    m: np.ndarray  # number of micro-batches, shape (launches, 1)
+    bubble: np.ndarray  # the schedule's idle time as a share of that of 1F1B, shape (launches, 1)
+    # the memory's clock as a share of the one its bandwidth is stated for, shape (launches, 1);
+    # power is drawn by the traffic, which it does not change.
     memory_rate: np.ndarray
 
     def __getitem__(self, rows: Any) -> StepParts:
@@ -134,11 +124,7 @@ class StepParts:
         return np.asarray(pipeline + once.max(axis=1) + constants.step_s)
 
     def waiting_s(self, slot: np.ndarray, step: np.ndarray, constants: Constants) -> np.ndarray:
-        """Return the seconds of a step in which a device waits for others, shape of `slot`.
-
-        It is what the device's own work leaves of the step: collectives that nothing hides, and the
-        pipeline's bubble. Kernels of NCCL spin in both.
-        """
+        """Return the seconds of a step in which a device waits for others, shape of `slot`."""
         hidden = np.minimum(self.sync, self.sync_share * slot)
         own = (
             self.m * (slot - self.links)
@@ -210,14 +196,11 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
 
 
 def _bubble(column: Launches) -> np.ndarray:
-    """Return the idle time of the pipeline's schedule as a share of that of 1F1B.
-
-    Interleaving over v virtual stages leaves 1/v: (p - 1) / (v m) of the step (Narayanan et al.
-    2021, arXiv 2104.04473, section 2.2). With the gradients of weights computed apart, a stage
-    waits for (p - 1) (F + B - W) instead of (p - 1) (F + B + W) (Qi et al. 2023, arXiv 2401.10241,
-    table 1, ZB-H1), where forward F, gradients of inputs B and of weights W take the same time
-    (their section 2) and recomputation adds a forward pass to B.
-    """
+    # Interleaving over v virtual stages leaves 1/v: (p - 1) / (v m) of the step (Narayanan et al.
+    # 2021, arXiv 2104.04473, section 2.2). With the gradients of weights computed apart, a stage
+    # waits for (p - 1) (F + B - W) instead of (p - 1) (F + B + W) (Qi et al. 2023, arXiv
+    # 2401.10241, table 1, ZB-H1), where forward F, gradients of inputs B and of weights W take the
+    # same time and recomputation adds a forward pass to B.
     passes = 3.0 + column.recomputed
     apart = np.where(column.zero_bubble, (passes - 2.0) / passes, 1.0)
     return np.asarray(apart / column.v)
@@ -226,10 +209,8 @@ def _bubble(column: Launches) -> np.ndarray:
 def _collectives(
     setup: Setup, column: Launches, stages: Stages, activation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the seconds of a micro-batch's collectives: (tensor, sequence, experts, transfer).
-
-    `activation` is the bytes of a micro-batch's activation between blocks, per rank.
-    """
+    # Returns (tensor, sequence, experts, transfer); `activation` is the bytes between blocks, per
+    # rank.
     facts, cluster, constants = setup.facts, setup.cluster, setup.constants
     d, t, u, e = column.d, column.t, column.u, column.e
     tokens = column.b * setup.job.sequence_length / u
@@ -280,13 +261,10 @@ def _collectives(
 
 
 def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
-    """Return the seconds of data parallelism's and ZeRO's collectives in a step.
-
-    Stages 0 and 1 reduce once per step (and stage 1 gathers the updated parameters); stage 2
-    reduces every micro-batch and gathers once; stage 3 gathers (`_gathers`) and reduces, every
-    micro-batch (DeepSpeed's engine refuses no_sync for stages 2 and 3). Parameters on the host are
-    transferred for each gather.
-    """
+    # Stages 0 and 1 reduce once per step (and stage 1 gathers the updated parameters); stage 2
+    # reduces every micro-batch and gathers once; stage 3 gathers and reduces every micro-batch
+    # (DeepSpeed's engine refuses no_sync for stages 2 and 3). Parameters on the host are
+    # transferred for each gather.
     cluster, constants, element = setup.cluster, setup.constants, setup.element
     column = launches[:, None]
     facts, host_link = setup.facts, setup.host_link_Bps
@@ -334,12 +312,9 @@ def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
 
 
 def _gathers(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray) -> np.ndarray:
-    """Return how often ZeRO-3 gathers a rank's parameters in a micro-batch, forward and backward.
-
-    Each is gathered for the forward pass, and again for the backward pass unless it is among the
-    last `LIVE_PARAMETERS` of the forward pass. Recomputation shares its gather with the backward
-    pass of its block, but for what exceeds `LIVE_PARAMETERS` of that block.
-    """
+    # Each parameter is gathered for the forward pass, and again for the backward pass unless it is
+    # among the last `LIVE_PARAMETERS` of the forward pass. Recomputation shares its gather with the
+    # backward pass of its block, but for what exceeds `LIVE_PARAMETERS` of that block.
     facts = setup.facts
     plain = facts.block_elements(setup.element) - facts.expert_parameters
     block = (plain + facts.expert_parameters / column.e) / facts.layers / column.t
@@ -349,7 +324,6 @@ def _gathers(setup: Setup, column: Launches, stages: Stages, parameters: np.ndar
 
 
 def _sync_share(constants: Constants, column: Launches) -> np.ndarray:
-    """Return the number of slots of compute that the collectives of a step can hide behind."""
     last_backward = constants.reduce_overlap * 2 / 3
     return np.select(
         [column.fsdp, column.z <= 1, column.z == 2],
@@ -365,7 +339,7 @@ def _sync_share(constants: Constants, column: Launches) -> np.ndarray:
 def _optimizer(
     setup: Setup, launches: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the seconds of a step: (exposed offload, hideable offload, host update, update)."""
+    # Returns (exposed offload, hideable offload, host update, update).
     cluster, constants = setup.cluster, setup.constants
     column = launches[:, None]
     plain, experts = trained(setup, launches, stages)
@@ -401,15 +375,10 @@ def _optimizer(
 
 
 def _gradient_bytes(setup: Setup, column: Launches) -> np.ndarray:
-    """Return the bytes per parameter that gradients cross the link to the host in a step.
-
-    As in DeepSpeed 0.19.8. In all stages the sum crosses once in fp32. Under accumulation, stage 2
-    stores each micro-batch's sum on the host and loads it again for the next one
-    (`async_accumulate_grad_in_cpu_via_gpu` in runtime/zero/stage_1_and_2.py), 2 m - 1 times; stage
-    1, which reduces once a step, loads and stores it once. Stage 3 keeps its sum on the host and
-    crosses twice a micro-batch, with accumulation or without (`partition_grads` in
-    runtime/zero/stage3.py).
-    """
+    # As in DeepSpeed 0.19.8. The sum crosses once in fp32. Under accumulation, stage 2 stores each
+    # micro-batch's sum on the host and loads it again for the next one
+    # (`async_accumulate_grad_in_cpu_via_gpu` in stage_1_and_2.py), 2 m - 1 times; stage 1 loads and
+    # stores it once. Stage 3 crosses twice a micro-batch (`partition_grads` in stage3.py).
     crossed = np.select(
         [column.z == 3, column.m <= 1, column.z == 2],
         [2 * column.m, np.zeros_like(column.m), 2 * column.m - 1],

@@ -16,13 +16,7 @@ from tuner.models.surrogate.kernel import AdditiveKernel
 
 
 def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
-    """Return draws of N(mean, covariance), shape (draws, m).
-
-    Args:
-        mean: (m,).
-        covariance: (m, m).
-        normals: standard normal draws, shape (draws, at least m).
-    """
+    """Return draws of N(mean, covariance), (draws, m), from standard normal ones."""
     jitter = 1e-10 + 1e-9 * float(covariance.diagonal().max(initial=0.0))
     try:
         # Not by eigenvectors: of equal eigenvalues they are any, as the last bits have it.
@@ -51,7 +45,6 @@ class ConditionedProcess:
         raise NotImplementedError
 
     def _covariance(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
-        """Of offset + f, without noise."""
         return self._kernel(a, b) + self._offset2
 
     @property
@@ -72,7 +65,6 @@ class ConditionedProcess:
         self._weigh()
 
     def _append(self, x: np.ndarray, variance: np.ndarray) -> None:
-        """Extend the Cholesky factor, and what is watched, by these rows (a block at once)."""
         if not len(x):
             return
         n, k = len(self._rows), len(x)
@@ -96,7 +88,6 @@ class ConditionedProcess:
         self._lower, self._rows = lower, np.vstack([self._rows, x])
 
     def _weigh(self) -> None:
-        """Return L^-1 (y - centre); believed rows are at their mean, so their weight is zero."""
         n = self._data_rows
         lower = self._lower[:n, :n]
         self._weights = np.zeros(len(self._rows))
@@ -113,7 +104,6 @@ class ConditionedProcess:
         self._weights = np.append(self._weights, np.zeros(len(x)))
 
     def _forget(self) -> None:
-        """Take out what was only believed."""
         self._truncate(self._data_rows)
 
     def _truncate(self, n: int) -> None:
@@ -153,8 +143,7 @@ class ConditionedProcess:
         return np.asarray(self._centre + self._covariance(x, self._rows[:n]) @ dual)
 
     def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Return joint draws of offset + f at rows `x`, shape (draws, m), made of standard normal
-        ones, shape (draws, at least m)."""
+        """Return joint draws of offset + f at rows `x`, (draws, m), from standard normal ones."""
         return draw_normal(*self.joint(x), normals)
 
     def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,11 +1,9 @@
 """Configurations as numbers: the feature columns of the surrogates.
 
-Each knob that varies over the candidates becomes one or more columns in [0, 1]: degrees by their
-logarithm, clocks and watts linearly, categories one-hot. The scale of a knob of a recorded table
-follows from its values. A live knob that is left to the device has its highest value, and a column
-of its own marks it. An analytic prior adds its log time and log power as two columns; its live part
-(the prediction over the mean of the launch) and measurements made elsewhere are means to choose
-from, without a column.
+Each knob that varies over the candidates becomes one or more columns in [0, 1]. A live knob that is
+left to the device has its highest value, and a column of its own marks it. An analytic prior adds
+its log time and log power as two columns; its live part (the prediction over the mean of the
+launch) is a mean to choose from, without a column.
 """
 
 from __future__ import annotations
@@ -45,10 +43,7 @@ def knob_names(configurations: Iterable[Configuration]) -> tuple[list[str], list
 
 
 def varying_knobs(configurations: Sequence[Configuration]) -> list[str]:
-    """Return the knobs with more than one value: launch knobs first, each half by name.
-
-    The mark of a launch that learns something else follows from other knobs, and is none.
-    """
+    """Return the knobs with more than one value: launch knobs first, each half by name."""
     launch, live = knob_names(configurations)
     names = (name for name in launch + live if name != CHANGED)
     return [name for name in names if len({c.get(name) for c in configurations}) > 1]
@@ -59,7 +54,6 @@ def _number(value: object) -> bool:
 
 
 def _numbers(level: object) -> bool:
-    """Return True for a tuple of one number per stage."""
     return isinstance(level, tuple) and bool(level) and all(map(_number, level))
 
 
@@ -68,7 +62,7 @@ def _mean(level: Value) -> float:
 
 
 def _numeric_column(levels: Sequence[Value], *, log: bool) -> _Column:
-    """Scale to [0, 1]; values per stage have one column for each stage of the longest tuple."""
+    # Values per stage have one column for each stage of the longest tuple.
     width = max((len(level) for level in levels if isinstance(level, tuple)), default=1)
 
     def spread(value: Value) -> list[float]:
@@ -95,7 +89,7 @@ def _missing_column(values: Sequence[Value | None]) -> np.ndarray:
 
 
 def _one_hot_column(levels: Sequence[Value]) -> _Column:
-    """Return a column per level, or one for two levels. An unknown level is all zeros."""
+    # A column per level, or one for two levels. An unknown level is all zeros.
     place = {level: i for i, level in enumerate(levels)}
     eye = np.vstack([np.eye(len(levels)), np.zeros(len(levels))])
     if len(levels) == 2:
@@ -110,7 +104,6 @@ def _one_hot_column(levels: Sequence[Value]) -> _Column:
 def _columns_of(
     values: Sequence[Value | None], scale: Literal["log2", "linear", "category"] | None
 ) -> list[_Column]:
-    """Return the columns of one knob: its values over the candidates, its scale if known."""
     levels = list(dict.fromkeys(value for value in values if value is not None))
     missing = len(levels) < len(set(values))
     numeric = all(_number(level) or _numbers(level) for level in levels)
@@ -133,10 +126,7 @@ class FeatureMap:
     """Map from configurations to rows of numbers, all columns in [0, 1] over the candidates.
 
     Args:
-        candidates: the candidates; they set the levels and ranges, and knobs that are constant over
-            them are dropped.
-        prior: the analytic model; adds its log step time and log power as columns, and its live
-            part to the priors of `prior_log`.
+        candidates: they set the levels and ranges; knobs that are constant over them are dropped.
         learns_program: let `correct` correct the model. It is for the search: answers keep the mean
             that no measurement moved. One that saw the windows leaves residuals too small to learn
             from: of opt-350m's held-out step times on a simulated cluster 49 % lay in their 90 %
@@ -205,11 +195,8 @@ class FeatureMap:
         return int(self._prior_log.shape[1]) // 2
 
     def _add_live_part(self, configurations: Sequence[Configuration]) -> None:
-        """Add the model without its launches' levels as a prior, if a live knob changes anything.
-
-        A model that misjudges the launches may still be right about how the live settings bend
-        step time and power within each: a discrepancy of the launches alone.
-        """
+        # A model that misjudges the launches may still be right about how the live settings bend
+        # step time and power within each: a discrepancy of the launches alone.
         levels = self._levels_of(configurations, self._prior_log)
         centred = [self._prior_log[i, -2:] - levels[c.launch] for i, c in enumerate(configurations)]
         if np.ptp(centred, axis=0).max() > 1e-9:
@@ -220,7 +207,6 @@ class FeatureMap:
     def _levels_of(
         configurations: Sequence[Configuration], log: np.ndarray
     ) -> dict[Settings, np.ndarray]:
-        """Return the mean of the last prior's logs over each launch."""
         launches = dict.fromkeys(c.launch for c in configurations)
         places = {launch: i for i, launch in enumerate(launches)}
         of = np.array([places[c.launch] for c in configurations])
@@ -235,7 +221,6 @@ class FeatureMap:
         log: np.ndarray,
         levels: dict[Settings, np.ndarray] | None = None,
     ) -> np.ndarray:
-        """Append the last prior's figures over the mean of those of their launch."""
         levels = self._levels if levels is None else levels
         if not levels:
             return log
@@ -245,17 +230,12 @@ class FeatureMap:
         return np.hstack([log, log[:, -2:] - np.array(own).reshape(-1, 2)])
 
     def correct(self, configurations: Sequence[Configuration], logs: np.ndarray) -> bool:
-        """Correct the model's constants by the windows of the first launches.
+        """Correct the model's constants by the windows of the first launches; True if it changed.
 
-        The mean of `prior_log` changes and the columns stay. Without a model, or with one whose
-        constants are not known, nothing changes.
+        The mean of `prior_log` changes and the columns stay.
 
         Args:
-            configurations: of each window, in the order of measurement.
-            logs: log step time and log power of each, (n, 2).
-
-        Returns:
-            Whether the mean changed.
+            logs: log step time and log power of each window, (n, 2).
         """
         model = self._prior
         if not self._learns_program or not isinstance(model, Correctable):
@@ -279,14 +259,12 @@ class FeatureMap:
 
     @staticmethod
     def _logs(configurations: Sequence[Configuration], model: Prior | None) -> np.ndarray:
-        """Return log step time and log power by the model, (n, 2); (n, 0) without one."""
         if model is None:
             return np.zeros((len(configurations), 0))
         predicted = model.predict(configurations)
         return np.log(np.column_stack([predicted.step_time_s, predicted.power_W]))
 
     def _predict_priors(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Return the logs of each prior and of its live part, before any correction."""
         return self._with_live_part(configurations, self._logs(configurations, self._prior))
 
     def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
@@ -309,10 +287,7 @@ class FeatureMap:
         return np.hstack(parts)
 
     def transform(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Return rows of features, shape (len(configurations), dimension).
-
-        Configurations that are not candidates have the same scales (and may leave [0, 1]).
-        """
+        """Return rows of features, shape (len(configurations), dimension)."""
         rows = [self._row.get(configuration, -1) for configuration in configurations]
         if -1 not in rows:
             return self._matrix[rows].reshape(len(rows), self.dimension)

@@ -2,10 +2,9 @@
 
     y(x) = offset + f(x) + noise,   f ~ GP(0, k) with the kernel of `tuner.models.surrogate.kernel`
 
-`fit` and `predict` are scikit-learn's and start from the parameters alone. The search calls
-`update`, which continues from the rows of the last call. The hyperparameters are fitted by maximum
-a posteriori, and anew only when the data have grown by a fifth, on at most `FIT_ROWS` rows.
-`tuner.models.surrogate.conditioned` has the posterior at fixed hyperparameters.
+`fit` and `predict` are scikit-learn's. The search calls `update`, which continues from the rows of
+the last call. The hyperparameters are fitted by maximum a posteriori, and anew only when the data
+have grown by a fifth, on at most `FIT_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -72,10 +71,6 @@ class HyperPosterior:
 
     Normal about the mode with the curvature there (Laplace), and each draw weighed by how likely it
     really is. In no direction is it taken to be wider than the prior.
-
-    Args:
-        bounds: of each, (d, 2).
-        present: which of the kernel's amplitudes are among them.
     """
 
     def __init__(
@@ -124,17 +119,12 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
     """A scikit-learn regressor: a Gaussian process over rows of features, exact in its data.
 
     Args:
-        kinds: the kind of each column (`tuner.models.surrogate.kernel`), one a column; None for all
-            of one kind, that is one kernel of all columns.
+        kinds: the kind of each column (`tuner.models.surrogate.kernel`); None for one kernel of
+            all.
         noise: expected standard deviation of the noise, in units of y (median of its prior;
             `NOISE_FLOOR` of it is the floor).
-        amplitude: expected standard deviation of f, in units of y, used until there are data to
-            judge it by.
-        random_state: seed or generator for the choice of rows that the hyperparameters are fitted
-            on, and for their draws.
-
-    Attributes:
-        noise_: fitted standard deviation of the noise beside what the rows state.
+        amplitude: expected standard deviation of f, in units of y, until there are data to judge
+            by.
     """
 
     def __init__(
@@ -151,7 +141,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         self.random_state = random_state
 
     def _start(self, dimension: int) -> None:
-        """Forget all data: the state is the prior's."""
         kinds = [MIXED] * dimension if self.kinds is None else self.kinds
         self._kinds = np.asarray(kinds, dtype=int)
         if len(self._kinds) != dimension:
@@ -173,11 +162,9 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
     # -- scikit-learn's interface --------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, noise_variance: Any = None) -> GaussianProcess:
-        """Fit the hyperparameters and the posterior to these rows, from the start.
+        """Fit hyperparameters and posterior to rows (n, columns) of range 1, from the start.
 
         Args:
-            X: (n, columns); the priors of the lengths are made for columns of range 1.
-            y: (n,).
             noise_variance: (n,) each row's own noise variance, beside the fitted one; 0 where None.
 
         Raises:
@@ -192,14 +179,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the posterior mean of offset + f (no noise) at rows `X`.
-
-        Args:
-            return_std: also return the standard deviation, (m,).
-
-        Raises:
-            ValueError: `X` has other columns than the rows fitted to.
-        """
+        """Return the posterior mean of offset + f at rows `X`, and its deviation if asked."""
         check_is_fitted(self)
         rows = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
         mean, variance = self.posterior(rows)
@@ -208,14 +188,12 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
     # -- hyperparameters ---------------------------------------------------------------------
 
     def _scale_of_lengths(self) -> np.ndarray:
-        """sqrt(d) with d the columns of a column's own kind: distances grow so."""
         counts = np.array([(self._kinds == kind).sum() for kind in KINDS])
         if not AdditiveKernel.splits(self._kinds):
             counts[:] = self.n_features_in_
         return np.asarray(np.sqrt(counts[self._kinds]))
 
     def _kernel_of(self, amplitude: float) -> AdditiveKernel:
-        """Return the kernel that is used before there are data to fit its parts to."""
         # The median of the prior is long (nearly linear functions); start from a shorter one.
         return AdditiveKernel.of(self._kinds, amplitude, self._scale_of_lengths())
 
@@ -230,7 +208,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         return float(9.0 * max(self._kernel.variance, self.amplitude**2))
 
     def _optimise(self) -> None:
-        """Maximum a posteriori hyperparameters, warm-started, on at most `FIT_ROWS` rows."""
         n = len(self._y)
         rows = np.arange(n)
         if n > FIT_ROWS:
@@ -285,10 +262,8 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         """Take these rows as the data; return True if the hyperparameters were fitted anew.
 
         What continues the greater part of the last call's rows is appended to it; anything else
-        starts afresh. Without rows the posterior is the prior. The rows are taken as they are.
-
-        Args:
-            variance: (n,) each row's own noise variance, beside the fitted one; 0 where unknown.
+        starts afresh. `variance` (n,) is each row's own noise variance, beside the fitted one; 0
+        where unknown.
         """
         if not hasattr(self, "_y"):
             self._start(x.shape[1])
@@ -314,7 +289,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         return refit
 
     def _common(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> int:
-        """Return the number of leading rows that are those of the last fit."""
         n = min(len(self._y), len(y))
         same = (
             (self._x[:n] == x[:n]).all(axis=1)
@@ -330,8 +304,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
 
         Few rows leave the lengths open, and the most likely ones are long, so that the plain
         variance is too small where the function turns out rougher. Mean and variance are those of
-        the mixture over draws from the hyperparameters' posterior. With more than `MARGINAL_ROWS`
-        rows, or too few to fit anything, it is `posterior`.
+        the mixture over draws from the hyperparameters' posterior, up to `MARGINAL_ROWS` rows.
         """
         n = self._data_rows
         if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
@@ -348,16 +321,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         return self._centre + mean, np.maximum(variance, 1e-12)
 
     def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Return joint draws as `draw` does, each at hyperparameters drawn from their posterior.
-
-        Args:
-            x: (m, columns).
-            normals: standard normal draws, (draws, at least m).
-
-        Returns:
-            Draws of offset + f, (draws, m). With more than `MARGINAL_ROWS` rows, or too few to fit
-            anything, they are `draw`'s.
-        """
+        """Return joint draws as `draw` does, each at hyperparameters drawn from their posterior."""
         n = self._data_rows
         if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
             return self.draw(x, normals)
@@ -377,7 +341,6 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         return drawn
 
     def _hyper_draws(self, posterior: HyperPosterior) -> tuple[np.ndarray, np.ndarray]:
-        """Return draws of the hyperparameters and their weights, drawn once a fit."""
         if self._drawn is None or self._drawn[0] is not posterior:
             self._drawn = (posterior, *posterior.draws(MARGINAL_DRAWS, self._seed))
         return self._drawn[1:]
@@ -385,15 +348,8 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
     def _given_data(
         self, posterior: HyperPosterior, theta: np.ndarray, pairs: Pairs
     ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-        """Condition on the data at these hyperparameters.
-
-        Args:
-            pairs: the data, or the data and rows x, against the data and rows x.
-
-        Returns:
-            The prior variance; at x the mean apart from the centre, and L^-1 K(data, x); and the
-            prior covariance among the rows x of `pairs`.
-        """
+        # Returns the prior variance; at x the mean apart from the centre, and L^-1 K(data, x); and
+        # the prior covariance among the rows x of `pairs`.
         kernel, white = posterior.unpack(theta)
         offset2 = 9.0 * max(kernel.variance, self.amplitude**2)
         n = self._data_rows

@@ -34,16 +34,11 @@ OWN_LENGTH = 0.2
 
 @dataclass(frozen=True)
 class AdditiveKernel:
-    """Covariance at one set of hyperparameters.
-
-    Attributes:
-        kinds: LAUNCH, LIVE or MIXED, one a column.
-        amplitudes: standard deviations of the launch part, the live part, the mix and the launches'
-            own levels; 0 is absent.
-        lengths: one a column.
-    """
+    """Covariance at one set of hyperparameters."""
 
     kinds: np.ndarray
+    # standard deviations of the launch part, the live part, the mix and the launches' own levels; 0
+    # is absent.
     amplitudes: np.ndarray
     lengths: np.ndarray
 
@@ -117,22 +112,16 @@ class Pairs:
 
 
 def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct rows of each, and where each pair is in the matrix between these."""
     (rows, i), (others, j) = (np.unique(x, axis=0, return_inverse=True) for x in (a, b))
     return rows, others, i.reshape(-1, 1) * len(others) + j.reshape(-1)
 
 
 class Likelihood:
-    """Negative log marginal likelihood of rows under the kernel, with its gradient.
+    """Negative log marginal likelihood of rows (n, d) under the kernel, with its gradient.
 
     Args:
-        x: (n, d).
-        y: (n,), centred.
-        variance: (n,), each row's own noise.
+        variance: each row's own noise, (n,).
         constant: variance of the constant that is added to the kernel.
-
-    Attributes:
-        present: which of the four amplitudes are hyperparameters.
     """
 
     def __init__(
@@ -151,11 +140,7 @@ class Likelihood:
         self._own = np.exp(-np.sqrt(own.sum(axis=0) / len(own)) / OWN_LENGTH)
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """Value and gradient.
-
-        Args:
-            theta: logs of the present variances a^2, of the lengths, and of the noise variance.
-        """
+        """Return value and gradient at the logs of the present a^2, the lengths and the noise."""
         kernel, n = self._kernel, len(self._y)
         count = len(self.present)
         weight = np.zeros(4)

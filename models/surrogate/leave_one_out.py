@@ -13,12 +13,9 @@ class LeaveOneOut:
     """Error of the surrogates on left-out measurements.
 
     Attributes:
-        time_error: median relative error of the step time.
-        power_error: median relative error of the power.
         coverage: share of left-out values inside their 90 % interval (both outputs together).
-        pairs: (measured step time s, predicted, measured power W, predicted) of each
-            left-out point.
-        folds: folds that were left out one at a time; None if each is one measurement.
+        pairs: (measured step time s, predicted, measured power W, predicted) of each left-out
+            point.
     """
 
     measurements: int

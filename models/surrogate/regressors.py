@@ -1,18 +1,15 @@
 """Regressors of the surrogates: this project's Gaussian process, or any of scikit-learn's.
 
-`Regressor` is what the surrogates need of the model of one figure.
-`tuner.models.surrogate.gaussian_process.GaussianProcess` meets it with joint draws at little cost;
 `ScikitRegressor` adapts any scikit-learn regressor whose predict returns a standard deviation, or
 that averages members. Their spread is then the standard deviation, as in SMAC's random forests
-(Hutter, Xu, Hoos & Leyton-Brown 2014, "Algorithm runtime prediction: methods & evaluation", section
-4.3.2).
+(Hutter, Xu, Hoos & Leyton-Brown 2014, "Algorithm runtime prediction", section 4.3.2).
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
@@ -20,7 +17,7 @@ from sklearn.model_selection import KFold
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import has_fit_parameter
 
-from tuner.models.surrogate.gaussian_process import REFIT_GROWTH
+from tuner.models.surrogate.gaussian_process import REFIT_GROWTH, GaussianProcess
 from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
 from tuner.search_spaces.errors import InputError
 
@@ -31,60 +28,7 @@ FOLDS = 10
 LEAST_VARIANCE = 1e-12
 
 
-class Regressor(Protocol):
-    """Model of one figure over rows of features, as the surrogates use it.
-
-    Rows are (n, columns), figures (n,); standard normal draws are (draws, at least n).
-    """
-
-    @property
-    def noise_(self) -> float:
-        """Standard deviation of the noise beside what the rows state."""
-
-    def update(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
-        """Take these rows as the data, zero or more.
-
-        Args:
-            variance: each row's own noise variance, beside the fitted one; 0 where unknown.
-
-        Returns:
-            True if the model has changed by more than the appended rows.
-        """
-
-    def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance at these rows."""
-
-    def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return `posterior`, with the uncertainty of the hyperparameters if the model has it."""
-        return self.posterior(x)
-
-    def mean(self, x: np.ndarray) -> np.ndarray:
-        """Return the mean alone."""
-        return self.posterior(x)[0]
-
-    def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Return draws at these rows, (draws, n): joint where the model has a covariance."""
-        mean, variance = self.posterior(x)
-        return np.asarray(mean + normals[:, : len(mean)] * np.sqrt(variance))
-
-    def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Return `draw`, with the uncertainty of the hyperparameters if the model has it."""
-        return self.draw(x, normals)
-
-    def believe(self, x: np.ndarray) -> None:
-        """Take these rows as measured at their mean, until the next call or `update`."""
-
-    def watch(self, x: np.ndarray) -> None:
-        """Keep the posterior at these rows at hand from now on."""
-
-    def watched(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance at the watched rows."""
-
-    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance (noise included) of each datum, predicted from others."""
-
-
-class ScikitRegressor(Regressor):
+class ScikitRegressor:
     """Any scikit-learn regressor with a standard deviation, as the model of one figure.
 
     It is fitted anew to every change of the data, to standardised targets. Rows are weighted by
@@ -109,7 +53,7 @@ class ScikitRegressor(Regressor):
         self._watched = np.empty((0, 0))
 
     def update(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
-        """See `Regressor.update`; True again once the rows have grown by `REFIT_GROWTH`."""
+        """Take these rows as the data; True once they have grown by `REFIT_GROWTH`."""
         if not all(map(np.array_equal, (x, y, variance), self._rows)):
             self._rows = (x.copy(), y.copy(), variance.copy())
             self._fitted = self._fit(x, y, variance)
@@ -142,12 +86,28 @@ class ScikitRegressor(Regressor):
 
     @property
     def noise_(self) -> float:
-        return self._noise  # a regressor's own estimate, if any, is part of its spread
+        """Standard deviation of the noise; a regressor's own estimate is part of its spread."""
+        return self._noise
 
     def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance at these rows."""
         return self._believed.posterior(x)
 
+    marginal = posterior
+
+    def mean(self, x: np.ndarray) -> np.ndarray:
+        """Return the mean alone."""
+        return self.posterior(x)[0]
+
+    def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """Return independent draws at these rows, (draws, n)."""
+        mean, variance = self.posterior(x)
+        return np.asarray(mean + normals[:, : len(mean)] * np.sqrt(variance))
+
+    draw_marginal = draw
+
     def believe(self, x: np.ndarray) -> None:
+        """Take these rows as measured at their mean, until the next call or `update`."""
         self._believed = self._fitted
         rows, figures, variance = self._rows
         if len(x) and len(figures) > 1:
@@ -155,13 +115,15 @@ class ScikitRegressor(Regressor):
             self._believed = self._fit(*more, np.append(variance, np.zeros(len(x))))
 
     def watch(self, x: np.ndarray) -> None:
+        """Return the posterior at these rows by `watched` from now on."""
         self._watched = x
 
     def watched(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance at the watched rows."""
         return self.posterior(self._watched)
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Regressor.leave_one_out`: by refits on `FOLDS` folds, at most one a datum."""
+        """Return mean and variance of each datum by refits on `FOLDS` folds at most."""
         x, y, stated = self._rows
         mean, variance = np.empty(len(y)), np.empty(len(y))
         folds = KFold(min(len(y), FOLDS), shuffle=True, random_state=self._seed)
@@ -171,20 +133,17 @@ class ScikitRegressor(Regressor):
         return mean, variance + self.noise_**2 + stated
 
 
-class _Fitted:
-    """A regressor fitted to (y - centre) / scale; None for the prior N(centre, scale^2)."""
-
-    def __init__(self, model: Any, centre: float, scale: float) -> None:
-        self.model, self._centre, self._scale = model, centre, scale
+class _Fitted(NamedTuple):
+    model: Any  # fitted to (y - centre) / scale; None for the prior N(centre, scale^2)
+    centre: float
+    scale: float
 
     def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance at these rows, in units of y."""
         if self.model is None or not len(x):
-            return np.full(len(x), self._centre), np.full(len(x), self._scale**2)
+            return np.full(len(x), self.centre), np.full(len(x), self.scale**2)
         mean, std = mean_and_std(self.model, x)
-        return self._centre + self._scale * mean, np.maximum(
-            (self._scale * std) ** 2, LEAST_VARIANCE
-        )
+        variance = np.maximum((self.scale * std) ** 2, LEAST_VARIANCE)
+        return self.centre + self.scale * mean, variance
 
 
 def mean_and_std(model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -214,16 +173,16 @@ def mean_and_std(model: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _has_std(model: Any) -> bool:
-    """Return True if predict, of the last step of a pipeline, returns a standard deviation."""
     last = model.steps[-1][1] if getattr(model, "steps", None) else model
     return "return_std" in inspect.signature(last.predict).parameters
 
 
+#: What the surrogates need of the model of one figure; rows are (n, columns), figures (n,).
+Regressor = GaussianProcess | ScikitRegressor
+
+
 def check_surrogate(surrogate: Any) -> None:
     """Refuse a surrogate that cannot be used, by fitting it to a few made-up rows.
-
-    Args:
-        surrogate: a text (`tuner.models.surrogate.surrogate_choice`), a regressor, or None.
 
     Raises:
         InputError: it is not a regressor, or its predictions have no standard deviation.

@@ -1,9 +1,8 @@
 """Text of the surrogates' regressor, as study.toml keeps it and the command line takes it.
 
 It is the name of this project's Gaussian process, or a scikit-learn class with the parameters that
-differ from its defaults, as a call: `sklearn.ensemble.RandomForestRegressor(n_estimators=20)`. Such
-text is parsed, never evaluated, and makes nothing but scikit-learn's estimators and kernels.
-Importing this module imports neither NumPy nor scikit-learn.
+differ from its defaults: `sklearn.ensemble.RandomForestRegressor(n_estimators=20)`. The text is
+parsed, never evaluated. Importing this module imports neither NumPy nor scikit-learn.
 """
 
 from __future__ import annotations
@@ -22,18 +21,13 @@ LONGEST = 10_000
 
 
 def text_of(surrogate: Any) -> str:
-    """Return the text by which study.toml keeps this choice.
-
-    Args:
-        surrogate: None for this project's own, a text, or a regressor.
-    """
+    """Return the text by which study.toml keeps this choice."""
     if surrogate is None:
         return OURS
     return surrogate if isinstance(surrogate, str) else _text(surrogate)
 
 
 def _text(value: Any) -> str:
-    """Return the value as text that `_made` reads; of anything else, text that it refuses."""
     if isinstance(value, list | tuple):
         inside = ", ".join(map(_text, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside},)" if value else "()"
@@ -79,7 +73,6 @@ def regressor_of(surrogate: Any) -> Any:
 
 
 def _made(node: ast.expr) -> Any:
-    """Make the value of one expression: literals and calls of scikit-learn's classes alone."""
     if isinstance(node, ast.List | ast.Tuple):
         values = [_made(each) for each in node.elts]
         return values if isinstance(node, ast.List) else tuple(values)

@@ -1,11 +1,9 @@
 """Surrogates: posterior of step time and power given the measurements.
 
-Two regressors, on log step time and on log power; energy is their product, so its log is their sum
-and stays correlated with time. Both are this project's Gaussian process, or copies of a
-scikit-learn regressor (`tuner.models.surrogate.regressors`). Their mean is the analytic prediction,
-its live part or earlier measurements', times a fitted scale, only while it helps: at every fit of
-the hyperparameters the leave-one-out likelihoods with each of them and with none are compared.
-Noise is what each window states and a fitted part beside it (time is quiet, power is not).
+Two regressors, on log step time and on log power; energy is their product. Their mean is the
+analytic prediction or its live part, only while it helps: at every fit of the hyperparameters the
+leave-one-out likelihoods with each of them and with none are compared. Noise is what each window
+states and a fitted part beside it (time is quiet, power is not).
 """
 
 from __future__ import annotations
@@ -88,8 +86,6 @@ class Posterior:
 
 
 class _Output:
-    """One modelled figure: with a prior's mean or with none, whichever predicts better."""
-
     def __init__(
         self,
         features: FeatureMap,
@@ -126,7 +122,6 @@ class _Output:
         return self._variants[self.mean_in_use]
 
     def base(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Return the mean that the regressor corrects."""
         return self._mean(self.mean_in_use, configurations)
 
     def _mean(self, mean: int | None, configurations: Sequence[Configuration]) -> np.ndarray:
@@ -141,7 +136,6 @@ class _Output:
         y: np.ndarray,
         variance: np.ndarray,
     ) -> bool:
-        """Fit to these rows; return True if anything but appended rows changed."""
         before = self.mean_in_use
         self._apart = y - self.base(configurations)
         refit = self.regressor.update(x, self._apart, variance)
@@ -157,23 +151,18 @@ class _Output:
         return refit or self.mean_in_use != before
 
     def left_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return each measurement's residual when predicted from others, and its variance."""
         mean, variance = self.regressor.leave_one_out()
         return self._apart - mean, variance
 
 
 def _log_density(y: np.ndarray, regressor: Regressor) -> float:
-    """Leave-one-out log predictive density (Rasmussen & Williams 2006, equation 5.11)."""
+    # Leave-one-out log predictive density (Rasmussen & Williams 2006, equation 5.11).
     mean, variance = regressor.leave_one_out()
     return float(-0.5 * np.sum((y - mean) ** 2 / variance + np.log(variance)))
 
 
 class Surrogates:
     """Step time and power of every candidate, learned from measurements.
-
-    Args:
-        regressor: a scikit-learn regressor of which both figures' models are copies
-            (`tuner.models.surrogate.surrogate_choice`); None for this project's Gaussian process.
 
     Attributes:
         sharpens: the posterior at a measured configuration may be trusted more than its windows:
@@ -209,17 +198,10 @@ class Surrogates:
         step_time_rse: Sequence[float] | np.ndarray | None = None,
         power_rse: Sequence[float] | np.ndarray | None = None,
     ) -> bool:
-        """Learn from these measurements, one row each (a configuration may come again).
+        """Learn from these measurements, one row each; True if hyperparameters were fitted anew.
 
-        Rows that continue those of the last call are appended at little cost. With no rows the
-        posterior is the prior.
-
-        Args:
-            power_W: watts of the whole job, positive.
-            step_time_rse: relative standard errors; None or NaN where unknown.
-
-        Returns:
-            Whether the hyperparameters were fitted anew (what is watched is then recomputed).
+        Rows that continue those of the last call are appended at little cost. Relative standard
+        errors are None or NaN where unknown.
 
         Raises:
             ValueError: a figure is not finite and positive.
@@ -256,7 +238,6 @@ class Surrogates:
         widening: Sequence[float] = (1.0, 1.0),
         correlation: float = 0.0,
     ) -> Posterior:
-        """Return the posterior of mean and variance, of time and of power, above their bases."""
         time, time_std, power, power_std = (
             part
             for (mean, variance), base, factor in zip(found, bases, widening, strict=True)
@@ -267,11 +248,9 @@ class Surrogates:
     def with_intervals(self, configurations: Sequence[Configuration]) -> Posterior:
         """Predict as `predict` does, with standard deviations for intervals.
 
-        They hold the doubt about the hyperparameters
-        (`tuner.models.surrogate.gaussian_process.GaussianProcess.marginal`) and a factor for how
-        little a few measurements tell (`FEW`); the energy's also holds how the errors of time and
-        power go together, by their leave-one-out residuals. The search keeps to `predict`: what it
-        compares is who is worth a probe, and it is cheaper.
+        They hold the doubt about the hyperparameters (`GaussianProcess.marginal`) and a factor for
+        how little a few measurements tell (`FEW`); the energy's also holds how the errors of time
+        and power go together. The search keeps to `predict`, which is cheaper.
         """
         x = self.features.transform(configurations)
         found = [output.regressor.marginal(x) for output in self._outputs]
@@ -279,7 +258,6 @@ class Surrogates:
         return self._joined(found, bases, self.widening, self._correlation())
 
     def _correlation(self) -> float:
-        """Of the errors of log time and log power: their leave-one-out residuals', shrunk to 0."""
         n = len(self._y)
         if n < 4:
             return 0.0
@@ -289,8 +267,7 @@ class Surrogates:
         return together * n / (n + SHRINK)
 
     def mean(self, configurations: Sequence[Configuration]) -> tuple[np.ndarray, np.ndarray]:
-        """Posterior means of log step time and log power alone, each (len(configurations),):
-        far cheaper than `predict` for many."""
+        """Return means of log step time and log power alone: far cheaper for many."""
         x = self.features.transform(configurations)
         time, power = (o.regressor.mean(x) + o.base(configurations) for o in self._outputs)
         return time, power
@@ -303,16 +280,13 @@ class Surrogates:
         marginal: bool = False,
         wide: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws of log step time and log power, each of shape (draws, len(configurations)): joint
-        ones where the regressor has a covariance (this project's has).
+        """Return draws of log step time and log power, (draws, len(configurations)) each.
 
         Args:
-            configurations: at most a few hundred: the joint covariance is factored.
-            normals: standard normal draws, shape (draws, 2, at least len(configurations)).
-            marginal: with the doubt about the hyperparameters; configurations that are only
-                believed (`believe`) are taken as not measured.
-            wide: as wide as `with_intervals`: the deviations of the marginal draws from their mean
-                are widened by the factor for few measurements (`FEW`).
+            normals: standard normal draws, (draws, 2, at least len(configurations)).
+            marginal: with the doubt about the hyperparameters; what is only believed counts as not
+                measured.
+            wide: as wide as `with_intervals`.
         """
         x = self.features.transform(configurations)
         drawn = []
@@ -356,12 +330,7 @@ class Surrogates:
         return self._time.regressor.noise_, self._power.regressor.noise_
 
     def leave_one_out(self) -> LeaveOneOut:
-        """Predict each measurement from all the others: in closed form, without a refit; by a
-        scikit-learn regressor from the other folds of a cross-validation.
-
-        Raises:
-            ValueError: fewer than two measurements.
-        """
+        """Predict each measurement from all the others, or from other folds, at least two."""
         n = len(self._y)
         if n < 2:
             raise ValueError("leave-one-out needs at least two measurements")

@@ -76,11 +76,6 @@ def test_its_probabilities_are_right() -> None:
         assert fits[inside].mean() == pytest.approx(probability[inside].mean(), abs=0.08)
 
 
-def test_it_refuses_what_is_no_size() -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        MemoryMargin(0)
-
-
 def test_a_failure_that_nothing_explains_condemns_nobody() -> None:
     here = margin()
     here.ran_out(10e9)  # the host's memory, or a leak

@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tuner
 from benchmarks.validation.scale_out import compare
 from tuner.cli.main import main
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.scale_out import LEVEL, OWN, PER_DOUBLING, UNCERTAIN, ScaleOut, predictor
-from tuner.problem.constraints import Constraints
-from tuner.problem.run_folder import RunFolder
 from tuner.results.predict import forecast
 from tuner.search_spaces.cluster import enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.job import load_job
-from tuner.study.load import predict_more
 from tuner.testing.studies import run_optimize as optimize
 from tuner.workload.measure.statistics import Z90
 
@@ -100,23 +98,6 @@ def test_intervals_widen_with_every_doubling_and_more_where_the_unprobed_network
     assert line.constants.reduce_over_network == pytest.approx(BASE.reduce_over_network, rel=1e-6)
 
 
-def test_draws_agree_with_the_intervals() -> None:
-    few = probes()
-    line = corrected(BASE, few)
-    far = [
-        Configuration.of(data_parallel=512, micro_batch=2, clock_MHz=clock)
-        for clock in (1980, 1200)
-    ]
-    said = line.correct(predictor(JOB, MANY, far), [512, 512])
-    draws = said.draws(4000, 0)
-    low, high = np.quantile(np.exp(draws.sum(axis=2)), [0.05, 0.95], axis=0)
-    assert low == pytest.approx(said.energy_J.low, rel=0.03)
-    assert high == pytest.approx(said.energy_J.high, rel=0.03)
-    # Two clocks of one launch err together: their order is surer than either.
-    apart = np.std(draws[:, 0, 0] - draws[:, 1, 0])
-    assert apart < np.std(draws[:, 0, 0])
-
-
 def test_its_intervals_hold_on_clusters_that_the_models_misjudge() -> None:
     """At least 85 % inside; more is honest here, where part of what is allowed for is absent."""
     _, figures = compare(trials=2)
@@ -131,10 +112,6 @@ def test_every_uncertain_constant_is_one() -> None:
 
 
 def test_it_refuses_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="as many"):
-        ScaleOut(BASE, plain, gpus=[8], launches=["a", "b"], measured=np.zeros((1, 1)))
-    with pytest.raises(ValueError, match="finite"):
-        ScaleOut(BASE, plain, gpus=[8], launches=["a"], measured=np.full((1, 1), np.inf))
     with pytest.raises(InvalidValue, match="gpus is 511"):
         enlarged(load_cluster("gh200-32"), 511)
     assert MANY.devices == 512
@@ -160,30 +137,31 @@ def planned(runs: Path, *words: str) -> int:
 
 
 def test_a_study_on_few_predicts_the_front_for_many(few: Path, capsys: Any) -> None:
-    (target,) = predict_more(RunFolder(few / "few"), [64])
-    assert target.gpus == 64
-    assert target.front_points
-    for point in target.front_points:
+    kwargs = {"runs_dir": few, "report": False, "progress": False}
+    result = tuner.plan(run="few", gpus=[64], name="many", **kwargs)
+    for point in result.front_points:
         assert point.configuration.world_size == 64
         assert point.source == "predicted"
         assert point.windows == 0
         assert point.meter.estimated
-        assert "predicted, not measured" in point.flags
         low, high = point.energy_interval_kJ
         assert low < point.energy_to_solution_kJ < high
-    assert planned(few, "--gpus", "64") == 0
-    out = capsys.readouterr().out
-    assert target.sentence in out
-    assert target.choice.sentence in out
+    plain = tuner.plan(
+        "opt-350m",
+        cluster=enlarged(load_cluster("gh200-32"), 64),
+        gpus=[64],
+        name="plain",
+        **kwargs,
+    )
+    assert plain.best.time_to_solution_s != result.best.time_to_solution_s
     assert planned(few, "--gpus", "64,128", "--json") == 0
-    answered = json.loads(capsys.readouterr().out)["items"]
+    answered = json.loads(capsys.readouterr().out)["plan"]["sizes"]
     assert [each["gpus"] for each in answered] == [64, 128]
-    assert answered[0]["best"]["configuration"] == target.best.to_json()["configuration"]
+    assert answered[0]["best"]["configuration"] == result.best.to_json()["configuration"]
 
 
 def test_a_slowdown_there_is_relative_to_the_default_there(few: Path) -> None:
-    (wide,) = predict_more(RunFolder(few / "few"), [64], Constraints(max_slowdown=0.5))
-    assert wide.best is not None
+    wide = tuner.plan(run="few", gpus=[64], max_slowdown=0.5, runs_dir=few, report=False)
     assert wide.choice.met
     assert wide.best.time_to_solution_s <= 1.5 * wide.baseline.time_to_solution_s
 

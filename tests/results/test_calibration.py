@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuner.results.calibration import FILE, Calibration, calibrate, last_calibration
+from tuner.results.parts import as_json
 from tuner.results.significance import compare_paired
 from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import MeterInfo
@@ -32,7 +33,7 @@ FOUND = Calibration(
 
 
 def keep(folder: Path, found: Calibration) -> None:
-    (folder / FILE).write_text(json.dumps(found.to_json()))
+    (folder / FILE).write_text(json.dumps(as_json(found)))
 
 
 def test_says_what_it_found() -> None:

@@ -13,7 +13,7 @@ from tests.results.test_posterior import configuration, launch
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
-from tuner.results.judge import ENOUGH, SURE, Judge, difference_of_points
+from tuner.results.judge import ENOUGH, SURE, Judge
 from tuner.results.posterior import Posterior
 from tuner.results.recommendation import advise
 from tuner.results.state import StudyState, points_of
@@ -198,10 +198,10 @@ def test_a_launch_that_fails_again_is_known_from_the_records() -> None:
 
 def test_differences_of_points_are_those_of_their_logarithms() -> None:
     a, b = point(configuration(0), 100.0, 300.0), point(configuration(1), 50.0, 300.0)
-    time = difference_of_points("step_time", a, b)
+    energy, time = Judge([a, b], a, Constraints(), STEPS).differences(b)
     assert time.relative == pytest.approx(-0.5)
+    assert energy.relative == pytest.approx(-0.5)
     assert time.shown
-    assert not difference_of_points("step_time", a, a).shown
 
 
 def test_the_state_of_a_study_is_computed_once() -> None:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.results.gain import Gain
-from tuner.results.posterior import Posterior
+from tuner.results.posterior import Gain, Posterior
 from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import METER, measured

@@ -116,7 +116,7 @@ def test_nothing_improves_an_answer_that_is_far_inside_the_limits() -> None:
     assert least.members
 
 
-def test_a_preference_weighs_the_score_and_not_the_expected_gain() -> None:
+def test_a_chance_weighs_the_score_and_not_the_expected_gain() -> None:
     front, view, _, surrogates = view_of(MIDDLE)
     asked = Question(Constraints(objective="energy"), 1)
     acquisition = AnswerAcquisition(surrogates, ProbeCost(), asked, 1.0, normal_draws(64, 1, 0))

@@ -16,7 +16,6 @@ from tuner.search.acquisition import CandidateView
 from tuner.search.planner import ProbePlan
 from tuner.search.put_off import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
 from tuner.search.sampler import CandidateSampler
-from tuner.search.user_prior import UserPrior
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import probe_with
@@ -72,7 +71,7 @@ def planned_after_the_highest(knob: str, cap_W: float, *, limits_hold: bool) -> 
     highest = next(
         c for c in candidates.configurations if c.micro_batch == 12 and c.get(knob) == max(values)
     )
-    sampler = CandidateSampler(candidates, seed=0, user_prior=UserPrior(first=(highest,)))
+    sampler = CandidateSampler(candidates, seed=0, first=(highest,))
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
     assert probe_with(sampler, study, lambda c: (1.6, 228.0))[0] == highest
     limit = PeakLimit.of(cap_W, [], [])

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def _plan(args: argparse.Namespace) -> int:
     if args.run is not None:
-        return _plan_by_run(args)
+        named = (args.job, args.space, args.baseline, args.measured, args.allow_changed_training)
+        if any(named) or args.cluster != "auto":
+            raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.api import plan
     from tuner.display.answer import answer_lines
     from tuner.planning.kinds import several
@@ -37,6 +39,7 @@ def _plan(args: argparse.Namespace) -> int:
             baseline=args.baseline,
             allow_changed_training=args.allow_changed_training,
             measured=args.measured,
+            run=args.run,
             name=args.name,
             runs_dir=args.runs_dir,
             progress=False,
@@ -84,22 +87,6 @@ def _plan_kinds(args: argparse.Namespace) -> int:
         kinds = plan_kinds(clusters, one)
     answer(args, [kind.to_json() for kind in kinds], kind_lines(kinds))
     return OK if any(kind.met for kind in kinds) else UNMET
-
-
-def _plan_by_run(args: argparse.Namespace) -> int:
-    """Predict the front for more GPUs by the models as the probes of a run corrected them."""
-    from tuner.display.text import target_lines
-    from tuner.problem.run_folder import find_run
-    from tuner.study.load import predict_more
-
-    named = (args.job, args.space, args.baseline, args.name, args.measured)
-    if any(named) or args.allow_changed_training or args.cluster != "auto":
-        raise InputError("--run says what is trained, where and in which space; give --gpus alone")
-    run = find_run(args.run, args.runs_dir)
-    targets = predict_more(run, _numbers(args.gpus), made_of_options(args, Constraints))
-    lines = [line for target in targets for line in target_lines(target)]
-    answer(args, [target.to_json() for target in targets], lines)
-    return OK if all(target.choice.met for target in targets) else UNMET
 
 
 def _numbers(text: str | None) -> list[int]:

@@ -168,6 +168,7 @@ def _record(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from tuner.results.calibration import calibrate
+    from tuner.results.parts import as_json
 
     calibration = calibrate(
         args.job,
@@ -177,7 +178,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         block_s=args.block_s,
         say=say_of(args),
     )
-    answer(args, calibration.to_json(), calibration.lines())
+    answer(args, as_json(calibration), calibration.lines())
     return OK
 
 

@@ -13,8 +13,8 @@ from tuner.display.plan_text import plan_lines
 from tuner.display.view import View
 from tuner.formatting import after_comma, number, settings_text
 from tuner.problem.constraints import Constraints
-from tuner.results.choose import point_name
 from tuner.results.parts import Point
+from tuner.results.recommendation import point_name
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 

@@ -30,7 +30,6 @@ from tuner.formatting import (
 )
 from tuner.results.parts import AnotherChoice, Evidence, Explanation, Point
 from tuner.results.result import Result
-from tuner.results.scale_out import Target
 from tuner.workload.measure.stragglers import sentence
 from tuner.workload.probe import ProbeRecord
 
@@ -151,18 +150,6 @@ def _same_in_all(result: Result, varying: Sequence[str]) -> str:
     if not same or not result.points:
         return ""
     return short(result.points[0].configuration, same)
-
-
-def target_lines(target: Target) -> list[str]:
-    """Return the front predicted for more GPUs."""
-    names = varying_knobs(p.configuration for p in (*target.front_points, target.baseline))
-    return [
-        target.sentence,
-        *front_lines(target.front_points, names, intervals=True),
-        "The default configuration there:",
-        *front_lines([target.baseline], names),
-        f"Choice there: {target.choice.sentence}",
-    ]
 
 
 def record_lines(record: ProbeRecord) -> list[str]:

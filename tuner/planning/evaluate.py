@@ -56,15 +56,12 @@ class Evaluated:
 
 
 class _Kept:
-    """Configurations kept so far, as arrays that shrink after each block."""
-
     def __init__(self, slack: float, seed: int) -> None:
         self._slack, self._rng = slack, np.random.default_rng(seed)
         self.configurations: list[Configuration] = []
         self.figures = np.empty((0, 4))  # log time, log power, memory, key of the sample
 
     def add(self, figures: np.ndarray, configuration: Callable[[int], Configuration]) -> None:
-        """Add the configurations of a block."""
         keys = self._rng.random((len(figures), 1))
         both = np.vstack([self.figures, np.hstack([figures, keys])])
         front, near, sample = self._parts(both)
@@ -78,7 +75,6 @@ class _Kept:
 
     @property
     def listed(self) -> np.ndarray:
-        """True for those on a front or in the sample."""
         front, _, sample = self._parts(self.figures)
         return np.asarray(front | sample)
 
@@ -101,10 +97,8 @@ class _Kept:
 
 
 def _behind(energy: np.ndarray, time: np.ndarray, front: np.ndarray) -> np.ndarray:
-    """Return each point's log distance behind the front on its better axis, at least 0.
-
-    The least shift d of a point along both axes that leaves no point of the front better on both.
-    """
+    # The least shift of a point along both axes, at least 0, that leaves no point of the front
+    # better on both.
     order = np.argsort(time[front])
     t, e = time[front][order], energy[front][order]
     if not len(t):
@@ -173,7 +167,6 @@ def evaluate(
 
 
 def _numbered(block: Sequence[Group], starts: np.ndarray, number: int) -> Configuration:
-    """Return a configuration of a block by its number; `starts` are the groups' first numbers."""
     group = int(np.searchsorted(starts, number, side="right")) - 1
     launch, lives = block[group]
     return Configuration(launch, lives[number - int(starts[group])])
@@ -193,7 +186,6 @@ def _blocks(groups: Iterator[Group]) -> Iterator[list[Group]]:
 
 
 def _fits(prediction: Prediction, cluster: Cluster) -> np.ndarray:
-    """Return which predicted peaks fit the device and its host; on a CPU there is no hard limit."""
     fits = np.ones(len(prediction.memory_bytes), dtype=bool)
     if cluster.device.type == "cpu":
         return fits

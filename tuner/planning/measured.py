@@ -1,6 +1,6 @@
-"""Measured launches that a user states in a file, and the models corrected by them.
+"""The models corrected by measured launches: those of a run, or those that a file states.
 
-The file names the job and the kind of device, and lists launches, one at least. What a
+Such a file names the job and the kind of device, and lists launches, one at least. What a
 configuration leaves out is as in the one that is run without tuning, on all devices:
 
     job = "opt-350m"
@@ -83,26 +83,31 @@ def read_correction(path: str | Path, job: TrainingJob, cluster: Cluster) -> Cor
 
 
 def correction(
-    job: TrainingJob, cluster: Cluster, configurations: Sequence[Configuration], logs: np.ndarray
+    job: TrainingJob,
+    cluster: Cluster,
+    configurations: Sequence[Configuration],
+    logs: np.ndarray,
+    launches: Sequence[object] | None = None,
 ) -> Correction:
-    """Correct the models by launches, whose log step times (and log powers) are (n, 1 or 2)."""
+    """Correct the models by windows, whose log step times (and log powers) are (n, 1 or 2).
+
+    Args:
+        launches: of each window; each is a launch of its own if None.
+    """
     outputs = logs.shape[1]
     both = predictor(job, cluster, configurations)
     predict: Predict = lambda constants: both(constants)[:, :outputs]  # noqa: E731
     gpus = [each.world_size for each in configurations]
+    launches = list(range(len(gpus))) if launches is None else launches
     model = ScaleOut(
-        constants_of(cluster.device),
-        predict,
-        gpus=gpus,
-        launches=list(range(len(gpus))),
-        measured=logs,
+        constants_of(cluster.device), predict, gpus=gpus, launches=launches, measured=logs
     )
     above = (model.medians(predict, gpus) - predict(model.constants)).mean(axis=0)
     return Correction(
         model.constants,
         float(above[0]),
         float(above[1]) if outputs == 2 else 0.0,
-        len(gpus),
+        len(set(launches)),
         outputs == 2,
     )
 

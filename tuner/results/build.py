@@ -1,10 +1,4 @@
-"""Building of a result from a problem and the records of its probes.
-
-Step time and power of a measured configuration, their intervals, the choice and how sure it is come
-from one posterior of all windows (`tuner.results.posterior`). Intervals are 90 %. Joint draws of
-measured and of unmeasured configurations give the probability of being on the front and the band of
-the front (`tuner.results.front_uncertainty`).
-"""
+"""Building of a result from a problem and the records of its probes."""
 
 from __future__ import annotations
 
@@ -68,11 +62,8 @@ def spent_kJ(records: Sequence[ProbeRecord]) -> float:
 
 
 def _progress(records: Sequence[ProbeRecord]) -> tuple[ProgressPoint, ...]:
-    """(probing kJ, hypervolume of the measured front in log energy and log time) a probe.
-
-    One reference for all of them, that of the last front, so that the curve never falls for any
-    reason but a re-measured point.
-    """
+    # One reference for all, that of the last front, so that the curve falls for no reason but a
+    # re-measured point.
 
     def logs(measurements: Sequence[Measurement]) -> np.ndarray:
         return np.array(
@@ -100,7 +91,6 @@ def _spent(
     best: Point | None,
     baseline: Point | None,
 ) -> Spent:
-    """Return what probing cost and when it is repaid."""
     energy_kJ = spent_kJ(records)
     payback: float | None = None
     if best is not None and baseline is not None:
@@ -121,7 +111,6 @@ def _spent(
 def _unmeasured(
     problem: Problem, records: Sequence[ProbeRecord], figures: Posterior, surrogates: Surrogates
 ) -> list[Configuration]:
-    """Return the unmeasured candidates that may be on the front."""
     measured = set(figures.configurations)
     tried = [c for record in records if not record.ok for c in record.request.configurations()]
     return likely_unmeasured(
@@ -135,7 +124,6 @@ def _unmeasured(
 
 
 def _job_of(problem: Problem) -> TrainingJob | None:
-    """Return the job that was probed; a table may name one only for its predictions."""
     if "job" not in problem.identity:
         return None
     return problem.job or parse_job(problem.identity)
@@ -225,6 +213,5 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
 
 
 def _verification(spec: StudySpec, records: Sequence[ProbeRecord]) -> Verification:
-    """Return the launches that were made after the search, and why no more were."""
     made = [record for record in records if record.request.purpose == "verify"]
     return Verification(len(made), spent_kJ(made), spec.unverified or spec.ended.no_verdict)

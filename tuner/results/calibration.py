@@ -1,9 +1,6 @@
 """`tuner dev calibrate`: what metering costs on this machine, and whether its sources agree.
 
-One probe of the job runs its steps with and without metering in turn; the pairs give the meter's
-overhead on the step time with its interval. Beside it stand what the node draws idle, how often the
-energy counter is updated, and whether counter and integrated power agree. The outcome is kept in
-the runs folder, and the results of later studies on this machine carry it.
+The outcome is kept in the runs folder, and later results on this machine carry it.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from tuner.results.parts import as_json
 from tuner.results.significance import Difference, compare_paired
@@ -31,27 +27,20 @@ FILE = "calibration.json"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Findings of a calibration.
-
-    Attributes:
-        overhead: step time with metering against without; a paired test.
-        core_share: processor time of the sampling over its time: the share of one core it takes.
-        samples, lost: power samples taken in the metered blocks, and missing from their grid.
-        idle_W: power of the meter's scope without training; None if unknown.
-        update_period_s: interval between updates of the energy counter.
-        disagreement: integrated power over the counter, minus 1; None where there is one source.
-    """
+    """Findings of a calibration."""
 
     host: str
     made_at: str
     meter: MeterInfo
     overhead: Difference
     pairs: int
+    # processor time of the sampling over its time: the share of one core it takes.
     core_share: float
     samples: int
     lost: int
     idle_W: float | None
     update_period_s: float
+    # integrated power over the counter, minus 1; None where there is one source.
     disagreement: float | None
 
     @property
@@ -84,10 +73,6 @@ class Calibration:
             for row, text in enumerate(texts)
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the findings as JSON values."""
-        return {name: as_json(value) for name, value in vars(self).items()}
-
 
 def calibrate(
     job: TrainingJob | str | None = None,
@@ -101,8 +86,6 @@ def calibrate(
     """Run steps with and without metering on this machine, and report on the meter.
 
     Args:
-        cluster: this machine ("auto"), or a cluster that describes it.
-        runs_dir: the outcome is kept there as `calibration.json`.
         pairs: of blocks, one metered and one not; at least 2.
     """
     from tuner.problem.from_job import cluster_of
@@ -151,7 +134,7 @@ def calibrate(
     )
     path = Path(runs_dir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(found.to_json(), indent=1) + "\n")
+    write_text(path, json.dumps(as_json(found), indent=1) + "\n")
     return found
 
 

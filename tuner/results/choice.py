@@ -1,12 +1,9 @@
 """The choice: one measured configuration under what the user asked of the training job.
 
-Constraints choose on the front, they do not cut it. An energy budget asks for the fastest
-configuration whose energy-to-solution fits, a deadline for the least energy in time; caps on power
-and on GPUs bound either. An `objective` says otherwise what is to be least. With neither, what is
-better than the baseline in both energy and time is chosen, and nothing that trades one for the
-other. Each constraint carries the probability that it is met; what only seems to meet the limits by
-luck is passed over. Where nothing measured can meet what was asked, the nearest point is returned,
-and the sentence says what could be asked instead.
+An energy budget asks for the fastest configuration that fits, a deadline for the least energy in
+time; caps on power and on GPUs bound either, and an `objective` says otherwise what is to be least.
+With neither, what is better than the baseline in both energy and time is chosen. What only seems to
+meet the limits by luck is passed over. If nothing can meet them, the nearest point is chosen.
 """
 
 from __future__ import annotations
@@ -39,11 +36,7 @@ KJ_PER_KWH = 3600.0
 
 
 def cost_of(point: Point, rates: Mapping[str, float]) -> float:
-    """Return the price of the whole job: its energy and the hours of each rank.
-
-    Args:
-        rates: `Constraints.rates`; a price that is missing is 0.
-    """
+    """Return the price of the whole job: its energy and the hours of each rank."""
     per_kWh = rates.get("price_per_kWh", 0.0)
     per_hour = rates.get("price_per_gpu_hour", 0.0)
     hours = point.time_to_solution_s / 3600
@@ -73,7 +66,6 @@ def excess(point: Point, constraints: Constraints) -> dict[str, float]:
 
 
 def _as_measured(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
-    """Return 1 for each limit that a point meets and 0 for others: a figure without an error."""
     met = {name: float(beyond <= 0) for name, beyond in excess(point, constraints).items()}
     return met, float(all(met.values()))
 
@@ -83,17 +75,13 @@ def _worst(point: Point, constraints: Constraints) -> float:
 
 
 def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
-    """Return the limits of the training job as in "within 25 kJ and on at most 2 GPUs".
-
-    Other names, as those of the limits of the search, are left out.
-    """
+    """Return the limits of the training job as in "within 25 kJ and on at most 2 GPUs"."""
     return " and ".join(row.phrase(value, units) for row, value in given_limits(limits))
 
 
 def _told_apart(
     text: Callable[[float, Units, int], str], least: float, limit: float, units: Units
 ) -> tuple[str, str]:
-    """Return a value and the limit that it exceeds with as many digits as tell them apart."""
     for digits in range(3, 8):
         texts = text(least, units, digits), text(limit, units, digits)
         if texts[0] != texts[1] and f"{least:.{digits}g}" != f"{limit:.{digits}g}":
@@ -102,7 +90,6 @@ def _told_apart(
 
 
 def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
-    """Return which limits some point meets and which none does, by how much, in sentences."""
     met, unmet, least = [], [], []
     for row, limit in given_limits(constraints.limits):
         called = row.noun
@@ -129,7 +116,6 @@ def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> s
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:
-    """Return "the deadline, the power cap and the number of GPUs"."""
     return f" {word} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -144,8 +130,6 @@ _GOALS = {
 
 
 def _score(objective: str, constraints: Constraints) -> Callable[[Point], tuple[float, float]]:
-    """Return the function to minimize: the objective first, then the tie-breaker."""
-
     def score(point: Point) -> tuple[float, float]:
         energy, time = point.energy_to_solution_kJ, point.time_to_solution_s
         if objective == "time":
@@ -166,7 +150,6 @@ def _knee_of(points: Sequence[Point]) -> Point:
 
 
 def _price_text(point: Point, objective: str, constraints: Constraints) -> str:
-    """Return the point's money or CO2 in words; "" if the objective is energy or time."""
     if objective == "cost":
         return f", and costs {number(cost_of(point, constraints.rates))} at the prices given"
     if objective == "carbon":
@@ -190,16 +173,12 @@ def decide(
     chance: Chance = _as_measured,
     beside: Sequence[Point] = (),
 ) -> tuple[Point | None, Choice]:
-    """Choose among measured points.
+    """Choose among measured points; None if there are none.
 
     Args:
-        points: the candidates. All of them, not the front alone, because under a power cap the
-            best that fits may be dominated by one that does not.
-        baseline: what runs today; None if it was not measured.
+        points: all of them, not the front alone, because under a power cap the best that fits may
+            be dominated by one that does not.
         beside: other points that the reader sees, so that a page has one unit of energy and time.
-
-    Returns:
-        The choice (None where nothing was measured) and how it was made.
     """
     asked, objective = constraints.limits, constraints.goal
     rule = _rule(constraints, baseline)
@@ -253,8 +232,6 @@ def decide(
 
 
 def _rule(constraints: Constraints, baseline: Point | None) -> str:
-    """Return the limits and the objective as in "budget_kJ + edp"; `BOTH` or "knee" if
-    nothing was asked."""
     words = [*constraints.limits, *([constraints.objective] if constraints.objective else [])]
     if constraints.max_slowdown is not None:
         words.insert(0, "max_slowdown")
@@ -271,8 +248,6 @@ def _needs(point: Point, constraints: Constraints, units: Units) -> str:
 
 
 def _better_in_both(points: Sequence[Point], baseline: Point) -> Point:
-    """Return the least product of energy and time among the points that are worse in neither."""
-
     def ratios(point: Point) -> tuple[float, float]:
         return (
             point.energy_to_solution_kJ / baseline.energy_to_solution_kJ,
@@ -285,7 +260,6 @@ def _better_in_both(points: Sequence[Point], baseline: Point) -> Point:
 
 
 def _value(point: Point, objective: str, constraints: Constraints) -> float | None:
-    """Return the objective's value in kJ, s, kJ s, money or grams; None for the knee."""
     if objective == "carbon":
         return carbon_g(point, constraints.rates)
     return None if objective == "knee" else _score(objective, constraints)(point)[0]

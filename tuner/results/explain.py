@@ -1,9 +1,8 @@
 """Explanation of a point: its time and energy by part and its knobs' effects.
 
-Where time and energy go is the analytic model's breakdown, scaled to what was measured, with the
-model's error beside it. What a knob bought is the surrogates' difference between the point and the
-same point with that knob at another value, drawn from their joint posterior, so that what the two
-share does not widen the interval.
+Parts are the analytic model's breakdown, scaled to what was measured. A knob's effect is the
+difference between the point and its neighbour, drawn from the surrogates' joint posterior, so that
+what the two share does not widen the interval.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ MOST_NEIGHBOURS = 150
 
 
 def _replaced(configuration: Configuration, knob: str, value: Value | None) -> Configuration:
-    """Return the configuration with one knob changed; None leaves a live knob to the device."""
     live = KNOBS[knob].kind == "live" if knob in KNOBS else knob in configuration.live
     half = dict(configuration.live if live else configuration.launch)
     if value is None:
@@ -37,7 +35,6 @@ def _replaced(configuration: Configuration, knob: str, value: Value | None) -> C
 
 
 def _neighbours(result: Result, point: Point) -> list[tuple[str, Value | None, Configuration]]:
-    """Return the point's variants with one knob at another value that was measured somewhere."""
     job, cluster = result.job, result.cluster
     measured = {p.configuration for p in result.points}
     found = []
@@ -53,7 +50,6 @@ def _neighbours(result: Result, point: Point) -> list[tuple[str, Value | None, C
 
 
 def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
-    """Estimate each knob's effect at the point from the surrogates' joint posterior."""
     neighbours = _neighbours(result, point)
     windows = sum(map(len, result.windows.values()))
     surrogates = result.surrogates
@@ -89,7 +85,6 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
 def _where(
     result: Result, point: Point
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float], str]:
-    """Time and energy by part, scaled to the measured step; the model's error; or why not."""
     job, cluster = result.job, result.cluster
     if job is None or cluster is None:
         return {}, {}, {}, "Where time and energy go is not told: no job or cluster is known."

@@ -1,7 +1,4 @@
-"""Posterior of one figure of the measured configurations: log step time, or log power.
-
-The model and its sources are described in `tuner.results.posterior`.
-"""
+"""Posterior of log step time or of log power, by the model of `tuner.results.posterior`."""
 
 from __future__ import annotations
 
@@ -44,18 +41,13 @@ MOST_CELLS = 120
 
 @dataclass(frozen=True)
 class Cells:
-    """Windows of one configuration in one launch, averaged.
+    """Windows of one configuration in one launch, averaged."""
 
-    Attributes:
-        configuration, launch: numbers, (cells,).
-        y: logarithms of step time and power, (2, cells).
-        stated: squared errors that the windows state, of their mean, (2, cells).
-    """
-
+    # configuration, launch: numbers, (cells,).
     configuration: np.ndarray
     launch: np.ndarray
-    y: np.ndarray
-    stated: np.ndarray
+    y: np.ndarray  # logarithms of step time and power, (2, cells)
+    stated: np.ndarray  # squared errors that the windows state, of their mean, (2, cells)
     count: np.ndarray
 
     @classmethod
@@ -77,30 +69,14 @@ class Cells:
         return len(self.configuration) - len(np.unique(self.configuration))
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Which configurations share launch knobs and live settings, (configurations,) each."""
-
-    knobs: np.ndarray
-    live: np.ndarray
-
-    @classmethod
-    def of(cls, configurations: Sequence[Configuration]) -> Labels:
-        """Return the labels of these configurations."""
-        launches: dict[object, int] = {}
-        lives: dict[object, int] = {}
-        return cls(
-            np.array([launches.setdefault(c.launch, len(launches)) for c in configurations]),
-            np.array([lives.setdefault(c.live, len(lives)) for c in configurations]),
-        )
-
-    @property
-    def effects(self) -> dict[str, np.ndarray]:
-        """The labels of each effect that can be told apart from the others."""
-        every = np.arange(len(self.knobs))
-        if len(np.unique(self.live)) == 1:
-            return {"knobs": every}
-        return {"knobs": self.knobs, "live": self.live, "own": every}
+def effect_labels(configurations: Sequence[Configuration]) -> dict[str, np.ndarray]:
+    """Return the labels of each effect that can be told apart, (configurations,) each."""
+    launches: dict[object, int] = {}
+    lives: dict[object, int] = {}
+    knobs = np.array([launches.setdefault(c.launch, len(launches)) for c in configurations])
+    live = np.array([lives.setdefault(c.live, len(lives)) for c in configurations])
+    every = np.arange(len(knobs))
+    return {"knobs": every} if len(lives) == 1 else {"knobs": knobs, "live": live, "own": every}
 
 
 class FigurePosterior:
@@ -112,7 +88,6 @@ class FigurePosterior:
     Args:
         row: 0 for log time, 1 for log power.
         window_sd: prior median of the windows' spread beside what they state.
-        seed: of the proposals.
         errors: prior scale of the errors over the usual one.
     """
 
@@ -120,13 +95,13 @@ class FigurePosterior:
         self,
         cells: Cells,
         row: int,
-        labels: Labels,
+        effects: dict[str, np.ndarray],
         window_sd: float,
         seed: int,
         errors: float,
     ) -> None:
-        self.cells, self.effects = cells, labels.effects
-        self.configurations = len(labels.knobs)
+        self.cells, self.effects = cells, effects
+        self.configurations = len(effects["knobs"])
         self.y, self.stated = cells.y[row], cells.stated[row]
         self.centre = float(self.y.mean())
         self.names = [*self.effects, "drift", "launch", "window"]
@@ -142,7 +117,6 @@ class FigurePosterior:
     # -- covariances -----------------------------------------------------------------------------
 
     def _stack(self, rows: np.ndarray) -> np.ndarray:
-        """Return the covariance that each effect has at a variance of 1, (effects, n, n)."""
         mine = self.cells.configuration[rows]
         parts = [label[mine][:, None] == label[mine][None, :] for label in self.effects.values()]
         order = self.order[rows]
@@ -151,7 +125,6 @@ class FigurePosterior:
         return np.array(parts, dtype=float)
 
     def _covariance(self, theta: np.ndarray, rows: np.ndarray, stack: np.ndarray) -> np.ndarray:
-        """Return the covariance of the cells, (components, n, n)."""
         squares = np.exp(2 * theta)
         found = np.einsum("te,eij->tij", squares[:, :-1], stack) + MEAN_VARIANCE
         return self._with_windows(found, squares[:, -1:], rows)
@@ -163,7 +136,6 @@ class FigurePosterior:
         return self._with_windows(np.asarray(found), squares[:, -1:], rows)
 
     def _with_windows(self, found: np.ndarray, window: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Add the windows' variances to the diagonal of covariances of the cells."""
         diagonal = np.arange(len(rows))
         found[:, diagonal, diagonal] += self.stated[rows] + window / self.cells.count[rows]
         return found
@@ -171,10 +143,7 @@ class FigurePosterior:
     # -- standard deviations ---------------------------------------------------------------------
 
     def _spreads(self, window_sd: float, seed: int, errors: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return logarithms of the standard deviations, (components, effects), and their weights.
-
-        Two-stage importance sampling, the second about what the first found.
-        """
+        # Two-stage importance sampling, the second about what the first found.
         prior = {**EFFECTS, "launch": (LAUNCH_SD, LAUNCH_LOG_SD)}
         prior["window"] = (window_sd, WINDOW_LOG_SD)
         middle = np.array([math.log(prior[name][0]) for name in self.names])
@@ -209,8 +178,7 @@ class FigurePosterior:
         return theta[kept], weights[kept] / weights[kept].sum()
 
     def _informative(self) -> np.ndarray:
-        """Return the cells that the spreads are learned from: repeats first, then the others, the
-        first of each launch before the second of any."""
+        # Repeats first, then the others, the first of each launch before the second of any.
         count = np.bincount(self.cells.configuration)[self.cells.configuration]
         visit = [int((self.order[:i] == own).sum()) for i, own in enumerate(self.order)]
         order = np.lexsort((visit, -np.minimum(count, 2)))
@@ -220,8 +188,8 @@ class FigurePosterior:
 
     @cached_property
     def _solved(self) -> tuple[np.ndarray, np.ndarray]:
-        """Covariance of figures with cells (k, c, n), weights of the cells in the figures' means
-        (k, n, c)."""
+        # Covariance of figures with cells (k, c, n), and weights of the cells in the figures' means
+        # (k, n, c).
         rows = np.arange(len(self.y))
         covariance = self._covariance(self.theta, rows, self._stack(rows))
         squares = np.exp(2 * self.theta)
@@ -257,13 +225,10 @@ class FigurePosterior:
         return np.asarray(np.maximum(both[:, place] + both[:, against] - 2 * shared, 1e-14))
 
     def draw(self, component: np.ndarray, normals: dict[str, np.ndarray]) -> np.ndarray:
-        """Return joint draws, (draws, configurations): effects drawn from the prior of each
-        component, then conditioned on the cells (Matheron's rule).
+        """Return joint draws, (draws, configurations), by Matheron's rule.
 
         Args:
-            component: of each draw, (draws,).
-            normals: standard normals of each name of `names`, (draws, labels), of the configuration
-                mean ("mean") and of the windows.
+            normals: standard normals of each effect and error, (draws, labels).
         """
         deviations = np.exp(self.theta)[component]
         truth = math.sqrt(MEAN_VARIANCE) * normals["mean"]
@@ -283,6 +248,5 @@ class FigurePosterior:
 
 
 def _normals(count: int, dimensions: int, seed: int) -> np.ndarray:
-    """Return scrambled Sobol points as standard normals, (count, dimensions)."""
     uniform = qmc.Sobol(dimensions, scramble=True, seed=seed).random(count)
     return np.asarray(norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)))

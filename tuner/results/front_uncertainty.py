@@ -1,13 +1,9 @@
 """Uncertainty of the front, by draws over measured and over merely predicted points.
 
-A configuration that was never measured at its own setting may still be on the front; the surrogates
-say how likely. Measured points are drawn from their posterior, in which the errors of settings of
-one launch go together (`tuner.results.posterior`), unmeasured ones jointly from the surrogates'
-posterior, and each draw has a front of all of them. How often a point is on it is its probability
-of being on the front, and the quantiles of those fronts are the attainment surfaces (Fonseca and
-Fleming 1996, "On the performance assessment and comparison of stochastic multiobjective
-optimizers"). Predicted points are marked so and are never chosen. The band is as good as the
-surrogates: after a few probes of many launches they may not suspect where the front is.
+Measured points are drawn from their posterior, unmeasured ones jointly from the surrogates'. How
+often a point is on a draw's front is its probability; the quantiles of the fronts are the
+attainment surfaces (Fonseca and Fleming 1996, "On the performance assessment and comparison of
+stochastic multiobjective optimizers"). Predicted points are never chosen.
 """
 
 from __future__ import annotations
@@ -46,12 +42,7 @@ def likely_unmeasured(
     *,
     failed: Sequence[Configuration] = (),
 ) -> list[Configuration]:
-    """Unmeasured candidates that may be on the front, the hopeful ones first.
-
-    Args:
-        log_energy, log_time: of a step of the measured ones, (len(measured),).
-        failed: configurations that were tried and cannot be had.
-    """
+    """Unmeasured candidates that may be on the front, the hopeful ones first."""
     known = {*measured, *failed}
     lost = {configuration.launch for configuration in failed}
     lost -= {configuration.launch for configuration in measured}
@@ -73,7 +64,6 @@ def likely_unmeasured(
 def _behind(
     energy: np.ndarray, time: np.ndarray, front_energy: np.ndarray, front_time: np.ndarray
 ) -> np.ndarray:
-    """Return each point's log distance behind the front on its better axis; negative before it."""
     on = nondominated(front_energy, front_time)
     e, t = front_energy[on], front_time[on]
     gap = np.minimum(energy[:, None] - e[None, :], time[:, None] - t[None, :])
@@ -118,7 +108,6 @@ def draw(
 def _same_launch(
     measured: Sequence[Configuration], unmeasured: Sequence[Configuration]
 ) -> np.ndarray:
-    """Return what each measured one counts in the mean of each unmeasured one's launch."""
     same = np.array([[m.launch == u.launch for u in unmeasured] for m in measured], dtype=float)
     return np.asarray(same / np.maximum(same.sum(axis=0), 1.0))
 
@@ -131,12 +120,7 @@ def predicted_points(
     steps: int,
     meter: MeterInfo,
 ) -> tuple[Point, ...]:
-    """Return the unmeasured points that are likely on the front, fastest first.
-
-    Args:
-        probability: of each to be on the front, (len(unmeasured),).
-        meter: of the measured points, whose scope the predictions share.
-    """
+    """Return the unmeasured points that are likely on the front, fastest first."""
     likely = [i for i in np.argsort(-probability) if probability[i] >= LEAST_PROBABILITY]
     chosen = likely[:MOST_SHOWN]
     if not chosen:
@@ -162,12 +146,7 @@ def predicted_points(
 
 
 def attainment_of(log_energy: np.ndarray, log_time: np.ndarray, steps: int) -> Attainment:
-    """Return the attainment surfaces of these draws.
-
-    Args:
-        log_energy, log_time: of a step, (draws, points).
-        steps: that make the solution.
-    """
+    """Return the attainment surfaces of these draws of a step's figures, (draws, points)."""
     order = np.argsort(log_time, axis=1)
     time = np.take_along_axis(log_time, order, axis=1)
     least = np.minimum.accumulate(np.take_along_axis(log_energy, order, axis=1), axis=1)

@@ -1,13 +1,10 @@
 """Judgement of measured configurations against the baseline, by one posterior.
 
-Everything that is said of a configuration comes from here: how it differs from the baseline, the
-probability that it is better in what was asked, and the probability that it meets the limits.
-
 The best of several measured configurations looks better than it is. So a configuration counts as
 better with the least of two probabilities: that of the posterior, which shrinks the configurations
 towards each other, and that of its own launches, which is either by launches made after it was
-chosen, or by all of them less what the choice among the configurations may have added (the
-union bound, Bonferroni 1936).
+chosen, or by all of them less what the choice among the configurations may have added (the union
+bound, Bonferroni 1936).
 """
 
 from __future__ import annotations
@@ -22,9 +19,8 @@ from scipy.stats import norm
 
 from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
 from tuner.results.choice import LIKELY, Chance, cost_of, decide, excess
-from tuner.results.gain import Gain
 from tuner.results.parts import Choice, More, Point
-from tuner.results.posterior import DRAWS, Posterior
+from tuner.results.posterior import DRAWS, Gain, Posterior
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import log_error
@@ -57,28 +53,6 @@ def failed_again(records: Sequence[ProbeRecord]) -> frozenset[Configuration]:
     return frozenset(each for each, failed in last.items() if failed)
 
 
-def difference_of_points(quantity: str, a: Point, b: Point) -> Difference:
-    """Return how `b` differs from `a` in "energy_per_step" or "step_time", by their 90 % intervals.
-
-    The errors of the two points are taken as independent and normal in the logarithm.
-    """
-    if quantity == "step_time":
-        values = a.time_to_solution_s, b.time_to_solution_s
-        intervals = a.time_interval_s, b.time_interval_s
-    else:
-        values = a.energy_to_solution_kJ, b.energy_to_solution_kJ
-        intervals = a.energy_interval_kJ, b.energy_interval_kJ
-    error = math.hypot(*map(log_error, intervals))
-    log = math.log(values[1] / values[0])
-    return difference(quantity, log, error, predicted=b.meter.is_simulated)
-
-
-def difference(quantity: str, log: float, error: float, *, predicted: bool = False) -> Difference:
-    """Return the difference of two values whose log ratio has this standard error."""
-    gain = Gain.normal(-log, error)
-    return _difference(quantity, gain, "intervals of the points", predicted=predicted)
-
-
 def _difference(quantity: str, gain: Gain, method: str, *, predicted: bool = False) -> Difference:
     low, high = gain.interval(0.95)
     p_less = gain.above(0.0)
@@ -95,31 +69,23 @@ def _difference(quantity: str, gain: Gain, method: str, *, predicted: bool = Fal
 
 @dataclass(frozen=True)
 class Judge:
-    """Judge of the points of a study under one set of constraints.
-
-    Attributes:
-        points: the measured points; of a plan, the predicted ones.
-        baseline: today's; None if it was not measured.
-        constraints: limits and objective, resolved against the baseline.
-        posterior: of the points; None for predictions, which have intervals only.
-        fresh: numbers of the launches that were made to verify a choice.
-        failed: configurations that failed when they were launched again.
-        ratio_sd: standard deviations of log time and log energy over the baseline's, of a plan.
-    """
+    """Judge of the points of a study under one set of constraints."""
 
     points: Sequence[Point]
     baseline: Point | None
     constraints: Constraints
     steps: int
+    # of the points; None for predictions, which have intervals only.
     posterior: Posterior | None = None
     fresh: frozenset[int] = frozenset()
+    # configurations that failed when they were launched again.
     failed: frozenset[Configuration] = frozenset()
+    # standard deviations of log time and log energy over the baseline's, of a plan.
     ratio_sd: dict[Configuration, tuple[float, float]] | None = None
 
     # -- limits ----------------------------------------------------------------------------------
 
     def _drawn(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
-        """Return draws of a point's log time (s) and log power (W) of the whole job."""
         draws = self.posterior.draws if self.posterior is not None else {}
         if point.configuration in draws:
             time, power = draws[point.configuration]
@@ -131,7 +97,6 @@ class Judge:
         return time, math.log(point.power_W) + power_se * normal[1]
 
     def _drawn_slowdown(self, point: Point, today: Point) -> np.ndarray:
-        """Return draws of a point's log time over today's."""
         if self.ratio_sd is None or point.configuration not in self.ratio_sd:
             return self._drawn(point)[0] - self._drawn(today)[0]
         log = math.log(point.time_to_solution_s / today.time_to_solution_s)
@@ -166,11 +131,7 @@ class Judge:
     # -- the choice ------------------------------------------------------------------------------
 
     def choose(self, among: Sequence[Point] | None = None) -> tuple[Point | None, Choice]:
-        """Return the point that is best by the posterior's means, and how it was chosen.
-
-        Args:
-            among: points to choose from; None for all that did not fail when launched again.
-        """
+        """Return the point that is best by the posterior's means, and how it was chosen."""
         if among is None:
             among = [p for p in self.points if p.configuration not in self.failed]
             among = among or self.points
@@ -197,35 +158,37 @@ class Judge:
     # -- against the baseline --------------------------------------------------------------------
 
     def differences(self, point: Point) -> tuple[Difference, Difference] | None:
-        """Return how a point differs from the baseline in energy and in time.
-
-        None if the baseline was not measured, or is the point.
-        """
+        """Return how a point differs from the baseline in energy and time; None without one."""
         today = self.baseline
         if today is None or point.configuration == today.configuration:
             return None
         if self._compared(point):
             method = "posterior of all launches"
+            gains = self._saving(point, 1.0, 0.0), self._saving(point, 0.0, 1.0)
             return (
-                _difference("energy_per_step", self._saving(point, 1.0, 0.0), method),
-                _difference("step_time", self._saving(point, 0.0, 1.0), method),
+                _difference("energy_per_step", gains[0], method),
+                _difference("step_time", gains[1], method),
             )
-        if self.ratio_sd is not None and point.configuration in self.ratio_sd:
-            time_sd, energy_sd = self.ratio_sd[point.configuration]
-            energy = math.log(point.energy_to_solution_kJ / today.energy_to_solution_kJ)
-            time = math.log(point.time_to_solution_s / today.time_to_solution_s)
-            predicted = point.meter.is_simulated
-            return (
-                difference("energy_per_step", energy, energy_sd, predicted=predicted),
-                difference("step_time", time, time_sd, predicted=predicted),
-            )
+        method, predicted = "intervals of the points", point.meter.is_simulated
+        energy = math.log(point.energy_to_solution_kJ / today.energy_to_solution_kJ)
+        time = math.log(point.time_to_solution_s / today.time_to_solution_s)
+        sds = self._ratio_errors(point, today)
+        gains = Gain.normal(-energy, sds[0]), Gain.normal(-time, sds[1])
         return (
-            difference_of_points("energy_per_step", today, point),
-            difference_of_points("step_time", today, point),
+            _difference("energy_per_step", gains[0], method, predicted=predicted),
+            _difference("step_time", gains[1], method, predicted=predicted),
         )
 
+    def _ratio_errors(self, point: Point, today: Point) -> tuple[float, float]:
+        # Of log energy and log time over today's; independent if nothing else is known.
+        if self.ratio_sd is not None and point.configuration in self.ratio_sd:
+            time_sd, energy_sd = self.ratio_sd[point.configuration]
+            return energy_sd, time_sd
+        energies = today.energy_interval_kJ, point.energy_interval_kJ
+        times = today.time_interval_s, point.time_interval_s
+        return math.hypot(*map(log_error, energies)), math.hypot(*map(log_error, times))
+
     def _compared(self, point: Point) -> bool:
-        """Return whether the posterior holds the point and the baseline."""
         if self.posterior is None or self.baseline is None:
             return False
         held = self.posterior.configurations
@@ -236,11 +199,8 @@ class Judge:
         return self.posterior.saving(point.configuration, self.baseline.configuration, energy, time)
 
     def _weights(self, point: Point) -> tuple[float, float, float]:
-        """Return the objective's log gain as weights of log energy and log time, and a constant.
-
-        The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
-        near the point.
-        """
+        # The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
+        # near the point.
         goal = self.constraints.goal
         if goal != "cost" or self.baseline is None:
             return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
@@ -275,10 +235,7 @@ class Judge:
         return missed and missed * self.chance(point, self.constraints)[1]
 
     def p_better(self, point: Point) -> float:
-        """Return the probability that a point is better than the baseline in what was asked.
-
-        Where the point probably meets the limits and the baseline does not, it is that of this.
-        """
+        """Return the probability that a point is better than the baseline in what was asked."""
         if self.baseline is None or point.configuration == self.baseline.configuration:
             return 0.0
         for_limits = self.p_for_limits(point)
@@ -292,7 +249,6 @@ class Judge:
         return min(joint, self._by_launches(point))
 
     def _by_launches(self, point: Point) -> float:
-        """Return the probability by the launches of the point and of the baseline alone."""
         assert self.posterior is not None and self.baseline is not None  # noqa: PT018
         energy, time, more = self._weights(point)
         pair = point.configuration, self.baseline.configuration
@@ -311,9 +267,6 @@ class Judge:
         Each of k launches, of whichever of the two is less known, narrows the saving as another
         launch of both would; their worth is the saving that they let the training have, less what
         they take.
-
-        Args:
-            launch_share: energy of a launch over that of the whole training; None if unknown.
         """
         gain = self.gain(point)
         if gain is None or not self._compared(point):

@@ -18,11 +18,7 @@ from tuner.workload.probe import MeterInfo
 
 
 def built_on_results(module: str, name: str) -> Any:
-    """Return a function of a module that imports this package, to be called by a method of it.
-
-    It is found when it is called: how a result is chosen among, explained and shown is built on
-    what a result is.
-    """
+    """Return a function of a module that is built on this package, found when it is called."""
     return getattr(import_module(module), name)
 
 
@@ -58,14 +54,9 @@ class Point:
     """One configuration with what it costs to train the whole job with it.
 
     Attributes:
-        power_W: average power of the whole job.
         source: "measured" at this very setting, or "predicted": by the surrogates, or by the
             analytic models where the cluster is simulated.
         windows: how many windows measured it, or were simulated; 0 for a surrogate's prediction.
-        p_nondominated: probability that no other configuration, measured or not, is better on
-        meter: scope and source of the energy.
-        peak_memory_bytes: fullest rank; None where unknown.
-        power_interval_W: 90 % interval; None if unknown.
         peak_power_W: highest power sample within a window; None where the samples were not kept.
         of_step: energy and time are those of one optimizer step: the length of the training is
             unknown.
@@ -153,14 +144,8 @@ class Choice:
     Attributes:
         rule: the limits asked for ("budget_kJ + max_gpus") and the objective where one was named
             ("budget_kJ + edp"); "knee" where nothing was asked.
-        met: False where no measured point meets what was asked; `best` is then the nearest.
-        objective: what was made least among what meets it (`tuner.problem.constraints.OBJECTIVES`).
-        p_met: probability that `best` meets each limit, by its name.
-        p_all_met: that it meets all of them; None where none was asked.
         objective_value: what the objective comes to: kJ, s, kJ s, money or grams of CO2; None for
             the knee.
-        baseline_met: False if the baseline does not meet the limits; None if it was not measured.
-        baseline_value: what the objective comes to for the baseline.
         baseline_p_met: probability that the baseline meets the limits; None if none was asked, or
             it was not measured.
     """
@@ -179,18 +164,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Attainment:
-    """Band of the true front: the least energy attained within each time, by posterior draws.
+    """Band of the true front: attainment surfaces (Fonseca and Fleming 1996) of posterior draws.
 
-    Each draw gives every measured and every predicted point a true time and energy; its front says
-    the least energy attained by each time. Over the draws that energy has quantiles, the attainment
-    surfaces (Fonseca and Fleming 1996).
-
-    Attributes:
-        time_s: time to solution, ascending, (n,).
-        energy_kJ_50: energy that the true front attains by then in half of the draws, (n,);
-            infinite where nothing is done by then.
-        energy_kJ_90: that it attains in 90 % of the draws: the pessimistic edge of the band.
-        energy_kJ_10: that it attains in 10 % of the draws: the optimistic edge.
+    In q % of the draws, the front attains `energy_kJ_q` or less by `time_s` (ascending); infinite
+    where nothing is done by then. 90 is the pessimistic edge.
     """
 
     time_s: tuple[float, ...]
@@ -211,19 +188,11 @@ class Evidence(StrEnum):
 
 @dataclass(frozen=True)
 class Verification:
-    """Launches of the choice and of the baseline that were made after the search.
-
-    Attributes:
-        ended: why no more were made; None if none was worth its energy.
-    """
+    """Launches of the choice and of the baseline that were made after the search."""
 
     probes: int = 0
     energy_kJ: float = 0.0
     ended: NoVerdict | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the verification as JSON values."""
-        return {name: as_json(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -231,12 +200,8 @@ class Spent:
     """Cost of the search.
 
     Attributes:
-        energy_kJ: joules of all probes, from request to end, in the meter's scope.
-        probes: launches, failed ones included.
-        failed: those of them that failed.
         payback_steps: optimizer steps of training with `best` instead of the baseline after which
             the joules saved equal those spent; None where `best` saves none.
-        payback_share: the same as a share of the whole job; None if its length is unknown.
     """
 
     energy_kJ: float
@@ -264,15 +229,10 @@ class Recommendation:
         action: "train" with `point`, or "keep" the baseline, which `point` is then.
         p_better: probability that `point` is better than the baseline in what was asked, or meets
             the limits if the baseline does not; of "keep", that of the choice. None if unknown.
-        for_limits: True if `point` is recommended because the baseline misses the limits.
-        energy, time: difference of `point` from the baseline; None if unknown or the same.
         promising: the choice, where it is neither sure enough nor unlikely to be better; None if
             there is none.
         trade: the point of the front that saves most energy for more time, or most time for more
             energy, where nothing was asked; None if there is none.
-        more: launches that would probably tell whether `promising` is better, and would be worth
-            their energy; None if there are none.
-        launch_s, launch_kJ: what one such launch takes; None if unknown.
     """
 
     action: Literal["train", "keep"]
@@ -302,9 +262,6 @@ class AnotherChoice:
 
     Attributes:
         name: name of the point for `--point`: its number on the front, or its knobs.
-        p_better: probability that it is better than the baseline in what was asked; None if that
-            is unknown or it is the baseline.
-        energy, time: difference from the baseline; None for the baseline itself, or without one.
     """
 
     run: str
@@ -375,10 +332,7 @@ class Explanation:
     Attributes:
         time_s: where a step's time goes, seconds by part, largest first: the model's shares of the
             measured step. Empty where no model knows the job.
-        energy_J: where a step's energy goes, joules by part, likewise.
         model_error: the model's own step time and energy as shares of the measured ones, minus 1.
-        knobs: what each knob bought, the baseline's values first, then by how much energy it moves.
-        notes: what could not be explained, a sentence each.
     """
 
     point: Point

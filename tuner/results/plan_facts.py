@@ -1,4 +1,4 @@
-"""What a plan is made of beside its points: counts, sizes, and the probes that would test it."""
+"""Counts and sizes of a plan, and the probes that would test it."""
 
 from __future__ import annotations
 
@@ -13,36 +13,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeOfPlan:
-    """The answer on one number of GPUs.
-
-    Attributes:
-        best: the choice there under the constraints; the knee if there are none.
-        is_knee: True for the size beyond which more GPUs buy time dearest: the knee of the curve
-            of energy over time through the choices.
-    """
+    """The answer on one number of GPUs."""
 
     gpus: int
     best: Point
     choice: Choice
     least_time: Point
     least_energy: Point
+    # True for the size beyond which more GPUs buy time dearest: the knee of the curve of energy
+    # over time through the choices.
     is_knee: bool = False
 
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """Facts of a plan.
-
-    Attributes:
-        sizes: the answer by number of GPUs, ascending; empty if the plan was for one cluster.
-        probes: configurations whose measurement would reduce the uncertainty of the front most,
-            the baseline first.
-    """
+    """Facts of a plan."""
 
     configurations: int
     fitting: int
     seconds: float
     sizes: tuple[SizeOfPlan, ...] = ()
+    # configurations whose measurement would reduce the uncertainty of the front most, the baseline
+    # first.
     probes: tuple[Configuration, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

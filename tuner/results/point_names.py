@@ -14,12 +14,7 @@ from tuner.search_spaces.errors import InputError, UnknownName
 
 
 def find_point(result: Result, name: str | Configuration) -> Point:
-    """Return a measured point by name (`Result.point`).
-
-    Raises:
-        UnknownName: there is none.
-        InputError: knobs that name several points.
-    """
+    """Return a measured point by name (`Result.point`)."""
     named = {
         "recommended": result.recommended,
         "best": result.best,
@@ -50,12 +45,7 @@ def find_point(result: Result, name: str | Configuration) -> Point:
 
 
 def compare_points(result: Result, a: Point, b: Point) -> Comparison:
-    """Compare step time and energy of `b` with `a`.
-
-    Raises:
-        InputError: they are one configuration, one was not measured, or they charge different
-            scopes of energy.
-    """
+    """Compare step time and energy of `b` with `a` (`Result.compare`)."""
     names = a.configuration.short, b.configuration.short
     for point, name in zip((a, b), names, strict=True):
         if not result.windows.get(point.configuration):

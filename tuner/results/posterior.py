@@ -22,8 +22,13 @@ from functools import cached_property
 import numpy as np
 from scipy.special import ndtr
 
-from tuner.results.figure_posterior import COMPONENTS, RECORDED, Cells, FigurePosterior, Labels
-from tuner.results.gain import Gain
+from tuner.results.figure_posterior import (
+    COMPONENTS,
+    RECORDED,
+    Cells,
+    FigurePosterior,
+    effect_labels,
+)
 from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import Z90
@@ -35,12 +40,57 @@ CORRELATION_PRIOR = 6.0
 
 
 @dataclass(frozen=True)
-class Posterior:
-    """Posterior of log step time and log power of the measured configurations.
+class Gain:
+    """Saving in the logarithm: a mixture of normal distributions, (components,) each."""
 
-    Attributes:
-        configurations: in the order in which they were first measured.
-    """
+    means: np.ndarray
+    sds: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def normal(cls, mean: float, sd: float) -> Gain:
+        """Return one normal distribution."""
+        return cls(np.array([mean]), np.array([max(sd, 1e-9)]), np.ones(1))
+
+    @property
+    def mean(self) -> float:
+        """Mean of the mixture."""
+        return float(self.weights @ self.means)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of the mixture."""
+        return math.sqrt(float(self.weights @ (self.sds**2 + (self.means - self.mean) ** 2)))
+
+    def shifted(self, by: float) -> Gain:
+        """Return the same saving with a constant added."""
+        return Gain(self.means + by, self.sds, self.weights)
+
+    def above(self, margin: float) -> float:
+        """Return the probability that it is more than this."""
+        found = float(self.weights @ ndtr((self.means - margin) / self.sds))
+        return min(max(found, 0.0), 1.0)  # the weights sum to one but for rounding
+
+    def interval(self, share: float) -> tuple[float, float]:
+        """Return the central interval that holds this share."""
+        tail = (1 - share) / 2
+        return self._quantile(tail), self._quantile(1 - tail)
+
+    def _quantile(self, p: float) -> float:
+        low = float(np.min(self.means - 9 * self.sds))
+        high = float(np.max(self.means + 9 * self.sds))
+        for _ in range(60):
+            middle = (low + high) / 2
+            if 1 - self.above(middle) < p:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posterior of log step time and log power of the measured configurations."""
 
     windows: Windows
     configurations: list[Configuration]
@@ -49,18 +99,14 @@ class Posterior:
 
     @classmethod
     def of(cls, windows: Windows, seed: int = 0, *, recorded: bool = False) -> Posterior:
-        """Return the posterior given these windows, at least one.
-
-        Args:
-            recorded: they repeat a recorded table that tells no spread.
-        """
+        """Return the posterior; `recorded` windows repeat a recorded table that tells no spread."""
         configurations = list(windows.rows)
-        cells, labels = Cells.of(windows, configurations), Labels.of(configurations)
+        cells, effects = Cells.of(windows, configurations), effect_labels(configurations)
         from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # scikit-learn
 
         time, power = (
             FigurePosterior(
-                cells, row, labels, noise, seed + 7 * row, RECORDED if recorded else 1.0
+                cells, row, effects, noise, seed + 7 * row, RECORDED if recorded else 1.0
             )
             for row, noise in enumerate((TIME_NOISE, POWER_NOISE))
         )
@@ -73,13 +119,11 @@ class Posterior:
 
     @cached_property
     def _pairing(self) -> np.ndarray:
-        """Equal component of the power for each of the time's: their spreads are independent."""
         return np.random.default_rng(0).permutation(COMPONENTS)
 
     @cached_property
     def correlation(self) -> float:
-        """Correlation of a launch's time and power, by configurations that were launched again,
-        shrunk towards 0."""
+        """Correlation of the time and power of launches that repeat, shrunk towards 0."""
         cells = self.cells
         if not cells.repeats:
             return 0.0
@@ -132,15 +176,13 @@ class Posterior:
         return np.asarray(high / Z90)
 
     def _sum(self, a: float, of_time: np.ndarray, b: float, of_power: np.ndarray) -> np.ndarray:
-        """Return the variances of a x time + b x power, given theirs."""
         both = 2 * a * b * self.correlation * np.sqrt(of_time * of_power)
         return np.asarray(np.maximum(a * a * of_time + b * b * of_power + both, 1e-14))
 
     def _gain(
         self, a: float, time: tuple[np.ndarray, np.ndarray], b: float, power: tuple[np.ndarray, ...]
     ) -> Gain:
-        """Return -(a x time + b x power), given means and variances of each component: every
-        component of the time with every one of the power, whose spreads are independent."""
+        # Every component of the time with every one of the power, whose spreads are independent.
         means = a * time[0][:, None] + b * power[0][None, :]
         variances = self._sum(a, time[1][:, None], b, power[1][None, :])
         weights = self._time.weights[:, None] * self._power.weights[None, :]
@@ -149,11 +191,7 @@ class Posterior:
     def saving(
         self, of: Configuration, baseline: Configuration, energy: float, time: float
     ) -> Gain:
-        """Return the posterior of a weighted log saving against the baseline.
-
-        Args:
-            energy, time: weights of log energy (log time + log power) and of log time.
-        """
+        """Return the posterior of a log saving, weighted of log energy and of log time."""
         place, against = self.configurations.index(of), self.configurations.index(baseline)
         pairs = [
             (figure.means[:, place] - figure.means[:, against], figure.apart(place, against))
@@ -174,11 +212,6 @@ class Posterior:
 
         Nothing is shrunk: what is left of the luck of a choice is the caller's to bound. The
         spreads are those of the whole study.
-
-        Args:
-            baseline: with what; all of its launches count, since nothing was chosen by them.
-            energy, time: weights of log energy and log time.
-            only: numbers of the launches of `of` that count; None for all.
         """
         cells = self.cells
         place, against = self.configurations.index(of), self.configurations.index(baseline)

@@ -1,9 +1,4 @@
-"""Where the time, energy and memory of one configuration are predicted to go.
-
-Nothing is measured and nothing is started: the answer is the analytic models', with the error they
-had wherever they could be checked beside it. The probes of an earlier run correct it and give it an
-interval, on the same cluster or on a larger one.
-"""
+"""Where the time, energy and memory of one configuration are predicted to go."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tuner.results.windows import Windows
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -25,19 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A prediction with its breakdown and what is known of its error.
-
-    Attributes:
-        known_error: what is known of the models' error here, a sentence each.
-        corrected: step time (s), power (W) and energy of a step (J) as probes correct them: median
-            and 90 % interval; empty where no run was named.
-    """
+    """A prediction with its breakdown and what is known of its error."""
 
     job: TrainingJob
     cluster: Cluster
     configuration: Configuration
     breakdown: Breakdown
     known_error: tuple[str, ...]
+    # step time (s), power (W) and energy of a step (J) as probes correct them: median and 90 %
+    # interval; empty where no run was named.
     corrected: Mapping[str, tuple[float, float, float]]
     probes: int = 0
 
@@ -75,7 +67,6 @@ def _corrected(
     cluster: Cluster,
     configuration: Configuration,
 ) -> tuple[dict[str, tuple[float, float, float]], int]:
-    """Step time, power and energy of a step corrected by probes, and by how many windows."""
     from tuner.models.scale_out import predictor
 
     line = corrected_models(job, probed_on, records)
@@ -103,17 +94,20 @@ def corrected_models(
     job: TrainingJob, cluster: Cluster, records: Sequence[ProbeRecord]
 ) -> ScaleOut:
     """Correct the analytic models by every window of these probes."""
+    from tuner.models.analytic.model import AnalyticModel
     from tuner.models.scale_out import ScaleOut
 
-    windows = [
-        (record.request.launch, m.as_delivered, m.step_time_s, m.power_W)
-        for record in records
-        for m in record.measurements
-    ]
-    if not windows:
+    windows = measured_windows(records)
+    model = AnalyticModel(job, charged(cluster, windows.records[0].meter))
+    return ScaleOut.of_prior(model, windows.as_delivered, windows.logs)
+
+
+def measured_windows(records: Sequence[ProbeRecord]) -> Windows:
+    """Return the windows of these probes, at least one; InputError if there is none."""
+    windows = Windows.of(records)
+    if not windows.records:
         raise InputError("the run that is to correct the prediction has measured nothing")
-    meter = next(record.meter for record in records if record.measurements)
-    return ScaleOut.of_windows(job, charged(cluster, meter), windows)
+    return windows
 
 
 def forecast(
@@ -125,10 +119,6 @@ def forecast(
     probed_on: Cluster | None = None,
 ) -> Forecast:
     """Predict one configuration.
-
-    Args:
-        records: probes of the same job that correct the prediction.
-        probed_on: the cluster that they ran on; `cluster` when not given.
 
     Raises:
         InvalidConfiguration: it cannot train this job on this cluster; the error says why.

@@ -12,11 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import LIMITS
 from tuner.results.choice import LIKELY, SAME
 from tuner.results.judge import SURE, Judge
-from tuner.results.parts import Evidence, Point, Recommendation
+from tuner.results.parts import AnotherChoice, Evidence, Point, Recommendation
 from tuner.results.result import Result
+from tuner.results.unmeasured import with_unmeasured
+from tuner.search_spaces.errors import InputError
 
 #: Launch settings without which nothing is said about a space; a search of a short training ends by
 #: itself after about so many.
@@ -42,50 +45,31 @@ def evidence_of(judge: Judge, point: Point) -> Evidence:
 
 
 def advise(judge: Judge, best: Point, *, met: bool = True) -> Recommendation:
-    """Return what to do under the judge's constraints.
-
-    Args:
-        met: whether the choice seems to meet the limits.
-    """
+    """Return what to do under the judge's constraints."""
     today = judge.baseline
     if today is None:
         return Recommendation("train", best, evidence_of(judge, best))
     if best.configuration == today.configuration:
         return Recommendation("keep", today, evidence_of(judge, today))
+
+    def train(point: Point, **more: Any) -> Recommendation:
+        energy, time = judge.differences(point) or (None, None)
+        p = judge.p_better(point)
+        evidence = evidence_of(judge, point)
+        return Recommendation("train", point, evidence, p, energy=energy, time=time, **more)
+
     p_best = judge.p_better(best)
     missed = judge.baseline_met is not None and judge.baseline_met < LIKELY
-    if missed and met and judge.p_for_limits(best) >= LIKELY:
-        return _train(judge, best, p_best, for_limits=True)
-    if p_best >= SURE:
-        return _train(judge, best, p_best)
+    for_limits = missed and met and judge.p_for_limits(best) >= LIKELY
+    if for_limits or p_best >= SURE:
+        return train(best, for_limits=for_limits)
     sure = [p for p in judge.points if p.configuration not in judge.failed]
     sure = [p for p in sure if not missed and judge.p_better(p) >= SURE]
     second, choice = judge.choose([today, *sure])
     if second is not None and second is not today and choice.met:
-        return _train(judge, second, judge.p_better(second), promising=best)
+        return train(second, promising=best)
     promising = best if p_best >= UNLIKELY else None
     return Recommendation("keep", today, evidence_of(judge, best), p_best, promising=promising)
-
-
-def _train(
-    judge: Judge,
-    point: Point,
-    p_better: float,
-    *,
-    for_limits: bool = False,
-    promising: Point | None = None,
-) -> Recommendation:
-    energy, time = judge.differences(point) or (None, None)
-    return Recommendation(
-        "train",
-        point,
-        evidence_of(judge, point),
-        p_better,
-        for_limits,
-        energy,
-        time,
-        promising,
-    )
 
 
 def recommend(result: Result) -> Recommendation | None:
@@ -109,8 +93,8 @@ def recommend(result: Result) -> Recommendation | None:
 
 
 def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
-    """Return the point of the front with the least product of energy and time that is better than
-    the recommended one in one of them and worse in the other; None if the product is no less."""
+    # Of the points that trade energy for time, the one with the least product of both; None if that
+    # is no less.
 
     def ratios(other: Point) -> tuple[float, float]:
         return (
@@ -132,12 +116,57 @@ def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
 
 
 def too_little_tried(result: Result) -> bool:
-    """Return True if a limit ended the search before it can say anything about its space.
-
-    That takes `LEAST_TRIED` launch settings, or all there are.
-    """
+    """Return True if a limit ended the search before it can say anything about its space."""
     if result.stop is None or result.stop.kind not in LIMITS:
         return False
     tried = {point.configuration.launch for point in result.points}
     every = int(result.about.get("candidates", 0))
     return len(tried) < LEAST_TRIED and len(result.points) < every
+
+
+def point_name(result: Result, point: Point) -> str:
+    """Return the name of a point for `Result.point`: its number on the front, or its knobs."""
+    front = [each.configuration for each in result.front_points]
+    if point.configuration in front:
+        return str(front.index(point.configuration) + 1)
+    return point.configuration.short
+
+
+def choose(result: Result, constraints: Constraints) -> AnotherChoice:
+    """Choose among the measured points of a result; without constraints, what the run recommends.
+
+    Raises:
+        InputError: nothing was measured, the slowdown is limited and the baseline was not measured,
+            or a limit is on the whole training, whose length is unknown.
+    """
+    baseline = result.baseline
+    if constraints.max_slowdown is not None and baseline is None:
+        raise InputError(
+            f"the slowdown is relative to today, which run {result.name!r} did not measure; "
+            "give a deadline instead"
+        )
+    if not result.length_known:
+        constraints.require_limits_of_a_step()
+    limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
+    own = result.judged
+    judge = own if not constraints.given else replace(own, constraints=limits)
+    best, choice = judge.choose()
+    if best is None:
+        raise InputError(f"run {result.name!r} measured nothing, so there is nothing to choose")
+    if not constraints.given:
+        advised = advise(judge, best, met=choice.met).point
+        if advised.configuration != best.configuration:
+            best, choice = advised, replace(judge.choose([advised])[1], sentence=result.headline)
+    today = baseline is not None and best.configuration == baseline.configuration
+    energy, time = judge.differences(best) or (None, None)
+    return AnotherChoice(
+        result.name,
+        point_name(result, best),
+        best,
+        with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps),
+        baseline,
+        evidence_of(judge, best),
+        None if baseline is None or today else judge.p_better(best),
+        energy,
+        time,
+    )

@@ -60,31 +60,13 @@ class Result:
     """The answer of `tuner.optimize`.
 
     Attributes:
-        front_points: the non-dominated points, fastest first.
         best: the choice under the constraints; without any, what is better than the baseline in
             both energy and time. `recommendation` says whether it is sure enough to run it.
-        choice: how it was chosen, in a sentence.
         steps: optimizer steps (or units of work) that the figures are of: those that make the
             solution, or 1 if the length of the training is unknown (null in the JSON).
-        constraints: what was asked, e.g. {"budget_kJ": 25.0}, with the prices that were given.
-        failures: the probes that failed, with why.
-        stragglers: ranks that held the others of a probe back, each with the probe's name (not in
-            the JSON: they are in the trace).
-        progress: (probing kJ so far, hypervolume of the front so far) after each probe.
-        stop: why the search ended; None if not recorded.
-        windows: the windows that measured each configuration, in their order (not in the JSON: they
-            are in the trace).
-        launches: number of the probe that made each of these windows.
-        unmeasured: candidates that were not measured and whose launch did not fail (not in the
-            JSON).
-        verification: launches that were made after the search to become sure of the choice.
         predicted: points never probed at their own setting that are likely on the front, by the
             surrogates (`source="predicted"`, no windows); never among `points` or `front_points`
             and never chosen. Fastest first.
-        attainment: the band in which the true front lies; None where nothing was measured.
-        surrogates: the models fitted to the measurements, which the front and `explain` share (not
-            in the JSON); None if nothing was measured.
-        judge: tells how points differ from the baseline and how sure that is (not in the JSON).
     """
 
     name: str
@@ -212,8 +194,7 @@ class Result:
 
     @property
     def front(self) -> pandas.DataFrame:
-        """The front, fastest first, by the numbers that `point` takes: time, energy, power and the
-        knobs that vary.
+        """The front as a table, fastest first, by the numbers that `point` takes.
 
         Raises:
             InputError: pandas is not installed; the extra `notebook` brings it.
@@ -239,9 +220,6 @@ class Result:
     def export(self, to: str, out: str | Path | None = None) -> Path:
         """Write the result as "csv", "parquet" or "t4"; return the path of the file.
 
-        Args:
-            out: the file (default: in the run's folder).
-
         Raises:
             InputError: the format is unknown, or a package that it needs is not installed.
         """
@@ -255,9 +233,6 @@ class Result:
     ) -> AnotherChoice:
         """Choose among the measured points under other constraints; nothing is measured.
 
-        Args:
-            limits: as in `tuner.optimize`.
-
         Raises:
             InputError: nothing was measured, or the slowdown is limited and the baseline was not
                 measured.
@@ -265,7 +240,9 @@ class Result:
         from tuner.problem.constraints import Constraints
 
         asked = (constraints or Constraints()).limited(**limits)
-        chosen: AnotherChoice = built_on_results("tuner.results.choose", "choose")(self, asked)
+        chosen: AnotherChoice = built_on_results("tuner.results.recommendation", "choose")(
+            self, asked
+        )
         return chosen
 
     def explain(self, point: str | Configuration = "best") -> Explanation:

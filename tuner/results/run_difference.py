@@ -12,16 +12,11 @@ from tuner.results.result import Result
 
 @dataclass(frozen=True)
 class RunDifference:
-    """Difference of two runs.
-
-    Attributes:
-        rows: label, and the text of each run; only where at least one has something to say.
-        obstacles: why their figures must not be compared, a phrase each; empty if they may be.
-        choices: the point that each run recommends; None if it measured nothing.
-    """
+    """Difference of two runs."""
 
     names: tuple[str, str]
     rows: tuple[tuple[str, str, str], ...]
+    # why their figures must not be compared, a phrase each; empty if they may be.
     obstacles: tuple[str, ...]
     choices: tuple[Point | None, Point | None]
 

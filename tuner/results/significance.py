@@ -1,8 +1,4 @@
-"""Difference of one quantity between two configurations, or between two series in turn.
-
-A difference is called one only where its 95 % interval leaves out zero; otherwise the answer says
-that none was shown, and how small a difference could have been.
-"""
+"""Difference of one quantity between two configurations, or between two series in turn."""
 
 from __future__ import annotations
 
@@ -26,7 +22,6 @@ class Difference:
     Attributes:
         quantity: "step_time", "power" or "energy_per_step".
         relative: b / a - 1; -0.05 is 5 % less.
-        low, high: its 95 % interval.
         p_value: two-sided, of no difference at all; not shown of a prediction, which no sample
             stands behind.
         predicted: by models, whose known error the interval is.
@@ -82,12 +77,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Changes from `a` to `b`.
-
-    Attributes:
-        step_time, energy: the differences; `energy` is of one optimizer step.
-        basis: the launches that were compared, in a sentence; "" if not stated.
-    """
+    """Changes from `a` to `b`."""
 
     a: str
     b: str
@@ -120,47 +110,20 @@ class Comparison:
         return {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
 
 
-def _of_variance(
-    difference: float,
-    variance: float,
-    freedom: float,
-    quantity: str,
-    method: str,
-    level: float = LEVEL / 2,
-) -> Difference:
-    """Student's t test of a difference of logarithms with this squared error."""
-    relative = _share(difference)
-    if not variance > 0:
-        if variance == 0 and difference != 0:
-            return Difference(quantity, relative, relative, relative, 0.0, method)
-        return Difference(quantity, relative, -math.inf, math.inf, math.nan, method)
-    from scipy import stats
-
-    error = math.sqrt(variance)
-    reach = float(stats.t.isf(level, freedom)) * error
-    one_sided = float(stats.t.sf(abs(difference) / error, freedom))
-    p_value = min(1.0, one_sided * LEVEL / level) if level > 0 else 1.0
-    low, high = _share(difference - reach), _share(difference + reach)
-    return Difference(quantity, relative, low, high, p_value, method)
-
-
-def _share(log: float) -> float:
-    """Return the relative difference of a difference of logarithms; infinite on overflow."""
-    return math.expm1(log) if log < 700 else math.inf
-
-
 def compare_paired(a: Sequence[float], b: Sequence[float], quantity: str) -> Difference:
     """Compare two series measured in turn (a, b, a, b, ...): the paired t-test on logarithms.
 
     Drift that both members of a pair share cancels.
     """
+    from scipy.stats import ttest_1samp
+
     if len(a) != len(b):
         raise InputError(f"{len(a)} values cannot be paired with {len(b)}")
     method = f"paired t on {len(a)} pairs"
     ratio = [math.log(two / one) for one, two in zip(a, b, strict=True)]
     if len(ratio) < 2:
         return Difference(quantity, math.nan, -math.inf, math.inf, math.nan, method)
-    mean, variance = statistics.fmean(ratio), statistics.variance(ratio) / len(ratio)
-    if variance == 0 and mean == 0:
-        return Difference(quantity, 0.0, 0.0, 0.0, math.nan, method)
-    return _of_variance(mean, variance, len(ratio) - 1, quantity, method)
+    test = ttest_1samp(ratio, 0.0)
+    mean, (low, high) = statistics.fmean(ratio), test.confidence_interval(1 - LEVEL)
+    relative, low, high = (math.expm1(log) for log in (mean, low, high))
+    return Difference(quantity, relative, low, high, float(test.pvalue), method)

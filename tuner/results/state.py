@@ -101,7 +101,6 @@ class StudyState:
         )
 
     def _ratio_sd(self) -> dict[Configuration, tuple[float, float]] | None:
-        """Return the models' error of each point's time and energy over today's."""
         every = [point.configuration for point in self.points]
         today = self.baseline
         if today is None:
@@ -111,11 +110,7 @@ class StudyState:
 
 
 def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> tuple[Point, ...]:
-    """Return the points of a posterior, with NaN as probability of the front.
-
-    Args:
-        run_dir: where the power samples are, for `Point.peak_power_W`.
-    """
+    """Return the points of a posterior, with NaN as probability of the front."""
     points = []
     windows, rows = posterior.windows, posterior.windows.rows
     for i, configuration in enumerate(posterior.configurations):
@@ -143,7 +138,6 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
 
 
 def _peak_W(windows: Windows, rows: Sequence[int], run_dir: Path | None) -> float | None:
-    """Return the highest power sample within these windows; None if none was kept."""
     if run_dir is None:
         return None
     peaks = []
@@ -157,7 +151,6 @@ def _peak_W(windows: Windows, rows: Sequence[int], run_dir: Path | None) -> floa
 
 @lru_cache(maxsize=4096)  # a probe's timeline is written once, and an answer is built often
 def _peak_within(path: str, start_s: float, length_s: float) -> float | None:
-    """Return the highest sample of a timeline in a window; None if there is none."""
     with contextlib.suppress(InputError):  # a damaged timeline is no peak, and no failure
         return max(
             (

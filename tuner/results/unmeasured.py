@@ -51,11 +51,7 @@ def likeliest(
 ) -> tuple[Configuration, float] | None:
     """Return the candidate that most probably meets all limits, with that probability.
 
-    Log time and log power are drawn from the surrogates' intervals with their correlation.
-
-    Returns:
-        None if there is no candidate, or if peak power is limited, which the surrogates do not
-        predict.
+    None if there is no candidate, or if peak power is limited, which the surrogates do not predict.
     """
     limits = constraints.limits
     if limit_on("peak_power_W", limits) is not None:
@@ -96,10 +92,7 @@ def with_unmeasured(
     candidates: Sequence[Configuration],
     steps: int,
 ) -> Choice:
-    """Return a choice that misses limits with the chance that an unmeasured candidate meets them.
-
-    Any other choice is returned as it is, as is one without surrogates or candidates.
-    """
+    """Return a choice that misses limits with the chance that some candidate meets them."""
     if choice.met or surrogates is None or not constraints.limits:
         return choice
     found = likeliest(surrogates, candidates, constraints, steps)

@@ -14,17 +14,12 @@ from tuner.workload.probe import Measurement, ProbeRecord
 
 @dataclass(frozen=True)
 class Windows:
-    """Every window of every measured configuration, row by row.
-
-    Attributes:
-        configurations: as requested.
-        launches: number of that probe, which is one launch, (rows,).
-    """
+    """Every window of every measured configuration, row by row."""
 
     configurations: list[Configuration]
     measurements: list[Measurement]
     records: list[ProbeRecord]
-    launches: np.ndarray
+    launches: np.ndarray  # number of that probe, which is one launch, (rows,)
 
     @classmethod
     def of(cls, records: Sequence[ProbeRecord]) -> Windows:
@@ -81,6 +76,11 @@ class Windows:
         for row, configuration in enumerate(self.configurations):
             rows.setdefault(configuration, []).append(row)
         return rows
+
+    @property
+    def logs(self) -> np.ndarray:
+        """Logarithms of step time and power, (rows, 2)."""
+        return np.log(np.column_stack([self.step_time_s, self.power_W]))
 
     @property
     def logs_and_stated(self) -> list[tuple[np.ndarray, np.ndarray]]:

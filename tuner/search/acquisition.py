@@ -1,13 +1,10 @@
 """Acquisition: expected fall of the log regret per joule, over launches with their live settings.
 
-A probe is worth the expected fall of the regret's logarithm (`tuner.search.log_regret`) per joule
-that it is predicted to cost. A launch is paid once, a further live setting only its settling and
-its window, so live settings are added while they are worth it (`tuner.search.live_sweep`). A
-running launch is extended for the windows alone, and another launch is charged for coming back to
-it where settings of it are still missing. Expectations are over fixed quasi-random joint draws of
-the surrogates, each at hyperparameters of its own, in which energy is step time times power and so
-moves with time. Before there is
-enough to model, a few launches are spread over the space (`farthest`).
+A launch is paid once, a further live setting only its window, so settings are added while they are
+worth it (`tuner.search.live_sweep`). A running launch is extended for the windows alone, and
+another launch is charged for coming back to it where settings of it are still missing. Expectations
+are over fixed quasi-random joint draws of the surrogates, each at hyperparameters of its own.
+Before there is enough to model, a few launches are spread over the space (`farthest`).
 """
 
 from __future__ import annotations
@@ -42,16 +39,12 @@ MEASURED_TRIED = 64
 
 @dataclass(frozen=True)
 class Scored:
-    """One probe and its score.
+    """One probe and its score."""
 
-    Attributes:
-        members: indices into the candidates, all of one launch; the first is visited first.
-        score: expected fall of the log regret per joule, with the joules of coming back to a
-            launch that is left for this one.
-        expected_gain: share of the front's hypervolume that all of them are expected to add.
-    """
-
+    # indices into the candidates, all of one launch; the first is visited first.
     members: tuple[int, ...]
+    # expected fall of the log regret per joule, with the joules of coming back to a launch that is
+    # left for this one.
     score: float
     cost_J: float
     first_J: float
@@ -60,21 +53,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class CandidateView:
-    """Candidates that may be proposed, at least one.
+    """Candidates that may be proposed, at least one."""
 
-    Attributes:
-        members: indices into all candidates, (n,).
-        rows: their rows among the configurations that the surrogates track, (n,).
-        launch_of: number of the launch of each, (n,).
-        posterior: of each.
-        chances: probability that each fits in memory and that no rule leaves it out rightly, (n,).
-            None is closed by it: it weighs what a candidate is worth.
-    """
-
-    members: np.ndarray
-    rows: np.ndarray
+    members: np.ndarray  # indices into all candidates, (n,)
+    rows: np.ndarray  # their rows among the configurations that the surrogates track, (n,)
     launch_of: np.ndarray
     posterior: Posterior
+    # probability that each fits in memory and that no rule leaves it out rightly, (n,). None is
+    # closed by it: it weighs what a candidate is worth.
     chances: np.ndarray
     gpus: np.ndarray
 
@@ -88,26 +74,17 @@ class CandidateView:
         return np.flatnonzero(self.chances >= min(LIKELY, self.chances.max()))
 
     def counting(self, rows: np.ndarray, draws: int, of: float | np.ndarray = 1.0) -> np.ndarray:
-        """Return a mask of the draws in which each of these rows counts, (draws, rows).
-
-        Its share of the draws is its chance over `of`. Rules are wrong in all launches or in none,
-        as is predicted memory, so the same draws serve all candidates.
-        """
+        """Return a mask of the draws in which each of these rows counts, (draws, rows)."""
         shares = (np.random.default_rng(0).permutation(draws) + 0.5) / draws
         return np.asarray(shares[:, None] * of < self.chances[rows])
 
 
 @dataclass(frozen=True)
 class FrontEstimate:
-    """Posterior means of the configurations that the front is made of.
+    """Posterior means of the configurations that the front is made of."""
 
-    Attributes:
-        configurations: measured or in flight, (n,).
-        points: log energy and log time of each, (n, 2).
-    """
-
-    configurations: tuple[Configuration, ...]
-    points: np.ndarray
+    configurations: tuple[Configuration, ...]  # measured or in flight, (n,)
+    points: np.ndarray  # log energy and log time of each, (n, 2)
     gpus: np.ndarray
 
     @classmethod
@@ -136,9 +113,6 @@ def search_reference(front: np.ndarray, posterior: Posterior) -> np.ndarray:
 
     The front measured so far may be one point, whose nadir would deny all worth to the rest of the
     trade-off; the predicted means tell how far it reaches.
-
-    Args:
-        front: log energy and log time so far, (n, 2).
     """
     predicted = np.column_stack([posterior.log_energy, posterior.log_time])
     return np.maximum(reference_point(np.vstack([front, predicted])), reference_point(front))
@@ -146,19 +120,14 @@ def search_reference(front: np.ndarray, posterior: Posterior) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ProbeAcquisition:
-    """Expected fall of the log regret per joule of whole probes.
-
-    Attributes:
-        design: largest number of live settings of a sweep, weight of the cost, and whether the
-            first window of a launch decides about the rest of its sweep.
-        draws: `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
-            `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
-    """
+    """Expected fall of the log regret per joule of whole probes."""
 
     surrogates: Surrogates
     cost: ProbeCost
     design: SamplerDesign
     configurations: Sequence[Configuration]
+    # `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
+    # `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
     draws: tuple[np.ndarray, np.ndarray]
 
     def best(
@@ -167,14 +136,7 @@ class ProbeAcquisition:
         candidates: CandidateView,
         running_launch: int | None = None,
     ) -> Scored:
-        """Return the probe that is worth the most per joule.
-
-        Args:
-            running_launch: number of a launch that can be extended without the cost of a launch.
-
-        Returns:
-            The probe; its score is 0 if no draw of any candidate is worth anything.
-        """
+        """Return the probe that is worth the most per joule."""
         launches = self._promising(front, candidates, running_launch)
         tried = np.concatenate(launches)
         # The score of a launch is weighed by the best chance of its settings.
@@ -217,11 +179,7 @@ class ProbeAcquisition:
     def _promising(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
     ) -> list[np.ndarray]:
-        """Return the rows of the launches that sweeps are built for, the running one among them.
-
-        They are the launches with the best single settings by hypervolume improvement per joule, in
-        the order of the candidates: a candidate's draws do not change with its rank.
-        """
+        # In the order of the candidates: a candidate's draws do not change with its rank.
         posterior, launch_of = candidates.posterior, candidates.launch_of
         draws = self.draws[0]
         log_t = posterior.log_time + draws[:, 0] * posterior.log_time_std
@@ -248,7 +206,6 @@ class ProbeAcquisition:
     def _regret(
         self, front: FrontEstimate, tried: Sequence[Configuration], counting: np.ndarray
     ) -> LogRegret:
-        """Return joint draws of the measured configurations and of these where they count."""
         near = front.nearest(MEASURED_TRIED)
         both = [*(front.configurations[i] for i in near), *tried]
         log_t, log_p = self.surrogates.sample(both, self.draws[1], marginal=True)
@@ -258,10 +215,7 @@ class ProbeAcquisition:
     def _nearest(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
     ) -> Scored:
-        """Return the single setting nearest to the front; its score is 0.
-
-        Nearest in standard deviations: of the nearer axis, from the corner that is farthest.
-        """
+        # Nearest in standard deviations: of the nearer axis, from the corner that is farthest.
         all_of, corners = candidates.posterior, _corners(front.points)
         behind_e = (all_of.log_energy[:, None] - corners[:, 0]) / all_of.log_energy_std[:, None]
         behind_t = (all_of.log_time[:, None] - corners[:, 1]) / all_of.log_time_std[:, None]
@@ -276,22 +230,13 @@ class ProbeAcquisition:
 
 
 def _corners(points: np.ndarray) -> np.ndarray:
-    """Return the non-dominated points, in their order."""
     return points[nondominated(points[:, 0], points[:, 1])]
 
 
 def farthest(
     points: np.ndarray, chosen: np.ndarray, *, allowed: np.ndarray, rng: np.random.Generator
 ) -> int:
-    """Return the allowed row that is farthest from all chosen rows (maximin).
-
-    With none chosen, the row nearest to the mean of all. Ties are drawn.
-
-    Args:
-        points: (n, d).
-        chosen: (k, d), k may be 0.
-        allowed: indices into points, at least one.
-    """
+    """Return the allowed row of (n, d) points that is farthest from all chosen rows (maximin)."""
     if len(chosen):
         distance = np.min(
             np.linalg.norm(points[allowed][:, None, :] - chosen[None, :, :], axis=2), axis=1

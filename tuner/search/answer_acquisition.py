@@ -1,10 +1,8 @@
 """Acquisition for a question: expected improvement of its answer per joule.
 
-A probe is worth the expected fall of the least loss (`Question.loss`): the constrained expected
-improvement (Schonlau, Welch & Jones 1998, "Global versus local search in constrained optimization
-of computer models"; Gardner et al. 2014, "Bayesian optimization with inequality constraints",
-ICML), over draws that move together instead of a product of probabilities. The answer is one
-configuration: one window is planned at a time, and a launch is worth its best setting.
+A probe is worth the expected fall of the least loss (`Question.loss`): constrained expected
+improvement (Gardner et al. 2014, "Bayesian optimization with inequality constraints", ICML), over
+draws that move together. One window is planned at a time; a launch is worth its best setting.
 """
 
 from __future__ import annotations
@@ -22,28 +20,18 @@ from tuner.search.question import Question
 
 @dataclass(frozen=True)
 class AnswerAcquisition:
-    """Expected improvement of the answer per joule.
-
-    Attributes:
-        draws: `normal_draws`, (draws, 2, 1).
-    """
+    """Expected improvement of the answer per joule."""
 
     surrogates: Surrogates
     cost: ProbeCost
     question: Question
     cost_weight: float
-    draws: np.ndarray
+    draws: np.ndarray  # `normal_draws`, (draws, 2, 1)
 
     def best(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
     ) -> Scored:
-        """Return the window with the most expected improvement per joule.
-
-        Without an improvement in any draw it is the one of the least predicted loss.
-
-        Args:
-            running_launch: number of a launch that can be extended without the cost of a launch.
-        """
+        """Return the window with the most expected improvement per joule."""
         posterior, question = candidates.posterior, self.question
         mean_e, mean_t = posterior.log_energy, posterior.log_time
         objective = question.objective(mean_e, mean_t, candidates.gpus)
@@ -70,11 +58,8 @@ class AnswerAcquisition:
         )
 
     def _losses(self, candidates: CandidateView, worst: float) -> np.ndarray:
-        """Return draws of each candidate's loss, (draws, n).
-
-        They are widened for few measurements, as intervals are: a search that is sure of the wrong
-        side of a limit does not look at the other.
-        """
+        # Widened for few measurements, as intervals are: a search that is sure of the wrong side of
+        # a limit does not look at the other.
         posterior, (wide_t, wide_p) = candidates.posterior, self.surrogates.widening
         log_t = posterior.log_time + self.draws[:, 0] * wide_t * posterior.log_time_std
         log_p = posterior.log_power + self.draws[:, 1] * wide_p * posterior.log_power_std

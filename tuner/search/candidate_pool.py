@@ -1,11 +1,9 @@
 """Subsampling of very large candidate sets, with an up-to-date posterior of the sample.
 
-Up to `ALL_CANDIDATES` every candidate is taken. Beyond, whole launches are drawn: the open ones are
-put in the order of their knobs and cut into equal stretches, and one of each stretch is drawn, so
-that the levels of the first knobs occur as often as among all, and the others about as often.
-Launches that differ from one of the front in a single launch knob are taken as well. If
-measurements x candidates are many, only the most promising of these launches are tracked. Both
-choices are renewed whenever the hyperparameters are fitted.
+Beyond `ALL_CANDIDATES`, launches are drawn, one from each of many equal stretches in the order of
+their knobs, and those that differ from one of the front in a single launch knob are added. If
+measurements x candidates are many, only the most promising of them are tracked. Both choices are
+renewed whenever the hyperparameters are fitted.
 """
 
 from __future__ import annotations
@@ -98,11 +96,7 @@ class CandidatePool:
     def view(
         self, observations: Observations, closed: np.ndarray, chances: np.ndarray
     ) -> CandidateView:
-        """Return the tracked candidates that are open, at least one, with pending ones believed.
-
-        Args:
-            closed: mask of the candidates that may not be proposed, not all of them.
-        """
+        """Return the tracked candidates that are open, at least one, with pending ones believed."""
         if self.tracked is None or closed[self.tracked].all():
             poor = closed | (chances < MEMORY_POLICY.refused_below)
             self.tracked = self._choose(observations, closed if poor.all() else poor)
@@ -126,7 +120,6 @@ class CandidatePool:
         return self._promising(observations, sample, limit // 2, closed)
 
     def _sample(self, observations: Observations, closed: np.ndarray) -> np.ndarray:
-        """Return all candidates, or a sample of them launch by launch."""
         n = len(closed)
         if n <= ALL_CANDIDATES:
             return np.arange(n)
@@ -145,11 +138,8 @@ class CandidatePool:
     def _promising(
         self, observations: Observations, sample: np.ndarray, limit: int, closed: np.ndarray
     ) -> np.ndarray:
-        """Return the launches of the sample with the most promising open settings.
-
-        They have about `limit` candidates in all. Promise is the improvement at optimistic figures,
-        two standard deviations from the mean, so no launch is lost for being unexplored.
-        """
+        # At optimistic figures, two standard deviations from the mean, no launch is lost for being
+        # unexplored.
         measured, found = (
             self._surrogates.predict(self._configurations(numbers))
             for numbers in (np.unique([m.candidate for m in observations.measured]), sample)

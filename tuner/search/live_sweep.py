@@ -1,10 +1,8 @@
 """Sweep over the live settings of one launch, as far as they are expected to be visited.
 
-A launch is paid once and a further setting costs its window, so a launch is worth the values of all
-its settings that are worth their own joules. The probe decides after each window whether to
-continue (`CandidateSampler.plan_continuation`), and the sweep foresees that decision: the first
-window shows in which draw the launch is, and a setting is visited in the draws in which it is of
-value. So a wide sweep of a launch that may turn out poor is charged little more than one window.
+The probe decides after each window whether to continue (`CandidateSampler.plan_continuation`), and
+the sweep foresees that: a setting is visited in the draws in which it is of value. So a wide sweep
+of a launch that may turn out poor is charged little more than one window.
 """
 
 from __future__ import annotations
@@ -19,10 +17,8 @@ class Sweep:
     """Settings of one launch that a probe visits, their value and their expected cost.
 
     Args:
-        columns: the launch's settings among the candidates of `regret`.
         launch_J: joules of the launch if it begins at each setting, (settings,); zeros if it is
             running.
-        visit_J: joules of each setting, (settings,).
 
     Attributes:
         added: the settings that the probe visits; the first is visited first.

@@ -1,8 +1,7 @@
 """Fall of the log regret: what a measurement is worth, draw by draw.
 
 In each joint draw of the surrogates the regret is the share of that draw's front that the
-measurements miss, and a measurement is worth the fall of its logarithm. A search is over when
-little is missing, wherever the front lies, so every draw counts the same: one in which a launch
+measurements miss, and a measurement is worth the fall of its logarithm. So a draw in which a launch
 misses the front by far weighs no more than one in which the last settings of a good launch are
 missing. (Hypervolume improvement leaves such a launch for the most uncertain one, and returns.)
 """
@@ -27,14 +26,10 @@ class LogRegret:
     (`tuner.pareto.reference_point`), which is the origin of the coordinates here.
 
     Args:
-        energy: joint draws of log energy, (draws, measured + open).
-        time: of log time, likewise.
-        measured: number of configurations that are measured or in flight, the first ones; at
-            least one.
+        energy, time: joint draws of log energy and log time, (draws, measured + open).
+        measured: number of configurations that are measured or in flight, the first ones.
 
     Attributes:
-        energy: log energy of the open candidates over the draw's reference, (draws, open).
-        front_energy: log energy of the measured ones, (draws, measured).
         missing: regret before any open candidate is measured, (draws,).
         whole: hypervolume of each draw's front, (draws,).
     """
@@ -53,15 +48,7 @@ class LogRegret:
     def shares(
         self, front_energy: np.ndarray, front_time: np.ndarray, columns: np.ndarray
     ) -> np.ndarray:
-        """Return the share of each draw's hypervolume that each candidate would add to a front.
-
-        Args:
-            front_energy: log energy of the front, (draws, k).
-            front_time: its log time, (draws, k).
-
-        Returns:
-            Shares, (draws, candidates).
-        """
+        """Return the share of each draw's hypervolume that each candidate adds to a front."""
         gains = joint_improvement(
             front_energy, front_time, self.energy[:, columns], self.time[:, columns], np.zeros(2)
         )
@@ -76,12 +63,9 @@ class LogRegret:
     def noise(self, time_sd: float, power_sd: float) -> np.ndarray:
         """Return the standard deviation of `whole` as a share of it, (draws,).
 
-        To first order, if each corner of the front has independent errors: one of log energy moves
-        its right side, one step of the staircase high, one of log time its upper side, too.
-
-        Args:
-            time_sd: standard deviation of each point's log time.
-            power_sd: of its log power, which is independent of it.
+        To first order, if each corner of the front has independent errors of log time and log
+        power: one of log energy moves its right side, one step of the staircase high, one of log
+        time its upper side, too.
         """
         e, t = _by_energy(*self._every)
         before = np.hstack([np.zeros((len(t), 1)), np.minimum.accumulate(t, axis=1)[:, :-1]])
@@ -98,32 +82,25 @@ class LogRegret:
         return np.asarray(self.missing * self.whole / -self._every[1].min(axis=1))
 
     def reduction(self, shares: np.ndarray) -> np.ndarray:
-        """Return the fall of log(regret + `LEAST_REGRET`) if these shares are added.
-
-        Args:
-            shares: (draws,) or (draws, candidates).
-        """
+        """Return the fall of log(regret + `LEAST_REGRET`) if these shares are added."""
         missing = self.missing.reshape(-1, *[1] * (shares.ndim - 1))
         left = np.maximum(missing - shares, 0.0)
         return np.asarray(np.log((missing + LEAST_REGRET) / (left + LEAST_REGRET)))
 
 
 def _reference(figure: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return one coordinate of each draw's reference point, (draws,); see `reference_point`."""
     nadir = np.take_along_axis(figure, other.argmin(axis=1)[:, None], axis=1)[:, 0]
     width = nadir - figure.min(axis=1)
     return np.asarray(nadir + np.maximum(REFERENCE_MARGIN * width, REFERENCE_LEAST))
 
 
 def _hypervolumes(energy: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Return the area that each draw's points (draws, n) dominate, up to the origin, (draws,)."""
     e, t = _by_energy(energy, time)
     right = np.hstack([e[:, 1:], np.zeros((len(e), 1))])
     return np.asarray(np.sum((right - e) * -np.minimum.accumulate(t, axis=1), axis=1))
 
 
 def _by_energy(energy: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each draw's points by rising energy, those beyond the origin moved to it."""
     order = np.argsort(energy, axis=1)
     e, t = (np.take_along_axis(figure, order, axis=1) for figure in (energy, time))
     return np.minimum(e, 0.0), np.minimum(t, 0.0)

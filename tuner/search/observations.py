@@ -50,8 +50,6 @@ class Observations:
     """Measurements, failures and pending trials of the candidates.
 
     Attributes:
-        closed: candidates that are not proposed again.
-        failed_launches: launches of which no setting is proposed again.
         peak_bytes: launch -> peak memory; infinite if it ran out of memory, NaN if not measured.
         not_taken: candidate that the devices did not run as set -> the clocks at which they ran, by
             name ("clock_MHz", of a stage "clock_MHz.0").
@@ -163,5 +161,4 @@ class Observations:
 
 
 def _figure(value: object) -> float:
-    """Return a trial attribute as a number; NaN if it is none."""
     return float(value) if isinstance(value, int | float) else math.nan

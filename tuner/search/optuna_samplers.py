@@ -1,33 +1,29 @@
 """Optuna's samplers, and any that implement its interface, over the same candidates.
 
-A stock sampler knows knobs and their ranges but not which combinations are valid, and has no notion
-of launches. It is asked for one configuration at a time until that is a candidate not tried yet,
-and every point it proposes is a launch of its own. It is asked in a shadow study in memory that
-mirrors the results of the real one, so that refused proposals leave no trace in the user's study.
+A stock sampler does not know which combinations are valid. It is asked for one configuration at a
+time, in a shadow study in memory, until that is a candidate not tried yet.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
-from optuna.distributions import IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState, create_trial
 
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.sampler import CandidateSampler
-from tuner.search.user_prior import UserPrior
 from tuner.search_spaces.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
+    from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.space import Candidates
 
 #: This project's own sampler, `tuner.search.sampler.CandidateSampler`.
@@ -62,11 +58,7 @@ SamplerChoice = str | BaseSampler | None
 
 
 class StockSampler(ProbePlanner):
-    """Planner that follows any Optuna sampler, one configuration a probe.
-
-    Args:
-        max_asks: number of asks before the nearest open candidate is taken.
-    """
+    """Planner that follows any Optuna sampler, one configuration a probe."""
 
     def __init__(
         self,
@@ -98,7 +90,6 @@ class StockSampler(ProbePlanner):
             return self._enqueue(self._plan_of([candidate], reason))
 
     def _mirror(self, study: optuna.Study) -> None:
-        """Copy the trials that finished in the real study since the last call to the shadow."""
         finished = (TrialState.COMPLETE, TrialState.FAIL)
         for trial in study.get_trials(deepcopy=False, states=finished):
             if trial.number in self._mirrored:
@@ -121,7 +112,6 @@ class StockSampler(ProbePlanner):
                 )
 
     def _ask_until_open(self, closed: np.ndarray) -> tuple[int, Trial]:
-        """Ask until the proposal is open; return it and its running trial in the shadow study."""
         refused: list[dict[str, Any]] = []
         while len(refused) < self._max_asks:
             trial = self._shadow.ask(self.distributions())
@@ -137,51 +127,26 @@ class StockSampler(ProbePlanner):
         return candidate, self._ask_for(candidate)
 
     def _ask_for(self, candidate: int) -> Trial:
-        """Start a trial of the shadow study with this candidate's parameters."""
         self._shadow.enqueue_trial(self.params_of(self._configurations[candidate]))
         return self._shadow.ask(self.distributions())
 
     def _nearest(self, params: dict[str, Any], closed: np.ndarray) -> int:
-        """Return the open candidate with the fewest knobs changed, then the least changed."""
-        target = np.array([self._ranks[name][params[name]] for name in self._encoding.knobs])
-        distance = np.abs(self._rank_rows - target)
-        away = (distance > 0).sum(axis=1) + distance.mean(axis=1)
-        away[closed] = np.inf
-        return int(self._rng.choice(np.flatnonzero(away <= away.min() + 1e-12)))
-
-    @cached_property
-    def _ranks(self) -> dict[str, dict[Any, float]]:
-        """Knob -> level -> its rank among the levels, scaled to [0, 1]."""
-        ranks = {}
-        for name, distribution in self.distributions().items():
-            if isinstance(distribution, IntDistribution):
-                levels = range(distribution.low, distribution.high + 1, distribution.step)
-            else:
-                levels = distribution.choices  # type: ignore[attr-defined]
-            ranks[name] = {level: i / max(len(levels) - 1, 1) for i, level in enumerate(levels)}
-        return ranks
-
-    @cached_property
-    def _rank_rows(self) -> np.ndarray:
-        """Each candidate's levels as ranks, shape (candidates, knobs)."""
-        rows = [
-            [self._ranks[name][value] for name, value in self.params_of(configuration).items()]
-            for configuration in self._configurations
-        ]
-        return np.array(rows)
+        changed = np.array(
+            [
+                sum(params[name] != value for name, value in self.params_of(each).items())
+                for each in self._configurations
+            ]
+        )
+        nearest = np.flatnonzero(~closed & (changed == changed[~closed].min()))
+        return int(self._rng.choice(nearest))
 
 
-def check_sampler(sampler: SamplerChoice, *, user_prior: bool = False) -> None:
-    """Raise if there is no such sampler, before anything is started.
-
-    Raises:
-        UnknownName: no sampler has that name.
-        InputError: it cannot use these.
-    """
+def check_sampler(sampler: SamplerChoice, *, tries: bool = False) -> None:
+    """Raise UnknownName or InputError if there is no such sampler, before anything is started."""
     if isinstance(sampler, str) and sampler not in SAMPLERS:
         raise UnknownName("sampler", sampler, SAMPLERS)
-    if user_prior and sampler not in (None, OURS):
-        raise InputError(f"--try and --prefer are for the sampler {OURS}")
+    if tries and sampler not in (None, OURS):
+        raise InputError(f"--try is for the sampler {OURS}")
 
 
 def make_sampler(
@@ -193,18 +158,13 @@ def make_sampler(
     memory_bytes: float | None = None,
     seed: int = 0,
     surrogate: Any = None,
-    user_prior: UserPrior | None = None,
+    first: Sequence[Configuration] = (),
 ) -> ProbePlanner:
     """Return the planner of a study, by name, or around any Optuna sampler.
 
     Args:
         sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
             these very candidates is returned as it is.
-        prior, cost, memory_bytes, seed, surrogate, user_prior: as for `CandidateSampler`.
-
-    Raises:
-        UnknownName: no sampler has that name.
-        InputError: it needs a package that is not installed.
     """
     if sampler is None or sampler == OURS:
         return CandidateSampler(
@@ -214,7 +174,7 @@ def make_sampler(
             memory_bytes=memory_bytes,
             seed=seed,
             surrogate=surrogate,
-            user_prior=user_prior,
+            first=first,
         )
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler

@@ -1,9 +1,8 @@
 """Encoding of the candidates as Optuna parameters, one per knob that varies.
 
-Integers at even steps are integer ranges, which stock samplers and the dashboard can order;
-everything else is a categorical over its levels in rising order. A live knob that may be left to
-the device has the level None. A trial belongs to the candidate whose key, or else whose parameters,
-it carries.
+Integers at even steps are integer ranges, which stock samplers and the dashboard can order. A live
+knob that may be left to the device has the level None. A trial belongs to the candidate whose key,
+or else whose parameters, it carries.
 """
 
 from __future__ import annotations
@@ -24,12 +23,7 @@ if TYPE_CHECKING:
 
 
 class ParameterEncoding:
-    """Mapping between candidates, their Optuna parameters and their keys.
-
-    Attributes:
-        knobs: names of the knobs that vary, which are the parameters.
-        distributions: one per knob, over its levels in the whole list (`Candidates.whole`).
-    """
+    """Mapping between candidates, their Optuna parameters and their keys."""
 
     def __init__(self, candidates: Candidates) -> None:
         self.configurations = candidates.configurations
@@ -50,23 +44,14 @@ class ParameterEncoding:
         return {name: _as_param(configuration.get(name)) for name in self.knobs}
 
     def index_of_params(self, params: dict[str, Any]) -> int | None:
-        """Return the number of the candidate with these parameters, or None.
-
-        Raises:
-            UnknownName: a parameter is missing.
-        """
+        """Return the number of the candidate with these parameters, or None."""
         for name in self.knobs:
             if name not in params:
                 raise UnknownName("parameter", name, params)
         return self._of_params.get(tuple(params[name] for name in self.knobs))
 
     def configuration_of(self, params: dict[str, Any]) -> Configuration:
-        """Return the candidate with these parameters.
-
-        Raises:
-            UnknownName: a parameter is missing.
-            InvalidConfiguration: no candidate has them: the combination is not valid.
-        """
+        """Return the candidate with these parameters, else raise InvalidConfiguration."""
         index = self.index_of_params(params)
         if index is None:
             text = " ".join(f"{name}={value}" for name, value in params.items())
@@ -88,7 +73,6 @@ class ParameterEncoding:
 
 
 def _as_param(value: object) -> Any:
-    """Return a knob's value as Optuna stores it: a tuple (one value per stage) as text."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
@@ -103,7 +87,6 @@ def _distribution(name: str, levels: list[Any]) -> BaseDistribution:
 
 
 def _level_order(level: Any) -> tuple[int, float, str]:
-    """Return a sort key: None first, then numbers, then text."""
     if level is None:
         return (0, 0.0, "")
     if isinstance(level, int | float):

@@ -1,9 +1,7 @@
 """Base of the samplers that plan probes over a finite list of valid configurations.
 
-A planner is an Optuna `BaseSampler` that knows the candidates by number, what the study has
-observed of them, and the queue of planned configurations that the next asks take. Without a plan
-each ask plans for itself, so that a planner also serves `study.optimize`. Parameters that are none
-of the candidates' knobs are drawn at random, as Optuna's contract for samplers requires.
+A planner is an Optuna `BaseSampler` with a queue of planned configurations that the next asks take.
+Without a plan each ask plans for itself, so that a planner also serves `study.optimize`.
 """
 
 from __future__ import annotations
@@ -39,23 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """One probe that a planner proposes, and why.
-
-    Attributes:
-        configurations: to visit now, in this order, all of one launch.
-        score: expected fall of the log regret per predicted joule; NaN if not estimated.
-        expected_gain: share of the front's hypervolume that the probe is expected to add;
-            infinite if not estimated.
-        cost_J: predicted joules of the probe, its probable continuation included; NaN if not
-            estimated.
-        extendable: whether the launch has further settings, to decide on once these are visited.
-        regret: how much of the front is left to find before this probe; None if not estimated.
-    """
+    """One probe that a planner proposes, and why."""
 
     configurations: tuple[Configuration, ...]
     reason: str
+    # expected fall of the log regret per predicted joule; NaN if not estimated.
     score: float = math.nan
+    # share of the front's hypervolume that the probe is expected to add; infinite if not estimated.
     expected_gain: float = math.inf
+    # predicted joules of the probe, its probable continuation included; NaN if not estimated.
     cost_J: float = math.nan
     first_J: float = math.nan
     extendable: bool = False
@@ -73,11 +63,7 @@ class ProbePlan:
 
 
 class ProbePlanner(BaseSampler):
-    """Candidates by number, observations of them, and the queue of planned configurations.
-
-    Args:
-        cost: predicted joules of a probe; the defaults of `ProbeCost` if None.
-    """
+    """Candidates by number, observations of them, and the queue of planned configurations."""
 
     #: Live settings that one probe visits at most.
     max_live: int = SamplerDesign.max_live
@@ -120,24 +106,14 @@ class ProbePlanner(BaseSampler):
         """
 
     def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
-        """Plan further settings of a running launch; None to end the launch.
-
-        Args:
-            study: the probe's own trials are still running in it.
-            so_far: the probe with its measurements so far.
-        """
+        """Plan further settings of a running launch; None to end the launch."""
         return None
-
-    def take_notes(self) -> list[str]:
-        """Return sentences for the user since the last call: what need not be probed, and why."""
-        return []
 
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe should wait for results of those in flight."""
         return False
 
     def _observe(self, study: Study) -> Observations:
-        """Return the observations, brought up to date with the study."""
         if self._study_name != study.study_name:
             self._observations = Observations(self._encoding, self._launch_of)
             self._study_name = study.study_name
@@ -145,10 +121,7 @@ class ProbePlanner(BaseSampler):
         return self._observations
 
     def _closed(self, observations: Observations) -> np.ndarray:
-        """Return a mask of the candidates that may not be proposed.
-
-        They were tried, are in flight, or belong to a launch that failed.
-        """
+        # They were tried, are in flight, or belong to a launch that failed.
         closed = np.zeros(len(self._configurations), dtype=bool)
         closed[list(observations.closed) + observations.pending] = True
         for launch in observations.failed_launches:
@@ -156,11 +129,9 @@ class ProbePlanner(BaseSampler):
         return closed
 
     def _plan_of(self, members: Sequence[int], reason: str, **figures: Any) -> ProbePlan:
-        """Return a plan of these candidates, all of one launch; `figures` as of `ProbePlan`."""
         return ProbePlan(tuple(self._configurations[i] for i in members), reason, **figures)
 
     def _enqueue(self, plan: ProbePlan | None) -> ProbePlan | None:
-        """Let the next asks take the plan's configurations; return the plan."""
         self._queue = deque(plan.configurations if plan else ())
         return plan
 

@@ -1,29 +1,24 @@
 """Candidates that are put off: probably unsafe, probably equal to a measured one, or unreachable.
 
 **Peak power.** The highest power sample of a window is its mean power times a factor, learned from
-the study's windows. With the surrogates' posterior, as wide as intervals, this gives the
-probability that a candidate exceeds a cap on peak power; candidates above `MOST_PROBABLE` are left
-out, so the search goes from the safe side inwards (Sui et al. 2015, "Safe exploration for
-optimization with Gaussian processes", ICML). A power limit bounds the mean power of its devices,
-whatever the surrogates believe. Before there is enough to fit them the safest candidate may always
-be probed (`PeakLimit`).
+the study's windows. Candidates that probably exceed a cap on peak power are left out, so the search
+goes from the safe side inwards (Sui et al. 2015, "Safe exploration for optimization with Gaussian
+processes", ICML). Before there is enough to fit the surrogates the safest one may be probed.
 
 **Slack power limits.** A power limit well above what the devices draw changes nothing, unless they
-work in bursts, which the mean power hides. A limit is judged by a window of its launch at a higher
-one: power that was drawn without it. So each limit that seems not to bind has a chance to differ
-all the same, which falls with each pair of windows that agree where they should and is 1 once a
-pair does not (`SlackLimits`).
+work in bursts, which the mean power hides. So each limit that seems not to bind has a chance to
+differ all the same, which falls with each pair of windows that agree where they should and is 1
+once a pair does not.
 
 **Unreached clocks.** Consumer cards list clocks above those that their voltage limiter allows. A
-window at such a clock is no data point, and the energy of its launch is lost. The limiter belongs
-to the device: a clock that fell short in one launch puts itself and all higher ones last, until a
-window of any launch runs at it (`UnreachedClocks`).
+clock that fell short in one launch puts itself and all higher ones last, until a window of any
+launch runs at it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,17 +60,12 @@ def most_power_W(configuration: Configuration) -> float:
 
 @dataclass(frozen=True)
 class PeakLimit:
-    """Cap on peak power, and what peaks are expected to be.
-
-    Attributes:
-        log_ratio: mean of the log of peak over mean power.
-        log_ratio_sd: its standard deviation from configuration to configuration.
-        limits_hold: whether `most_power_W` bounds the power: that of the devices alone is metered.
-    """
+    """Cap on peak power, and what peaks are expected to be."""
 
     cap_W: float
-    log_ratio: float
-    log_ratio_sd: float
+    log_ratio: float  # mean of the log of peak over mean power
+    log_ratio_sd: float  # its standard deviation from configuration to configuration
+    # whether `most_power_W` bounds the power: that of the devices alone is metered.
     limits_hold: bool = False
 
     @classmethod
@@ -94,11 +84,7 @@ class PeakLimit:
         return self.cap_W / math.exp(self.log_ratio)
 
     def probability_above(self, posterior: Posterior, widening: float) -> np.ndarray:
-        """Return the probability that each configuration exceeds the cap, (n,).
-
-        Args:
-            widening: factor of the standard deviations of log power (`Surrogates.widening`).
-        """
+        """Return the probability that each configuration exceeds the cap, (n,)."""
         sd = np.hypot(widening * posterior.log_power_std, self.log_ratio_sd)
         above = posterior.log_power + self.log_ratio - math.log(self.cap_W)
         return np.asarray(norm.cdf(above / sd))
@@ -131,14 +117,10 @@ class PeakLimit:
 
 
 class SlackLimits:
-    """Candidates that probably equal a measured one, because neither's power limit binds.
-
-    Attributes:
-        notes: sentences for the user: which limits are probed last, and which windows contradict.
-    """
+    """Candidates that probably equal a measured one, because neither's power limit binds."""
 
     def __init__(self, configurations: Sequence[Configuration], launch_of: np.ndarray) -> None:
-        self._configurations, self.notes = configurations, list[str]()
+        self._configurations = configurations
         self._limits_W = np.array([_limit_W(one) for one in configurations])
         numbers: dict[tuple[int, Settings], int] = {}
         # Candidates with the same number differ in their power limit only.
@@ -146,7 +128,6 @@ class SlackLimits:
             (launch, _others(one)) for one, launch in zip(configurations, launch_of, strict=True)
         ]
         self._curve = np.array([numbers.setdefault(key, len(numbers)) for key in each])
-        self._noted: set[int] = set()
 
     def chances(self, measured: Sequence[Observation]) -> np.ndarray:
         """Return the probability that each candidate differs from what is measured, (n,)."""
@@ -166,27 +147,15 @@ class SlackLimits:
             slack &= self._limits_W < self._limits_W[free.candidate]
             for one in several:
                 differ = _differ(one, free) if slack[one.candidate] else None
-                if differ:
-                    other = self._configurations[one.candidate]
-                    why = "so limits far above the mean power bind, and none is left for last"
-                    self._note(-1, f"{configuration.short} and {other.short} differ, {why}")
+                if differ:  # limits far above the mean power bind, and none is left for last
                     return chances
                 agreeing += differ is False
-            if slack.any():
-                what = f"its lower limits above {least_W:.0f} W seem not to bind"
-                self._note(curve, f"{configuration.short}: {what} and are probed last")
             last |= slack
         chances[last] = DOUBT ** (1 + agreeing)
         return chances
 
-    def _note(self, curve: int, sentence: str) -> None:
-        if curve not in self._noted:
-            self._noted.add(curve)
-            self.notes.append(sentence)
-
 
 def _differ(one: Observation, other: Observation) -> bool | None:
-    """Return True if two windows differ beyond their errors; None if these hide too much."""
     time, power = one.step_time_s / other.step_time_s, one.power_W / other.power_W
     errors = np.array([(each.step_time_rse, each.power_rse) for each in (one, other)])
     known = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))
@@ -197,7 +166,6 @@ def _differ(one: Observation, other: Observation) -> bool | None:
 
 
 def _limit_W(configuration: Configuration) -> float:
-    """Return the power limit of each device; NaN if it has none, or one for each stage."""
     limit = configuration.live.get(POWER_LIMIT)
     return float(limit) if isinstance(limit, int | float) else np.nan
 
@@ -208,67 +176,38 @@ def _others(configuration: Configuration) -> Settings:
 
 
 class UnreachedClocks:
-    """Candidates at clocks that the devices do not reach.
-
-    Attributes:
-        notes: a sentence for the user for each clock that puts others last.
-    """
+    """Candidates at clocks that the devices do not reach."""
 
     def __init__(self, configurations: Sequence[Configuration]) -> None:
-        self._configurations = configurations
         self._clocks_MHz = np.array(
-            [max(_clocks_MHz(one.live), default=0) for one in configurations]
+            [max(_clocks_MHz(c.live).values(), default=0) for c in configurations]
         )
-        self.notes: list[str] = []
-        self._noted_MHz = np.inf
+        self._configurations = configurations
 
     def chances(self, observations: Observations) -> np.ndarray:
         """Return the probability that each candidate runs as set, as far as its clock tells, (n,).
 
-        It is below 1 at a clock that fell short and above it, and falls with each such window. A
-        clock does not count if another window ran at it or above it: the devices may have been
+        A clock does not count if another window ran at it or above it: the devices may have been
         disturbed.
         """
-        ran = [max(_clocks_MHz(one.delivered.live), default=0) for one in observations.measured]
-        highest_MHz = max(ran, default=0.0)
-        misses = [
-            miss
-            for candidate, delivered in observations.not_taken.items()
-            if (miss := _miss(self._configurations[candidate].live, delivered)) is not None
-            and (1 - CLOCK_SHARE) * miss[0] > highest_MHz
+        ran = [
+            clock
+            for one in observations.measured
+            for clock in _clocks_MHz(one.delivered.live).values()
         ]
-        if not misses:
-            return np.ones(len(self._clocks_MHz))
-        least_MHz, ran_MHz = min(misses)
-        if least_MHz < self._noted_MHz:
-            self._noted_MHz = least_MHz
-            self.notes.append(
-                f"the devices ran at {ran_MHz:.0f} MHz when set to {least_MHz:.0f} MHz: settings "
-                f"with a clock of {least_MHz:.0f} MHz or more are probed last"
-            )
-        return np.where(self._clocks_MHz >= least_MHz, DOUBT ** (1 + len(misses)), 1.0)
+        missed = [
+            clock
+            for candidate, delivered in observations.not_taken.items()
+            for name, clock in _clocks_MHz(self._configurations[candidate].live).items()
+            if max((delivered.get(name, math.inf), *ran)) < (1 - CLOCK_SHARE) * clock
+        ]
+        above = self._clocks_MHz >= min(missed, default=math.inf)
+        return np.where(above, DOUBT ** (1 + len(missed)), 1.0)
 
 
-def _clocks_MHz(live: Settings) -> list[float]:
-    """Return the clock of each stage; empty if it is left to the device."""
+def _clocks_MHz(live: Settings) -> dict[str, float]:
+    # By the names of what the devices delivered; empty if the clock is left to the device.
     clock = live.get(CLOCK)
-    parts = clock if isinstance(clock, tuple) else (clock,)
-    return [float(part) for part in parts if isinstance(part, int | float)]
-
-
-def _miss(live: Settings, delivered: Mapping[str, float]) -> tuple[float, float] | None:
-    """Return the lowest clock that fell short, and what ran instead; None if none did."""
-    clocks = live.get(CLOCK)
-    stages = (
-        [(f"{CLOCK}.{i}", one) for i, one in enumerate(clocks)]
-        if isinstance(clocks, tuple)
-        else [(CLOCK, clocks)]
-    )
-    short = [
-        (float(clock), delivered[key])
-        for key, clock in stages
-        if isinstance(clock, int | float)
-        and key in delivered
-        and delivered[key] < (1 - CLOCK_SHARE) * clock
-    ]
-    return min(short, default=None)
+    if isinstance(clock, tuple):
+        return {f"{CLOCK}.{i}": float(each) for i, each in enumerate(clock)}
+    return {CLOCK: float(clock)} if isinstance(clock, int | float) else {}

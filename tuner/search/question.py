@@ -20,13 +20,9 @@ J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
 
 @dataclass(frozen=True)
 class Question:
-    """Limits and objective of the training job, of one step of each configuration.
+    """Limits and objective of the training job, of one step of each configuration."""
 
-    Attributes:
-        constraints: of the whole job, those relative to the baseline as absolute limits.
-    """
-
-    constraints: Constraints
+    constraints: Constraints  # of the whole job, those relative to the baseline as absolute limits
     steps: int
 
     @classmethod
@@ -37,11 +33,7 @@ class Question:
     def objective(
         self, log_energy: np.ndarray, log_time: np.ndarray, gpus: np.ndarray
     ) -> np.ndarray:
-        """Return the log of what is to be least, of one step.
-
-        Args:
-            gpus: number of GPUs, broadcast to it.
-        """
+        """Return the log of what is to be least, of one step."""
         if self.constraints.goal == "cost":
             per_kWh, per_hour = self.constraints.prices
             price = per_kWh / J_PER_KWH * np.exp(log_energy)
@@ -71,12 +63,7 @@ class Question:
         gpus: np.ndarray,
         worst: float | np.ndarray,
     ) -> np.ndarray:
-        """Return the log of the objective, at most `worst`; beyond it by `excess` if not met.
-
-        Args:
-            log_energy, log_time, gpus: as of `objective`.
-            worst: least loss of a configuration that exceeds a limit, broadcast to that shape.
-        """
+        """Return the log of the objective, at most `worst`; beyond it by `excess` if not met."""
         excess = self.excess(log_energy, log_time)
         met = np.minimum(self.objective(log_energy, log_time, gpus), worst)
         return np.where(excess > 0, worst + excess, met)

@@ -1,14 +1,11 @@
 """Simple regret of a search: the hypervolume that the measured configurations still miss.
 
-With a question of the user (`tuner.search.question`) it is what the answer among the measured ones
-loses, a difference of logs, and the rest of the front does not count.
-
-In each joint draw of the surrogates over measured and open candidates, the regret is the share of
-the drawn front's hypervolume that the measured ones miss. A search may end when the regret is small
-in nearly every draw (Makarova et al. 2022, "Automatic termination for hyperparameter optimization",
-AutoML; Wilson 2024, "Stopping Bayesian optimization with probabilistic regret bounds", NeurIPS).
-The draws are as wide as the intervals of the answer (`Surrogates.sample`), because the plain
-posterior is too sure of itself after a few measurements.
+Of a question (`tuner.search.question`) it is what the answer among the measured ones loses, a
+difference of logs. A search may end when the regret is small in nearly every joint draw of the
+surrogates (Makarova et al. 2022, "Automatic termination for hyperparameter optimization", AutoML;
+Wilson 2024, "Stopping Bayesian optimization with probabilistic regret bounds", NeurIPS). The draws
+are as wide as the intervals of the answer, because the plain posterior is too sure of itself after
+a few measurements.
 """
 
 from __future__ import annotations
@@ -44,33 +41,26 @@ OPTIMISM_SD = 2.0
 
 @dataclass(frozen=True)
 class RegretEstimate:
-    """Draws of the simple regret.
+    """Draws of the simple regret."""
 
-    Attributes:
-        missing: share of the drawn front's hypervolume that the measured candidates miss, (draws,);
-            of a question the log of the objective that their best loses to the best of all.
-        noise: standard deviation of the drawn front's hypervolume, as a share of it, if each of its
-            points were measured by one window, (draws,); of a question that of one window's
-            objective. What is smaller cannot be told.
-        saving: reduction of log energy, averaged over the drawn front's range of times, that is
-            left to find, (draws,). A gain in time alone is converted at the front's own rate.
-        of_answer: True if it is the regret of a question's answer.
-    """
-
+    # share of the drawn front's hypervolume that the measured candidates miss, (draws,); of a
+    # question the log of the objective that their best loses to the best of all.
     missing: np.ndarray
+    # standard deviation of the drawn front's hypervolume, as a share of it, if each of its points
+    # were measured by one window, (draws,); of a question that of one window's objective. What is
+    # smaller cannot be told.
     noise: np.ndarray
+    # reduction of log energy, averaged over the drawn front's range of times, that is left to find,
+    # (draws,). A gain in time alone is converted at the front's own rate.
     saving: np.ndarray
-    of_answer: bool = False
+    of_answer: bool = False  # True if it is the regret of a question's answer
 
     def probability_above(self, share: float) -> float:
         """Return the probability that more is missing than this share and the noise."""
         return float(np.mean(self.missing > self._least(share)))
 
     def least_told(self, share: float) -> float:
-        """Return what `probability_above` compares with, the median of the draws.
-
-        The noise counts up to `MOST_NOISE`, or up to the share if that is larger.
-        """
+        """Return what `probability_above` compares with, the median of the draws."""
         return float(np.median(self._least(share)))
 
     def _least(self, share: float) -> np.ndarray:
@@ -91,11 +81,7 @@ class RegretModel:
         view: CandidateView,
         question: Question | None = None,
     ) -> RegretEstimate:
-        """Return the regret of the configurations that are measured or in flight.
-
-        Args:
-            still_open: the configurations of `view`, in its order.
-        """
+        """Return the regret of the configurations that are measured or in flight."""
         near, promising = self._relevant(front, view, question)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
@@ -120,7 +106,6 @@ class RegretModel:
         gpus: np.ndarray,
         measured: int,
     ) -> RegretEstimate:
-        """Return the regret of the answer among the measured configurations."""
         energy, time = points[..., 0], points[..., 1]
         worst = question.objective(energy, time, gpus).max(axis=1, keepdims=True)
         losses = np.where(fits, question.loss(energy, time, gpus, worst), np.inf)
@@ -142,7 +127,6 @@ class RegretModel:
     def _relevant(
         self, front: FrontEstimate, view: CandidateView, question: Question | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the chosen and of the open candidates that can matter."""
         posterior, (wide_t, wide_p) = view.posterior, self._surrogates.widening
         best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
         best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std

@@ -1,16 +1,13 @@
 """Sampler of this project: expected fall of the log regret per joule, probe by probe.
 
-`plan` fits the surrogates to the study's observations and chooses a probe: one launch and the live
-setting to visit first. While that launch runs, `plan_continuation` chooses from its measurements
-the further settings that are worth visiting in it. They cost their windows only, so no setting has
-to be visited on suspicion before there is evidence for it.
+`plan` chooses one launch and the live setting to visit first; `plan_continuation` chooses, from
+what the running launch measured, the further settings that are worth their windows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +37,7 @@ from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.put_off import SlackLimits, UnreachedClocks
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
-from tuner.search.user_prior import UserPrior
+from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -58,18 +55,12 @@ class CandidateSampler(ProbePlanner):
 
     Observations are the study's COMPLETE trials with user attributes `configuration` (its key),
     `step_time_s`, `power_W` and, if known, `step_time_rse` and `power_rse`. RUNNING trials are
-    pending. A FAIL trial's configuration is not proposed again, nor, if its attribute `failure`
-    blames the launch, any other live setting of it; "cancelled" and "node" blame no
-    configuration. Trials of unknown configurations are ignored.
+    pending.
 
     Args:
-        prior: predicts before there are measurements (the analytic model).
         seed: every draw follows from it and from the order in which trials finish.
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
-        design: the design choices, for leaving one out.
-        surrogate: a scikit-learn regressor that learns step time and power; None for this project's
-            Gaussian process.
     """
 
     estimates_gain = True
@@ -84,10 +75,10 @@ class CandidateSampler(ProbePlanner):
         memory_bytes: float | None = None,
         design: SamplerDesign | None = None,
         surrogate: Any = None,
-        user_prior: UserPrior | None = None,
+        first: Sequence[Configuration] = (),
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
-        self._user_prior = user_prior or UserPrior()
+        self._first = first
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
@@ -160,10 +151,7 @@ class CandidateSampler(ProbePlanner):
             return self._enqueue(self._improvement_plan(observations, closed, chances))
 
     def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
-        """Plan further settings of a running launch; None to end the launch.
-
-        It ends if they are not worth their windows, or another launch is worth more.
-        """
+        """Plan further settings of a running launch; None to end the launch."""
         if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
         with self._lock:
@@ -180,19 +168,8 @@ class CandidateSampler(ProbePlanner):
             plan = self._improvement_plan(observations, closed, chances, running_launch=running)
             return plan if plan and plan.launch == so_far.request.launch else None
 
-    def take_notes(self) -> list[str]:
-        """Return which power limits and clocks are probed last, and why, since the last call."""
-        with self._lock:
-            notes = self.slack_limits.notes + self.unreached_clocks.notes
-            self.slack_limits.notes, self.unreached_clocks.notes = [], []
-        return notes
-
     def better_to_wait(self, study: Study) -> bool:
-        """Return True if a further probe would be chosen on too few results.
-
-        The launches in flight may be at most `SamplerDesign.in_flight_share` of those measured;
-        the first launches, spread over the space, need no results and do not wait.
-        """
+        """Return True if a further probe would be chosen on too few results."""
         with self._lock:
             observations = self._observe(study)
             measured = {int(self._launch_of[m.candidate]) for m in observations.measured}
@@ -202,8 +179,7 @@ class CandidateSampler(ProbePlanner):
             return bool(in_flight) and not starting and len(in_flight) + 1 > most
 
     def _to_try(self, closed: np.ndarray) -> list[int]:
-        """Return the candidates of one launch that the user wants to be tried next."""
-        numbers = (self._encoding.index_of_key(each.key) for each in self._user_prior.first)
+        numbers = (self._encoding.index_of_key(each.key) for each in self._first)
         wanted = [i for i in numbers if i is not None and not closed[i]]
         launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
         return launch[: self.max_live]
@@ -211,7 +187,6 @@ class CandidateSampler(ProbePlanner):
     def _launches(
         self, observations: Observations, closed: np.ndarray
     ) -> tuple[set[int], list[int]]:
-        """Return the launches that were tried or are in flight, and those still to try."""
         tried = {int(self._launch_of[i]) for i in observations.closed.union(observations.pending)}
         tried |= observations.failed_launches
         fresh = [
@@ -222,23 +197,16 @@ class CandidateSampler(ProbePlanner):
         return tried, fresh
 
     def _starting(self, observations: Observations, fresh: list[int]) -> bool:
-        """Return True until the space-filling launches are measured or in flight."""
         useful = {int(self._launch_of[m.candidate]) for m in observations.measured}
         useful |= {int(self._launch_of[i]) for i in observations.pending}
         return len(useful) < self._start_count and bool(fresh)
 
     def _closed_and_chances(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
-        """Return a mask of the candidates that may not be proposed, and the `chances` of all."""
         chances = self._fits(observations) * self.unreached_clocks.chances(observations)
         chances *= self.slack_limits.chances(observations.measured)
         return self._closed(observations), chances
 
     def _fits(self, observations: Observations) -> np.ndarray:
-        """Return the probability that each candidate fits in a device's memory, (n,).
-
-        From its prediction and the errors of such predictions in the probes so far
-        (`tuner.models.memory_margin`); 1 without a prediction.
-        """
         if self._predicted_bytes is None or self._memory_bytes is None:
             return np.ones(len(self._configurations))
         peaks = observations.peak_bytes if self.design.learn_memory else {}
@@ -246,10 +214,7 @@ class CandidateSampler(ProbePlanner):
         return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
 
     def _promising_launches(self) -> np.ndarray:
-        """Return the launches that the start may take.
-
-        With a prior the better half by predicted energy x time of their best setting, else all.
-        """
+        # With a prior the better half by predicted energy x time of their best setting, else all.
         every = np.arange(len(self._members))
         if not self.features.priors:
             return every
@@ -261,7 +226,6 @@ class CandidateSampler(ProbePlanner):
     def _start_plan(
         self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
     ) -> ProbePlan:
-        """Plan a launch far from those tried, at its lowest setting."""
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
         best = np.array([chances[self._members[i]].max() for i in allowed])
         allowed = allowed[best >= min(MEMORY_POLICY.likely_from, best.max())]
@@ -289,10 +253,7 @@ class CandidateSampler(ProbePlanner):
         chances: np.ndarray,
         running_launch: int | None = None,
     ) -> ProbePlan | None:
-        """Plan the probe that is worth the most; `running_launch` costs no launch.
-
-        None if every candidate would probably exceed the cap on peak power.
-        """
+        # None if every candidate would probably exceed the cap on peak power.
         self._fit(observations)
         candidates = self._pool.view(observations, closed, chances)
         if self.peak_limit is not None:
@@ -316,11 +277,7 @@ class CandidateSampler(ProbePlanner):
                 )
             ],
         )
-        # A preference weighs the score of a candidate as its chance does.
-        weights = self._user_prior.weights(len(observations.measured))
-        weighted = candidates.chances * np.broadcast_to(weights, len(closed))[candidates.members]
-        preferred = replace(candidates, chances=weighted)
-        best = self._acquisition().best(front, preferred, running_launch)
+        best = self._acquisition().best(front, candidates, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
@@ -334,7 +291,6 @@ class CandidateSampler(ProbePlanner):
         )
 
     def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
-        """Return the acquisition of the answer to the user's question, or of the front."""
         if self.question is None:
             return ProbeAcquisition(
                 self.surrogates, self.cost, self.design, self._configurations, self._draws
@@ -345,13 +301,9 @@ class CandidateSampler(ProbePlanner):
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
     ) -> RegretEstimate | None:
-        """Return what the measured configurations and those in flight miss of the front.
-
-        None with too few measurements to fit the hyperparameters, with fewer than the folds of the
-        cross-validation of a regressor that has no posterior of its own, and until two live
-        settings of a launch are measured: launches begin at like settings, which tell nothing of
-        the others.
-        """
+        # None with too few measurements to fit the hyperparameters or for the folds of a
+        # cross-validation, and until two live settings of a launch are measured: launches begin at
+        # like settings, which tell nothing of the others.
         least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
         if len(observations.measured) < least or not self._live_varied(observations):
             return None
@@ -363,12 +315,10 @@ class CandidateSampler(ProbePlanner):
         )
 
     def _live_varied(self, observations: Observations) -> bool:
-        """Return True if a launch was measured at two settings, or none has two."""
         launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]
         several = len(set(launches)) < len(launches)
         return several or all(len(rows) == 1 for rows in self._members)
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
-        """Return True if the launch of these candidates has other settings to propose."""
         others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
         return self.design.extend_launches and not closed[others].all()

@@ -26,7 +26,6 @@ from tuner.problem.stop_reason import (
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
-from tuner.results.scale_out import Target, predict_target
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
 from tuner.workload.probe import ProbeRecord, WindowPolicy
@@ -97,7 +96,6 @@ def read_end(ended: Mapping[str, Any]) -> SessionEnd:
 
 
 def _reason(section: Any, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return the fields of a reason; None if there is none."""
     if section is None:
         return None
     if not isinstance(section, Mapping) or section.get("kind") not in kinds:
@@ -112,7 +110,6 @@ def _reason(section: Any, kinds: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _check_sentence(make: Callable[[], str]) -> None:
-    """Raise InputError if a reason lacks a figure of its sentence."""
     try:
         make()
     except KeyError as error:
@@ -123,21 +120,3 @@ def study_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     """Return the result of a study, from everything that its probes measured."""
     records = [in_job_steps(record, spec.problem.job) for record in records]
     return build_result(spec, records)
-
-
-def predict_more(
-    folder: RunFolder, sizes: Sequence[int], constraints: Constraints | None = None
-) -> list[Target]:
-    """Return the fronts predicted for more GPUs than a run probed.
-
-    Args:
-        constraints: limits and objective of the choice; those of the run if None or without any.
-    """
-    if not sizes:
-        raise InputError("--run needs --gpus, the numbers of GPUs to predict")
-    records = read_trace(folder.trace).records if folder.trace.exists() else ()
-    spec = load_spec(folder, records)
-    records = tuple(in_job_steps(record, spec.problem.job) for record in records)
-    limits = constraints if constraints is not None and constraints.given else spec.constraints
-    seed = spec.settings.seed
-    return [predict_target(spec.problem, records, limits, gpus=n, seed=seed) for n in sizes]

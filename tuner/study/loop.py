@@ -254,8 +254,6 @@ class SearchLoop:
             if self._flying and sampler.better_to_wait(study):
                 return None
         plan = self._plan()
-        for sentence in sampler.take_notes():
-            self.note(sentence)
         if plan is None:
             if not self._flying:
                 unsafe = sampler.peak_limit is not None

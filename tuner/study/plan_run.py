@@ -8,26 +8,32 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from tuner.planning.measured import read_correction
+from tuner.planning.measured import Correction, correction, read_correction
 from tuner.planning.plan import plan_result, plan_table
 from tuner.planning.table import write_plan
+from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.declared_knobs import searched_knobs
 from tuner.problem.default_space import searched_space
 from tuner.problem.from_job import baseline_of, cluster_of, identity_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import REAL_COST, Problem
-from tuner.problem.run_folder import RunFolder, new_name
+from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec
+from tuner.results.predict import charged, measured_windows
 from tuner.results.result import Result
 from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.cluster import enlarged
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.space import load_space
 from tuner.study.callbacks import Callback, Progress
+from tuner.study.load import load_spec
 from tuner.study.request import Notify, StudyRequest
 from tuner.workload.scripts.command import Script
+from tuner.workload.trace import read_trace
 
 #: Seconds between two sentences on progress.
 SAY_EVERY_S = 2.0
@@ -38,15 +44,18 @@ def run_plan(
     gpus: Sequence[int],
     measured: str | Path | None,
     *,
+    probed: str | Path | None = None,
     show: Callable[[RunFolder], Sequence[Callback]],
     notify: Notify,
 ) -> Result:
     """Make a plan, keep it in a run folder and return its result.
 
     Args:
-        gpus, measured: as of `tuner.plan`.
-        show: returns the callbacks that write the report and the launch files.
+        gpus, measured: as of `tuner.plan`; `probed` is its `run`.
     """
+    corrects: Correction | None = None
+    if probed is not None:
+        request, corrects = _of_run(request, probed, max(gpus, default=0))
     assert not isinstance(request.job, Script)
     job = request.job if isinstance(request.job, TrainingJob) else load_job(request.job)
     cluster = cluster_of(request.cluster)
@@ -57,14 +66,15 @@ def run_plan(
         )
     job, declared_notes = searched_knobs(job, True, False)
     today = baseline_of(request.baseline, job, cluster)
-    correction = None if measured is None else read_correction(measured, job, cluster)
+    if measured is not None:
+        corrects = read_correction(measured, job, cluster)
     run = RunFolder.named(
         request.runs_dir, request.name or new_name(f"plan-{job.name}", request.runs_dir)
     )
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
     space, chosen = searched_space(request.space, job, cluster)
-    corrected = [correction.sentence] if correction else []
+    corrected = [corrects.sentence] if corrects else []
     changing = request.allow_changed_training
     for sentence in (*declared_notes, chosen, *_space_notes(space, changing), *corrected):
         if sentence:
@@ -76,7 +86,7 @@ def run_plan(
         today.configuration,
         gpus=gpus,
         allow_changed_training=request.allow_changed_training,
-        correction=correction,
+        correction=corrects,
         on_block=_counter(notify),
     )
     identity = identity_of(job, cluster, {"name": space, "configurations": table.configurations})
@@ -114,8 +124,32 @@ def run_plan(
     return result
 
 
+def _of_run(
+    request: StudyRequest, probed: str | Path, gpus: int
+) -> tuple[StudyRequest, Correction]:
+    if not gpus:
+        raise InputError("--run needs --gpus, the numbers of GPUs to predict")
+    folder = find_run(probed, request.runs_dir)
+    records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    spec = load_spec(folder, records)
+    problem = spec.problem
+    if problem.job is None or problem.cluster is None:
+        raise InputError("a recording names no job and cluster, which the models need")
+    windows = measured_windows([in_job_steps(record, problem.job) for record in records])
+    cluster = charged(problem.cluster, windows.records[0].meter)
+    launches = [record.request.launch.key for record in windows.records]
+    asked = replace(
+        request,
+        job=problem.job,
+        cluster=enlarged(cluster, gpus),
+        space=str(problem.identity["space"]["name"]),
+        constraints=request.constraints if request.constraints.given else spec.constraints,
+        allow_changed_training=any(CHANGED in each for each in problem.candidates.launches),
+    )
+    return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
+
+
 def _space_notes(space: str, allow_changed_training: bool) -> tuple[str, ...]:
-    """Return what a space leaves out, and what the models do not predict of it."""
     searched = load_space(space)
     changing = () if allow_changed_training else searched.changing
     return (
@@ -126,11 +160,7 @@ def _space_notes(space: str, allow_changed_training: bool) -> tuple[str, ...]:
 
 
 def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
-    """Return the probes of a plan that a problem has, without its baseline, which comes first.
-
-    Returns:
-        The configurations, and the problem with a note on those that it does not have.
-    """
+    """Return the probes of a plan that a problem has, without its baseline, which comes first."""
     if plan.plan is None:
         raise InputError(f"the run {plan.name!r} is a study, not a plan; tuner plan makes one")
     wanted = [each for each in plan.plan.probes if each != problem.baseline]
@@ -150,7 +180,6 @@ def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration,
 
 
 def _counter(notify: Notify) -> Callable[[int], None]:
-    """Return a receiver of counts that notes them from time to time."""
     last_s = time.monotonic()
 
     def note(count: int) -> None:

@@ -89,12 +89,6 @@ class StudyRequest:
         flag="try",
         metavar="CONFIGURATION",
     )
-    prefer: Sequence[str] = option(
-        (),
-        "knob values that are expected to be good, such as 'zero1:3 mb8:2', with weights over the "
-        "1 of other values; the more is measured, the less they count; repeatable",
-        metavar="KNOB=VALUE:WEIGHT",
-    )
     name: str | None = option(None, "name of the run; an existing run is continued")
     storage: str | None = None
     runs_dir: str | Path = "runs"

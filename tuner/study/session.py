@@ -33,8 +33,8 @@ from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.problem.today_facts import today_facts
 from tuner.results.build import build_result
 from tuner.results.result import Result
+from tuner.search.first_tries import first_tries
 from tuner.search.optuna_samplers import check_sampler, make_sampler
-from tuner.search.user_prior import user_prior
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.callbacks import (
@@ -96,10 +96,9 @@ class Session:
         notify: Notify | None = None,
     ) -> None:
         self._request = request = request or StudyRequest()
-        try_first, prefer = request.try_first, request.prefer
-        check_sampler(request.sampler, user_prior=bool(try_first or prefer))
+        check_sampler(request.sampler, tries=bool(request.try_first))
         _check_peaks(request.constraints, problem)
-        self._user_prior = user_prior(problem.candidates, try_first=try_first, prefer=prefer)
+        self._first = first_tries(problem.candidates, request.try_first)
         surrogate, settings = request.surrogate, request.search
         check_surrogate(surrogate)
         self._run, self._make_executor = run, make_executor
@@ -167,7 +166,7 @@ class Session:
             memory_bytes=problem.device_memory_bytes,
             seed=spec.settings.seed,
             surrogate=problem.surrogate,
-            user_prior=self._user_prior,
+            first=self._first,
         )
         recorder = StudyRecorder(
             name=run.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tuner.models.analytic.collectives import Link, all_gather_s, all_reduce_s, 
 from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.models.analytic.layout import read_layout
 from tuner.models.analytic.model import AnalyticModel, Program
-from tuner.models.analytic.power import Busy, PowerModel, capped_clock
+from tuner.models.analytic.power import PowerModel
 from tuner.models.analytic.stages import cut
 from tuner.search_spaces.cluster import cluster_names, device_names, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -282,21 +281,14 @@ def test_offload_moves_states_from_device_to_host() -> None:
 
 
 def test_a_limit_lowers_the_clock_until_the_power_fits() -> None:
-    device = load_device("A100-SXM-80GB")
-    power = PowerModel(device, constants_of(device))
-    none = np.zeros(3)
-    busy = Busy(np.ones(3), none, none, none, none)
-
-    def watts(flat: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        part = Busy(*(value[flat] for value in vars(busy).values()))
-        return lambda clock: power.watts(part, clock, 1 / clock)
-
-    asked = np.ones(3)
-    limit = np.array([150.0, 250.0, 1000.0])
-    clock = capped_clock(watts, asked, limit)
-    assert clock[2] == 1.0
-    assert clock[0] < clock[1] < 1.0
-    assert watts(np.arange(3))(clock)[:2] == pytest.approx(limit[:2], rel=1e-2)
+    cluster, limits = load_cluster("a100-8"), (150, 250, 400)
+    bare = replace(cluster, host_W=0.0, supply_loss=0.0)
+    asked = [Configuration.of(data_parallel=8, micro_batch=8, power_limit_W=w) for w in limits]
+    figures = model(JOB, bare).predict(asked)
+    free = model(JOB, bare).predict([Configuration.of(data_parallel=8, micro_batch=8)])
+    assert figures.clock_MHz[0] < figures.clock_MHz[1] < figures.clock_MHz[2] == free.clock_MHz[0]
+    assert figures.power_W[:2] == pytest.approx([8 * 150, 8 * 250], rel=0.1)
+    assert figures.power_W[2] == free.power_W[0]
 
 
 def test_the_voltage_is_flat_below_the_knee() -> None:

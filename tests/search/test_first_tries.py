@@ -1,0 +1,62 @@
+"""Configurations that the user wants to be tried first."""
+
+from __future__ import annotations
+
+import pytest
+
+import tuner
+from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS
+from tuner.search.first_tries import first_tries
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.testing.studies import run_replay, write_table
+from tuner.workload.trace import read_trace
+
+
+def test_a_name_and_a_configuration_are_tried_in_their_order() -> None:
+    made = first_tries(CANDIDATES, ["800MHz mb4", CONFIGURATIONS[0]])
+    assert made == (Configuration.of(micro_batch=4, clock_MHz=800), CONFIGURATIONS[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mb3 800MHz", r"cannot try 'mb3 800MHz': this search has no micro_batch=3; its values"),
+        ("mb4", r"'mb4' leaves open clock_MHz"),
+        ("mb4 fast", r"cannot try 'mb4 fast': 'fast' is no knob"),
+        ("mb4 zero9", r"cannot try"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_in_a_sentence(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        first_tries(CANDIDATES, [text])
+
+
+def searched(tmp_path, name: str, **options) -> list[dict]:
+    table = write_table(tmp_path / "table") if not (tmp_path / "table").exists() else None
+    run_replay(
+        table or tmp_path / "table",
+        name=name,
+        runs_dir=tmp_path / "runs",
+        report=False,
+        max_probes=4,
+        verify=False,
+        **options,
+    )
+    records = read_trace(tmp_path / "runs" / name / "trace" / "probes.jsonl").records
+    return [dict(r.request.launch) for r in records if r.request.purpose == "search"]
+
+
+def test_what_is_to_be_tried_is_probed_first(tmp_path) -> None:
+    usual = searched(tmp_path, "usual")
+    wanted = next(shape for shape in (1, 2, 3, 4, 6, 8) if {"shape": shape} != usual[0])
+    tried = searched(tmp_path, "tried", try_first=[f"shape={wanted} speed=2"])
+    assert tried[0] == {"shape": wanted}
+
+
+def test_another_sampler_tries_nothing_first(tmp_path) -> None:
+    table = write_table(tmp_path / "table")
+    with pytest.raises(InputError, match="--try is for the sampler joulefront"):
+        tuner.replay(
+            table, sampler="random", try_first=["shape=1 speed=2"], runs_dir=tmp_path / "runs"
+        )
