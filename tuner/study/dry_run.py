@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tuner.formatting import duration, energy_text
@@ -16,7 +17,7 @@ from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
 from tuner.study.request import StudyRequest
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.frameworks import load_driver
+from tuner.workload.scripts.frameworks import load_drivers
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: What a run folder holds at the end (docs/develop/architecture.md, "Files of a study").
@@ -119,8 +120,8 @@ def describe_script(script: Script, request: StudyRequest) -> DryRun:
     name = request.name or new_name(script.name, request.runs_dir)
     run = RunFolder.named(request.runs_dir, name)
     left_out = script.launcher.notes if script.words and script.launcher else ()
-    driver = load_driver(script.framework) if script.framework else None
-    more = (*of_knobs(script.knobs), *(of_driver(driver) if driver else ()))
+    drivers = load_drivers(script.framework) if script.framework else ()
+    more = (*of_knobs(script.knobs), *chain.from_iterable(map(of_driver, drivers)))
     started = f"once, to see which knobs can be turned on it: {script.shown}"
     return DryRun(
         forecast=None,

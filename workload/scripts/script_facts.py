@@ -171,20 +171,12 @@ class ScriptFacts(TrainingJob):
         """Convert to JSON."""
         facts = asdict(self.frame)
         del facts["first_step_s"]
-        if not self.frame.compiled:  # as in studies from before it was looked at
-            del facts["compiled"]
-        later = ("counted", "sources", "own", "given", "carries", "keeps")
-        for name in (*later, "micro_batch_stays", "ranks_stay"):  # as in studies from before
-            if not facts[name]:
-                del facts[name]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": frame}
-        if self.launcher is None:  # as in studies from before launchers were read
-            del data["launcher"]
-        else:
+        del data["launcher"], data["driver"], data["secrets"]
+        if self.launcher is not None:
             data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
-        del data["driver"], data["secrets"]
         return data | ({"driver": self.driver.to_json()} if self.driver else {})
 
     @classmethod

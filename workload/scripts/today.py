@@ -64,7 +64,6 @@ def _of_engine(
 def _of_steps(
     script: Script, blank: ScriptJob, facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Today:
-    """Return today's batches outside DeepSpeed: of the command, the framework, and the counts."""
     counted, owned = batches_seen(facts), facts.get("owned", {})
     notes, driven = [], blank.driven
     holds = driven is None or not _contradicts(driven.batches, owned, counted)
@@ -116,7 +115,6 @@ def _of_steps(
 
 
 def _told_by_command(blank: ScriptJob, *, holds: bool) -> dict[str, int]:
-    """Return the parts of the batch that placeholders or the framework's keys say."""
     named = {"micro_batch": "micro_batch", "accumulation": "gradient_accumulation"}
     said = {"micro_batch": blank.frame.micro_batch, "accumulation": blank.frame.accumulation}
     if holds and blank.driven is not None and all(blank.driven.batches):
@@ -146,7 +144,6 @@ def _require_agreement(told: Mapping[str, int], counted: Counted) -> None:
 
 
 def _require_global(script: Script, blank: ScriptJob, micro: int, times: int) -> int:
-    """Return the user's global batch; raise InputError if it contradicts what was seen."""
     whole, replicas = script.global_batch, blank.baseline.data_parallel
     assert whole is not None
     seen = replicas * micro * times

@@ -143,7 +143,6 @@ def _declared(path: Path, source: Source) -> set[str]:
 
 
 def _fields(node: ast.ClassDef | ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a class or the variables of a module, each with its annotation."""
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             yield item.target.id, ast.unparse(item.annotation)

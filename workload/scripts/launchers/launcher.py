@@ -50,12 +50,7 @@ class Launcher:
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
         lists = {name: list(getattr(self, name)) for name in ("words", "script", "notes")}
-        data = {**asdict(self), **lists}
-        if self.nodes == 1:  # as in studies from before launchers of several nodes were read
-            del data["nodes"]
-        if not self.binding:
-            del data["binding"]
-        return data
+        return {**asdict(self), **lists}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launcher:
