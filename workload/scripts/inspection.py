@@ -33,6 +33,11 @@ from tuner.workload.scripts.today import seen_today
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
+#: Facts of the hook that are fields of `Framework`, by the same name.
+_SEEN = (
+    *("owner", "client_optimizer", "can_checkpoint", "checkpoints", "compiled", "stages"),
+    *("live", "own"),
+)
 
 
 def inspect_script(
@@ -229,25 +234,15 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
         kind = "pipeline" if facts.get("pipeline") else "deepspeed"
-    frame = Framework(
+    found = {name: facts[name] for name in _SEEN if name in facts}
+    frame = replace(
+        seen.frame,
         kind=kind,
-        owner=str(facts.get("owner", "")),
-        config=seen.config,
-        micro_batch=seen.micro_batch,
-        accumulation=seen.accumulation,
-        follows=seen.follows,
         measured=engine and bool(batch) and batch[0] == facts["micro_batch"],
-        counted=seen.counted,
-        sources={**seen.sources, **_source_of_steps(script, blank, facts)},
-        client_optimizer=str(facts.get("client_optimizer", "")),
-        can_checkpoint=bool(facts.get("can_checkpoint")),
-        checkpoints=bool(facts.get("checkpoints")),
-        compiled=bool(facts.get("compiled")),
-        stages=int(facts.get("stages", 1)),
+        sources={**seen.frame.sources, **_source_of_steps(script, blank, facts)},
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
-        live=dict(facts.get("live", {})),
-        own=dict(facts.get("own", {})),
+        **found,
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
     stated = facts.get("length") or facts.get("loops") or {}
@@ -256,7 +251,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         blank,
         global_batch=seen.global_batch,
         steps=blank.steps or int(stated.get("steps", 0)),
-        precision=_precision(seen.config),
+        precision=_precision(seen.frame.config),
         sequence_length=length,
         model=_model(script, facts),
         frame=frame,

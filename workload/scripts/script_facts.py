@@ -48,8 +48,8 @@ class Framework:
     """Facts about a script's training from one inspected launch.
 
     Attributes:
-        kind: who takes the optimizer step: "deepspeed", "pipeline" (DeepSpeed's pipeline engine),
-            "torch" (a torch optimizer), "program" (it told by `step()`), or "" before inspection.
+        kind: "deepspeed", "pipeline" (DeepSpeed's), "torch" (a torch optimizer steps), "program"
+            (it calls `step()`), or "" before inspection.
         owner: the framework that calls DeepSpeed or the optimizer ("transformers", "accelerate",
             "lightning"), which then owns batches and accumulation; "" where the script does.
         micro_batch, accumulation: today's; 0 where unknown.
@@ -58,11 +58,9 @@ class Framework:
             can check it.
         counted: the first steps showed micro-batch and accumulation, so probes can check them.
         sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
-        can_checkpoint: the model has transformers' switch for activation checkpointing.
-        checkpoints: and it is on today.
-        own: of these, the script's own values, as far as it names them there.
-        live: live knobs that the script registers, each with its present value, None if it cannot
-            be read.
+        can_checkpoint, checkpoints: the model has transformers' switch for it, which is on today.
+        reads, own: knobs that it reads by `configuration()`, and its own values of them.
+        live: live knobs that it registers, each with its present value, None if unknown.
         turns: what its framework takes by itself, so that the hook can tell it another:
             "micro_batch", "gradient_accumulation".
         given: the words of the command, if arguments were found that carry its batch: those of the
