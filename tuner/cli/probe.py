@@ -209,12 +209,9 @@ def _doctor(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from tuner.workload.scripts.frameworks import load_drivers
     from tuner.workload.scripts.frameworks.driver import check_version
-    from tuner.workload.scripts.frameworks.keys import check_keys, search_path
+    from tuner.workload.scripts.frameworks.keys import best_fit, search_path
 
-    path = search_path(Path.cwd(), ())
-    checked = [(driver, check_keys(driver, path)) for driver in load_drivers(Path(args.file))]
-    # Of variants the one that fits the installed version best.
-    driver, found = min(checked, key=lambda pair: len(pair[1].gone))
+    driver, found = best_fit(load_drivers(Path(args.file)), search_path(Path.cwd(), ()))
     title = f"{driver.name} {found.version}".strip()
     lines = [f"{args.file} can be read: {len(driver.knobs)} knobs, {len(driver.keys)} keys"]
     if not driver.sources:

@@ -127,6 +127,13 @@ class Framework:
         return str((self.zero.get(section) or {}).get("device", "none"))
 
 
+#: Fields of `Framework` that are written down only where they say something.
+_LATER_FACTS = (
+    *("compiled", "counted", "sources", "own", "given", "carries", "keeps"),
+    *("micro_batch_stays", "ranks_stay"),
+)
+
+
 @dataclass(frozen=True)
 class KnobSupport:
     """Support of one launch knob by a script, with why (not), a phrase; no values for all."""
@@ -169,6 +176,9 @@ class ScriptFacts(TrainingJob):
         """Convert to JSON."""
         facts = asdict(self.frame)
         del facts["first_step_s"]
+        for name in _LATER_FACTS:
+            if not facts[name]:
+                del facts[name]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": frame}

@@ -50,7 +50,12 @@ class Launcher:
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
         lists = {name: list(getattr(self, name)) for name in ("words", "script", "notes")}
-        return {**asdict(self), **lists}
+        data = {**asdict(self), **lists}
+        if self.nodes == 1:
+            del data["nodes"]
+        if not self.binding:
+            del data["binding"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launcher:
