@@ -16,7 +16,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_packs import pack_names
-from tuner.workload.scripts.frameworks import load_driver, shipped_drivers
+from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers
 from tuner.workload.scripts.frameworks.driver import read_driver
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_job import ScriptJob
@@ -142,7 +142,7 @@ def test_what_a_driver_sets_by_its_knobs_is_shown(tmp_path: Path) -> None:
         '[knobs.compilation.levels.none]\n"a.b" = "call:evil:Class"\n"env:LD_PRELOAD" = "/x.so"\n'
         '[declared.more]\nkey = "env:BASH_ENV"\nvalues = ["/x.sh"]\n'
     )
-    shown = "\n".join(of_driver(load_driver(path)))
+    shown = "\n".join(of_driver(*load_drivers(path)))
     for part in ("PYTHONPATH=", "call:evil:Class", "LD_PRELOAD=/x.so", "BASH_ENV=/x.sh"):
         assert part in shown
     assert of_files([], path, None) == shown.splitlines()

@@ -93,10 +93,6 @@ def test_the_baseline_is_the_command_as_it_came_in(command: str, folder: Path) -
     [
         ("torchrun --nproc_per_node 4 train.py X", "torchrun --nproc_per_node 2 train.py X"),
         ("torchrun --nproc-per=4 train.py X", "torchrun --nproc-per=2 train.py X"),
-        (
-            "python -m torch.distributed.launch --nproc-per-node 4 train.py X",
-            "python -m torch.distributed.launch --nproc-per-node 2 train.py X",
-        ),
         ("deepspeed --num_gpus=4 train.py X", "deepspeed --num_gpus=2 train.py X"),
         (
             "deepspeed --include localhost:0,1,2,3 train.py X",
@@ -240,10 +236,6 @@ def test_the_trainers_own_flags_are_changed_without_the_hook(folder: Path) -> No
         (
             "deepspeed --num_gpus 4 train.py",
             ["deepspeed", "--no_local_rank", "--num_gpus", "2"],
-        ),
-        (
-            "python -m torch.distributed.launch --nproc-per-node 4 train.py",
-            ["python", "-m", "torch.distributed.launch", "--use-env", "--nproc-per-node", "2"],
         ),
         ("srun -m block -n 4 python train.py", ["srun", "-m", "block", "-n", "2", "python"]),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tuner.workload import hook
-from tuner.workload.hook import NotAsAsked, compiling, frames, state, watching
+from tuner.workload.hook import NotAsAsked, frames, state, watching
 from tuner.workload.scripts.command import asks_for_a_rank, imported_frameworks
 
 torch = pytest.importorskip("torch")
@@ -182,7 +182,7 @@ def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch._dynamo, "callback_handler", handler)
     monkeypatch.setattr(callbacks, "callback_handler", handler)
     monkeypatch.setattr(state, "link", link := Marks())
-    compiling.mark_compilations("torch._dynamo.callback", callbacks)
+    frames.mark_compilations("torch._dynamo.callback", callbacks)
     layer = Switched()
     layer.compile(backend="aot_eager", dynamic=False)
     layer(torch.randn(2, 8)).sum().backward()
@@ -193,7 +193,7 @@ def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     layer(torch.randn(5, 8))  # another shape
     assert link.names == ["forward", "compilation", "forward"]
     # A release of torch without the callbacks compiles unmarked.
-    compiling.mark_compilations("torch._dynamo.callback", object())
+    frames.mark_compilations("torch._dynamo.callback", object())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lengths and arguments that are read from the live frames of a program."""
+"""Lengths that are read from the live frames of a program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tuner.workload.hook import named_values, watching
-from tuner.workload.hook.following import followed_accumulation, followed_loader
 from tuner.workload.hook.loops import Loops
 
 numbers = itertools.count()
@@ -156,60 +155,6 @@ def test_the_number_of_steps(tmp_path: Path, body: str, fetches: int, steps: int
 
 def test_two_steps_tell_no_length(tmp_path: Path) -> None:
     assert steps_of(tmp_path, "for b in batches: step()", steps=2) is None
-
-
-def carried_by(folder: Path, body: str) -> list[str]:
-    """Return the arguments that carry what a program hands to `Loader`."""
-    found: list[list[str]] = []
-
-    def loader(*args: Any, **kwargs: Any) -> SimpleNamespace:
-        found.append(followed_loader(sys._getframe(1)))
-        return SimpleNamespace()
-
-    run(folder, body, {"Loader": loader})
-    return found[0]
-
-
-@pytest.mark.parametrize(
-    ("body", "names"),
-    [
-        ("Loader(batches, args.batch_size)", ["batch_size"]),
-        ("Loader(batches, batch_size=int(args.batch_size / 2))", ["batch_size"]),
-        ("size = args.batch_size // args.accum\nLoader(batches, size)", ["accum", "batch_size"]),
-        ("kw = {'batch_size': args.batch_size}\nLoader(batches, **kw)", ["batch_size"]),
-        ("kw = dict(batch_size=args.batch_size)\nLoader(batches, **kw)", ["batch_size"]),
-        ("def make(d, n): return Loader(d, n)\nmake(batches, args.batch_size)", ["batch_size"]),
-        (
-            "def make(d, **kw): return Loader(d, **kw)\nmake(batches, batch_size=args.batch_size)",
-            ["batch_size"],
-        ),
-        ("a, b = 3, args.batch_size\nLoader(batches, b)", ["batch_size"]),
-        (
-            "def main():\n    n = args.batch_size\n    def f(): Loader(0, n)\n    f()\nmain()",
-            ["batch_size"],
-        ),
-        ("cfg = vars(args)\nLoader(batches, cfg['batch_size'])", ["batch_size"]),
-        # its twin of equal value, a constant, and what nothing leads to
-        ("Loader(batches, args.eval_batch_size)", ["eval_batch_size"]),
-        ("Loader(batches, 8)", []),
-        ("Loader(batches, *[8])", []),
-        ("Loader(batches, batches[0])", []),
-        ("n = 8\nfor _ in range(20): n = n\nLoader(batches, n)", []),
-    ],
-)
-def test_the_arguments_that_carry_a_batch(tmp_path: Path, body: str, names: list[str]) -> None:
-    assert carried_by(tmp_path, body) == names
-
-
-def test_what_decides_when_a_step_is_due(tmp_path: Path) -> None:
-    found: list[dict[str, Any]] = []
-
-    def step() -> None:
-        found.extend(followed_accumulation(sys._getframe(1)))
-        raise Stop
-
-    run(tmp_path, "for i in range(9):\n    if i % args.accum == 0: step()", {"step": step})
-    assert found == [{"value": 4, "names": ["accum"]}]
 
 
 def test_nothing_of_the_program_is_called(tmp_path: Path) -> None:

@@ -208,12 +208,11 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from tuner.workload.scripts.frameworks import load_driver
+    from tuner.workload.scripts.frameworks import load_drivers
     from tuner.workload.scripts.frameworks.driver import check_version
-    from tuner.workload.scripts.frameworks.keys import check_keys, search_path
+    from tuner.workload.scripts.frameworks.keys import best_fit, search_path
 
-    driver = load_driver(Path(args.file))
-    found = check_keys(driver, search_path(Path.cwd(), ()))
+    driver, found = best_fit(load_drivers(Path(args.file)), search_path(Path.cwd(), ()))
     title = f"{driver.name} {found.version}".strip()
     lines = [f"{args.file} can be read: {len(driver.knobs)} knobs, {len(driver.keys)} keys"]
     if not driver.sources:

@@ -171,7 +171,7 @@ class View:
         return (
             "Measured with the built-in training program, transformers under DeepSpeed: how "
             "tensor, pipeline and expert parallelism rank against ZeRO is that of this program, "
-            "and may be different in Megatron-LM or torchtitan."
+            "and may be different in another."
         )
 
     # -- what the search took --------------------------------------------------------------------

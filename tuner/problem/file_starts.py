@@ -14,7 +14,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob, job_names, load_job
 from tuner.search_spaces.knob_packs import load_pack, pack_names
-from tuner.workload.scripts.frameworks import Driver, load_driver, shipped_drivers
+from tuner.workload.scripts.frameworks import Driver, load_drivers, shipped_drivers
 from tuner.workload.scripts.script_job import ScriptJob
 
 
@@ -60,7 +60,7 @@ def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> l
         if given not in (*pack_names(), "framework"):
             found += of_knobs(load_pack(given).knobs)
     if framework is not None:
-        found += of_driver(load_driver(framework))
+        found += chain.from_iterable(map(of_driver, load_drivers(framework)))
     if job is not None and job not in job_names():
         found += of_knobs(load_job(job).knobs)
     return list(dict.fromkeys(found))

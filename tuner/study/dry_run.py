@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.formatting import duration, energy_text
 from tuner.problem.constraints import Constraints
-from tuner.problem.file_starts import of_driver, of_knobs
+from tuner.problem.file_starts import of_files, of_knobs
 from tuner.problem.forecast import SearchForecast, forecast
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, new_name
@@ -16,7 +16,6 @@ from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
 from tuner.study.request import StudyRequest
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.frameworks import load_driver
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: What a run folder holds at the end (docs/develop/architecture.md, "Files of a study").
@@ -119,8 +118,7 @@ def describe_script(script: Script, request: StudyRequest) -> DryRun:
     name = request.name or new_name(script.name, request.runs_dir)
     run = RunFolder.named(request.runs_dir, name)
     left_out = script.launcher.notes if script.words and script.launcher else ()
-    driver = load_driver(script.framework) if script.framework else None
-    more = (*of_knobs(script.knobs), *(of_driver(driver) if driver else ()))
+    more = (*of_knobs(script.knobs), *of_files((), script.framework, None))
     started = f"once, to see which knobs can be turned on it: {script.shown}"
     return DryRun(
         forecast=None,

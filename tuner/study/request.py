@@ -239,14 +239,14 @@ class StudyRequest:
         )
 
     def _nothing_to_try(self, job: ScriptJob) -> NothingToTry:
-        from tuner.workload.scripts.todays_values import proposed_command, why_nothing
+        from tuner.workload.scripts.knob_support import why_nothing
 
         given = self.job.command if isinstance(self.job, Script) else shlex.join(job.words)
         return NothingToTry(
             f"nothing to try: of the script {job.name!r} nothing can be turned here\n"
             + "".join(f"  {sentence}\n" for sentence in why_nothing(job))
             + "Give it something to turn, for example\n"
-            + f"  tuner optimize {proposed_command(given, job)}"
+            + f"  tuner optimize --knob NAME=VALUE,VALUE -- {given} --option {{NAME=VALUE}}"
         )
 
     def _inspected(

@@ -7,14 +7,11 @@ skips is one too. Once `GROUPS` groups are over, torch is as it was before.
 
 import functools
 import math
-import sys
 import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-from . import following
 
 #: Optimizer steps that are watched. The first one of a program may be special: loops that step at
 #: micro-batch 0, warm-ups, wrappers that fetch one batch ahead.
@@ -32,12 +29,12 @@ class StepCounts:
             call with gradients). Where it looks, `loss` too, the sum of what the passes went back
             from (None if one was no number), and `scale`, by which a scaler has multiplied it.
         first_batch: a digest of the first batch that was drawn, its indices included; None before.
-        loaders: of each loader that was drawn from, the arguments that carry its batch size, and
-            the number of its batches, None if it does not say.
+        lengths: of each loader that was drawn from, the number of its batches, None if it does not
+            say.
     """
 
     def __init__(self, torch: Any, look: Callable[[Any], None] | None = None) -> None:
-        self.loaders: dict[int, tuple[list[str], int | None]] = {}
+        self.lengths: dict[int, int | None] = {}
         self.sources: set[int] = set()
         self._look = look
         self._norms: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -141,26 +138,15 @@ class StepCounts:
         self._patch(iterator, "__next__", next_batch)
 
     def _watch_construction(self, torch: Any) -> None:
-        """Follow the batch size of each loader that is made, and know every BatchNorm."""
         from torch.utils.data import dataloader
-
-        def made(plain: Any) -> Any:
-            def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-                plain(loader, *args, **kwargs)
-                names = following.followed_loader(sys._getframe(1))
-                loader.__dict__["_joulefront_names"] = names
-
-            return init
 
         def iterated(plain: Any) -> Any:
             def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
                 plain(iterator, loader, *args, **kwargs)
                 try:
-                    length = len(loader)
+                    iterator.__dict__["_joulefront_length"] = len(loader)
                 except Exception:  # it has none
-                    length = None
-                names = loader.__dict__.get("_joulefront_names", [])
-                iterator.__dict__["_joulefront_made"] = names, length
+                    iterator.__dict__["_joulefront_length"] = None
 
             return init
 
@@ -172,7 +158,6 @@ class StepCounts:
             return init
 
         self._patch(torch.nn.modules.batchnorm._BatchNorm, "__init__", normalised)
-        self._patch(dataloader.DataLoader, "__init__", made)
         self._patch(dataloader._BaseDataLoaderIter, "__init__", iterated)
 
     def _fetched(self, iterator: Any, index: Any, batch: Any) -> None:
@@ -180,8 +165,7 @@ class StepCounts:
             return
         dataset = getattr(iterator, "_dataset", iterator)
         loader = self._numbers.setdefault(id(dataset), len(self._numbers))
-        if made := iterator.__dict__.get("_joulefront_made"):
-            self.loaders[loader] = made
+        self.lengths[loader] = iterator.__dict__.get("_joulefront_length")
         entry = [loader, len(index) if hasattr(index, "__len__") else None, False]
         iterator.__dict__["_joulefront_last"] = entry
         self.current["drawn"].append(entry)
@@ -208,7 +192,7 @@ class StepCounts:
         self._patch(torch.autograd, "backward", counted)
 
     def _add_loss(self, roots: Any) -> None:
-        """Add what a pass goes back from; the device is waited for once a step (`attempt`)."""
+        # Add what a pass goes back from; the device is waited for once a step (`attempt`).
         root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
         number = getattr(root, "numel", lambda: 0)() == 1
         loss, added = self.current.get("loss", 0.0), root.detach().float().sum() if number else None

@@ -202,7 +202,7 @@ def ask_cuda_for_memory(accelerator: Any) -> None:
 
 
 def _after_group(deepspeed: Any, plain_init: Any) -> Any:
-    """Wrap `deepspeed.zero.Init`, which reads the batch sizes before it joins the process group."""
+    # Wrap `deepspeed.zero.Init`, which reads the batch sizes before it joins the process group.
 
     def with_group(self: Any, *args: Any, **kwargs: Any) -> None:
         if "WORLD_SIZE" in os.environ and not deepspeed.comm.is_initialized():

@@ -70,7 +70,6 @@ def turn_arguments(transformers: Any) -> None:
 
 
 def _turn_trainer(lightning: Any) -> None:
-    """Set the accumulation of Lightning's Trainer, and make it use the ranks that were started."""
     plain = lightning.Trainer.__init__
 
     @functools.wraps(plain)
@@ -105,7 +104,6 @@ def _turn_fabric(fabric: Any) -> None:
 
 
 def _require_own_ranks(devices: Any) -> None:
-    """Raise `NotAsAsked` if a script that was started once would start more ranks itself."""
     if isinstance(devices, list | tuple):
         count = len(devices)
     elif devices in ("auto", -1, "-1", None):
@@ -118,6 +116,31 @@ def _require_own_ranks(devices: Any) -> None:
             f"the script starts {count} ranks itself (Lightning's devices), in which no probe can "
             f"measure; start it with torchrun --nproc-per-node {count}"
         )
+
+
+#: The phase, and what follows a compilation in a program that marks nothing: time of no phase.
+COMPILATION, BETWEEN = "compilation", "boundary"
+
+
+def mark_compilations(_: str, module: Any) -> None:
+    """Mark compilations as a phase, given `torch._dynamo.callback`, if this torch has it.
+
+    One runs inside the step that first needs it, and the agent keeps it out of windows.
+    """
+    handler = getattr(module, "callback_handler", None)
+    if handler is None or not hasattr(handler, "register_start_callback"):
+        return
+    interrupted = [BETWEEN]
+
+    def begins(_: Any) -> None:
+        interrupted[0] = state.seen.get("phase", BETWEEN)
+        state.mark(COMPILATION)
+
+    def ends(_: Any) -> None:
+        state.mark(interrupted[0])
+
+    handler.register_start_callback(begins)
+    handler.register_end_callback(ends)
 
 
 def refuse_spawn() -> None:
@@ -139,7 +162,6 @@ def _ranks_started() -> dict[str, Any]:
 
 
 def _turn_accelerator(accelerate: Any) -> None:
-    """Set Accelerate's accumulation, which is the script's own if it uses `accumulate`."""
     owner = accelerate.Accelerator
     plain_init, plain_accumulate = owner.__init__, owner.accumulate
     signature = inspect.signature(plain_init)
@@ -164,7 +186,7 @@ def _turn_accelerator(accelerate: Any) -> None:
 
 
 def _own_accelerate(said: int) -> int:
-    """Return the accumulation to use; it is Accelerate's own only once `accumulate` is called."""
+    # Return the accumulation to use; it is Accelerate's own only once `accumulate` is called.
     state.seen.setdefault("accelerates", said)
     return int((state.options.get("owned") or {}).get("gradient_accumulation", said))
 

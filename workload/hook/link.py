@@ -65,7 +65,6 @@ class DeviceTimes:
         self._waiting.append((line, self._event() or time.monotonic()))
 
     def _event(self) -> Any:
-        """Record an event on this rank's stream; return None if it uses no device yet."""
         if not (cuda := _cuda_in_use()):
             return None
         if self._device is None:  # looked up once: reading the allocator takes some 0.1 ms a device
@@ -226,7 +225,7 @@ def _is_of_hardware(text: str) -> bool:
 
 
 def _raised_by_framework(error: BaseException) -> bool:
-    """Return True if DeepSpeed itself refused, rather than the program having failed."""
+    # Return True if DeepSpeed itself refused, rather than the program having failed.
     if type(error).__name__ not in (
         "AssertionError",
         "ValueError",
@@ -247,7 +246,7 @@ def _cuda_in_use() -> Any:
 
 
 def _devices_with_tensors(cuda: Any) -> list[int]:
-    """Return the devices with this rank's tensors: asking another's work would start a context."""
+    # Return the devices with this rank's tensors: asking another's work would start a context.
     try:
         return [index for index in range(cuda.device_count()) if cuda.memory_reserved(index) > 0]
     except Exception:  # an allocator of the program's own may not tell
@@ -266,7 +265,6 @@ def finish_device_work() -> None:
 
 
 def _peaks() -> dict[str, int]:
-    """Return the peak memory of this rank, bytes: on the device, if any, and on the host."""
     peaks = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if cuda := _cuda_in_use():
         reserved = [cuda.max_memory_reserved(index) for index in _own_devices(cuda)]

@@ -15,8 +15,8 @@ from itertools import pairwise
 from types import FrameType
 from typing import Any
 
-from .following import Function, Unknown, body_of, callers, evaluate, is_users, own_nodes
 from .named_values import is_parsed
+from .source import Function, Unknown, body_of, callers, evaluate, is_users, own_nodes
 
 Loop = ast.For | ast.AsyncFor | ast.While
 #: From so many batches on, a loader's length is a trick that stands for "without an end".
@@ -98,7 +98,7 @@ class Loops:
         self._seen.append(seen)
 
     def _growth(self, key: str) -> int:
-        """Return by how much an integer grew in each step but the first; 0 if unevenly."""
+        # Return by how much an integer grew in each step but the first; 0 if unevenly.
         values = [seen[key] for seen in self._seen if key in seen]
         grown = [b - a for a, b in pairwise(values[1:])]
         often = Counter(each for each in grown if each > 0).most_common(1)
@@ -138,7 +138,6 @@ class Loops:
     def _count(
         self, loop: _Around, length: int | None, fetches: int | None, alone: bool
     ) -> tuple[float | None, str]:
-        """Return how often a loop runs, or how many steps the innermost takes; None if unknown."""
         if isinstance(loop.node, ast.While):
             return math.inf, ""
         text = ast.unparse(loop.node.iter)
@@ -177,7 +176,7 @@ class Loops:
     def _bounds(
         self, test: ast.expr, loop: _Around, *, breaks: bool
     ) -> Iterator[tuple[float, str]]:
-        """Yield the steps until a test ends a loop, each with its counter; or raise Unknown."""
+        # Yield the steps until a test ends a loop, each with its counter; or raise Unknown.
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) is breaks:
             for part in test.values:  # each ends the loop
                 yield from self._bounds(part, loop, breaks=breaks)
@@ -200,7 +199,7 @@ class Loops:
             raise Unknown
 
     def _counter(self, test: ast.expr, loop: _Around) -> str:
-        """Return the counter that a comparison holds on one side; empty for none."""
+        # Return the counter that a comparison holds on one side; empty for none.
         if not isinstance(test, ast.Compare) or len(test.ops) != 1:
             return ""
         for side in (test.left, test.comparators[0]):
@@ -209,7 +208,7 @@ class Loops:
         return ""
 
     def _until(self, test: ast.expr, loop: _Around, *, breaks: bool) -> float | None:
-        """Return the steps until a counter reaches its bound; None if it never does."""
+        # Return the steps until a counter reaches its bound; None if it never does.
         assert isinstance(test, ast.Compare)
         sides, kind = (test.left, test.comparators[0]), type(test.ops[0])
         if not self._growth(_key(sides[0], loop)):
@@ -241,7 +240,7 @@ class Loops:
 
 
 def _loops(frame: FrameType | None) -> Iterator[_Around]:
-    """Yield the loops around the step, the innermost first; Unknown if others' code is between."""
+    # Yield the loops around the step, the innermost first; Unknown if others' code is between.
     below = True  # nothing of the program's was met
     beyond = False
     ifs: list[tuple[ast.If, bool, FrameType]] = []
@@ -262,7 +261,6 @@ def _loops(frame: FrameType | None) -> Iterator[_Around]:
 
 
 def _path(body: ast.AST, line: int) -> list[tuple[Any, bool]]:
-    """Return the conditions and loops around a line, outermost first; True if in their body."""
     for node in ast.iter_child_nodes(body):
         if isinstance(node, Function | ast.ClassDef) or not hasattr(node, "lineno"):
             continue
@@ -278,7 +276,6 @@ def _path(body: ast.AST, line: int) -> list[tuple[Any, bool]]:
 
 
 def _ends(loop: _Around) -> Iterator[tuple[ast.expr, bool]]:
-    """Yield the tests that end a loop, with True if they end it where they hold."""
     if isinstance(loop.node, ast.While):
         constant = isinstance(loop.node.test, ast.Constant)
         if not constant:
@@ -287,7 +284,6 @@ def _ends(loop: _Around) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def _leaving(body: list[Any], *, breaks: bool) -> Iterator[ast.If]:
-    """Yield the conditions that leave a loop, by `return`, or by its own `break`."""
     for node in body:
         if isinstance(node, Function | ast.ClassDef):
             continue
@@ -303,7 +299,6 @@ def _leaving(body: list[Any], *, breaks: bool) -> Iterator[ast.If]:
 
 
 def _skips(loop: _Around) -> Iterator[tuple[ast.If, bool, FrameType]]:
-    """Yield the conditions before the step under which a loop goes on without it."""
     for node in loop.node.body:
         if (
             isinstance(node, ast.If)
@@ -387,7 +382,6 @@ def _grown_at(counter: ast.AST, loop: _Around) -> list[tuple[int, int]]:
 
 
 def _constant(test: ast.expr, frame: FrameType) -> bool:
-    """Return True if nothing in a test changes while the program trains: arguments, numbers."""
     holders = [node.value for node in ast.walk(test) if isinstance(node, ast.Attribute)]
     try:
         if not all(is_parsed(evaluate(holder, frame)) for holder in holders):
@@ -407,7 +401,6 @@ def _constant(test: ast.expr, frame: FrameType) -> bool:
 
 
 def _is_argument_local(node: ast.Name, frame: FrameType) -> bool:
-    """Return True for a name that no loop of the frame's source sets."""
     loops = (n for n in own_nodes(body_of(frame)) if isinstance(n, ast.For | ast.While))
     inside = (n for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Name))
     return not any(n.id == node.id and not isinstance(n.ctx, ast.Load) for n in inside)

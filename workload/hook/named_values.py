@@ -1,8 +1,7 @@
 """Integers that the program is told: its parsed arguments, and globals of the script.
 
-A name alone is no evidence. One whose value is seen in the right place is: as a dimension of the
-inputs where no loader hands out samples that can be counted, or where a value is followed back to
-(`following`).
+A name alone is no evidence. One whose value is seen as a dimension of the inputs is, where no
+loader hands out samples that can be counted, and one that another launch proves.
 """
 
 import argparse
@@ -66,22 +65,7 @@ def is_parsed(holder: Any) -> bool:
 
 def arguments() -> dict[str, dict[str, Any]]:
     """Return the integers that the program is told, by name: `options` that set it, `value`."""
-    found = {name: option for _, options in _parsed for name, option in options.items()}
-    if not found and _reads_command():
-        for name, value in _positive(vars(sys.modules["__main__"]).items()):
-            if BATCH.fullmatch(name) or ACCUMULATION.fullmatch(name):
-                found[name] = {"options": [f"--{name}="], "value": value}
-    return found
-
-
-def _reads_command() -> bool:
-    """Return True if the script's own source names its command, or runs another file."""
-    try:
-        with open(vars(sys.modules["__main__"])["__file__"], encoding="utf-8") as file:
-            source = file.read()
-    except (KeyError, OSError, ValueError):
-        return False
-    return "sys.argv" in source or "exec(open(" in source
+    return {name: option for _, options in _parsed for name, option in options.items()}
 
 
 def _positive(every: Any) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import compiling, counting, engine, frames, live_knobs, named_values, state, steps, watching
+from . import counting, engine, frames, live_knobs, named_values, state, watching
 from .accumulation import Steering
 from .link import Link, end_process
 from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
@@ -27,7 +27,6 @@ _OF_RANKS = (
 
 
 def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
-    """Apply the options; `folder` is of this probe on this node alone."""
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
@@ -53,12 +52,11 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         frames.WhenImported(("click.core",), lambda name, made: named_values.watch_click(made))
     if options.get("inspect"):
         _seed()
-    steps.prepare()
     os.environ.update(options.get("env", {}))
     sys.path[:0] = options.get("path", [])
     frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
     if state.link is not None:
-        frames.WhenImported(("torch._dynamo.callback",), compiling.mark_compilations)
+        frames.WhenImported(("torch._dynamo.callback",), frames.mark_compilations)
     # A plain torch program may live without DeepSpeed.
     with contextlib.suppress(ModuleNotFoundError):
         import deepspeed
@@ -71,7 +69,7 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
 
 
 def _seed() -> None:
-    """Seed what the program may leave unseeded, so that two looks train on the same samples."""
+    # Seed what the program may leave unseeded, so that two looks train on the same samples.
     import random
 
     import torch

@@ -7,27 +7,12 @@ launch, `seen` what was observed. Other modules write `state.link`, so that each
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from . import named_values
 
-
-class Line(Protocol):
-    """Protocol of the connection to the agent (`link.Link`), as the other modules use it."""
-
-    steps: int
-
-    def mark(self, name: str) -> None:
-        """Mark the start of a phase."""
-
-    def ready(self) -> None:
-        """Note that this rank's own share of the step is done."""
-
-    def step_done(self) -> None:
-        """Count an optimizer step; wait here if the agent named this boundary."""
-
-
-link: Line | None = None
+#: Connection to the agent, a `link.Link` or `watch.Watch`; None without one.
+link: Any = None
 #: What the agent wants of this launch: see `tuner.workload.scripts.script_job.Start.options`.
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
@@ -112,8 +97,6 @@ def facts() -> dict[str, Any]:
     if (counts := seen.get("counted")) is not None:
         named |= {"groups": counts.groups, "first_batch": counts.first_batch}
         named |= {"named": named_values.batches(), "arguments": named_values.arguments()}
-        loaders = {str(number): names for number, (names, _) in counts.loaders.items()}
-        named |= {"loaders": loaders}
     if asked is not None:
         named["own"] = asked.own
     return {**named, "reads": sorted(asked.read) if asked is not None else []}

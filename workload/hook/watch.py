@@ -75,10 +75,8 @@ class Watch:
             self._change()
 
     def _change(self) -> None:
-        """Wait at the boundary that was asked for, and set what the agent says, until it says go.
-
-        The others do not wait for a rank that is past it.
-        """
+        # Wait at the boundary that was asked for, and set what the agent says, until it says go.
+        # The others do not wait for a rank that is past it.
         asked, self._stop = self._stop, 0
         if self.steps > asked:
             self._send(f"late {asked}\n")
@@ -90,7 +88,6 @@ class Watch:
             self._send(f"set {json.dumps(told, default=str)}\n")
 
     def _line(self, *, wait: bool) -> str:
-        """Return the next line of the agent; "" if there is none, or none within WAIT_S."""
         while self._socket is not None and b"\n" not in self._heard:
             try:
                 self._socket.settimeout(WAIT_S if wait else 0.0)
@@ -168,8 +165,6 @@ def _patch(name: str, module: Any) -> None:
 
 
 def _timed(plain: Any) -> Any:
-    """Wrap the method of a pipeline that computes a stage's share of a micro-batch."""
-
     @functools.wraps(plain)
     def timed(*args: Any, **kwargs: Any) -> Any:
         link = state.link

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import following, ready, state
+from . import ready, state
 from .counting import GROUPS, StepCounts
 from .link import Link
 from .loops import Loops
@@ -38,7 +38,6 @@ def count(source: str) -> None:
 
 
 def _observe(optimizer: int) -> None:
-    """Note what a step showed; stop watching once the last of the watched steps is over."""
     watched, counts = state.seen.get("watched"), state.seen.get("counted")
     if "length" not in state.seen and state.options.get("inspect"):
         state.seen["length"] = stated_length()
@@ -52,20 +51,19 @@ def _observe(optimizer: int) -> None:
 
 
 def look(counts: StepCounts) -> None:
-    """Note what the frames of a step tell: its loops, and what decides when it is due."""
+    """Note what the frames of a step tell of the loops around it."""
     frame = inspect.currentframe()
     drawn = [loader for loader, *_ in counts.current["drawn"]]
     single = len(counts.sources) == 1  # of several, each step may take a batch of each
-    length = counts.loaders.get(drawn[0], ([], None))[1] if single else None
+    length = counts.lengths.get(drawn[0]) if single else None
     loops = state.seen.setdefault("around", Loops())
     found = loops.step(frame, len(drawn) if single else 0, length)
     state.seen["loops"] = found or state.seen.get("loops", {})
     state.seen["batch_norm"] = counts.normalises
-    state.seen["deciding"] = following.followed_accumulation(frame)
 
 
 def _refuse_child(link: Link) -> None:
-    """Refuse a training in a process that the program has forked; beside its own it counts not."""
+    # Refuse a training in a process that the program has forked; beside its own it counts not.
     if link.steps:
         return
     error = state.NotAsAsked(
@@ -111,7 +109,6 @@ def patch_torch(torch: Any) -> None:
 
 
 def _settings_of(optimizer: Any) -> list[float]:
-    """Return every number of an optimizer's groups: learning rates, momenta, decays."""
     found: list[float] = []
     for group in optimizer.param_groups:
         for name in sorted(group):
@@ -244,7 +241,6 @@ def see_batch(inputs: Any) -> None:
 
 
 def _shape_of(inputs: Any) -> tuple[list[int], bool]:
-    """Return the shape of the first tensor in nested inputs, and True if it holds token ids."""
     first = next((t for t in tensors(inputs) if len(t.shape) > 0), None)
     if first is None:
         return [], False

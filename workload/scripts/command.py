@@ -61,7 +61,6 @@ def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
 
 
 def _source(words: Sequence[str], cwd: str | Path) -> str:
-    """Return the text of a script's file; "" for a module, or if it cannot be read."""
     try:
         return "" if words[0] == "-m" else (Path(cwd) / words[0]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -166,7 +165,6 @@ class Script:
 
     @cached_property
     def _kept(self) -> tuple[list[str], dict[str, str]]:
-        """The words without their secrets, and these by the names of their variables."""
         try:
             words = shlex.split(self.command)
         except ValueError as error:

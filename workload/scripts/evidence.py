@@ -98,12 +98,11 @@ def _of_loader(groups: Sequence[_Group]) -> Counted:
 
 
 def _rows(groups: Sequence[_Group]) -> tuple[int, ...] | None:
-    """Return the first dimensions of all inputs; None if none were seen."""
     return tuple(shape[0] for group in groups for shape in group.shapes) or None
 
 
 def _without_loader(groups: Sequence[_Group], facts: Mapping[str, Any]) -> Counted:
-    """Return the batches where a dimension of the inputs is the one named batch."""
+    # Return the batches where a dimension of the inputs is the one named batch.
     passes = {group.passes for group in groups}
     shapes = Counter(shape for group in groups for shape in group.shapes)
     if len(passes) > 1 or not shapes or 0 in passes:

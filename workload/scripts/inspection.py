@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.model_facts import ModelFacts
@@ -26,13 +27,17 @@ from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Framework
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.today import seen_today
-from tuner.workload.scripts.todays_values import require_todays_values
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
+#: Facts of the hook that are fields of `Framework`, by the same name.
+_SEEN = (
+    *("owner", "client_optimizer", "can_checkpoint", "checkpoints", "compiled", "stages"),
+    *("live", "own"),
+)
 
 
 def inspect_script(
@@ -101,7 +106,6 @@ def _request(name: str, configuration: Configuration, purpose: str) -> ProbeRequ
 
 
 def _last_words(failure: Failure) -> str:
-    """Return the last line of a log if it says more: argparse's sentence, for instance."""
     last = (failure.log_tail.strip().splitlines() or [""])[-1].strip()[:200]
     told = not last or last in failure.message or failure.message in last
     return "" if told else f': "{last}"'
@@ -141,12 +145,11 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
     frame = Framework(micro_batch=micro, accumulation=times)
     job = replace(blank, global_batch=whole, frame=frame)
-    require_todays_values(job, script.knobs)
+    _require_todays_values(job, script.knobs)
     return job.declares(script.knobs)
 
 
 def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
-    """Return (micro-batch, accumulation) by command and options; 0 where they do not say."""
     replicas = blank.baseline.data_parallel
     micro, times = micro_batches(blank.file_config, replicas)
     if blank.driven is not None:
@@ -166,6 +169,23 @@ def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
             "{gradient_accumulation=N}"
         )
     return micro, times
+
+
+def _require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
+    # Every saving is compared with today's values, so none is guessed.
+    known = {name for name, value in job.told.items() if value}
+    known |= {"micro_batch"} if job.frame.micro_batch else set()
+    known |= {"gradient_accumulation"} if job.frame.accumulation else set()
+    known |= {"zero_stage", *OFFLOADS} if job.file_config else set()
+    named = {*LAUNCH, "gradient_accumulation"}
+    named |= {knob.name for knob in declared if knob.baseline is None}
+    lacking = [name for name in job.placeholders if name in named and name not in known]
+    if lacking:
+        raise InputError(
+            f"{', '.join(f'{{{name}}}' for name in lacking)} "
+            f"{'does' if len(lacking) == 1 else 'do'} not say what you use today; write "
+            f"{' '.join(f'{{{name}=VALUE}}' for name in lacking)} with the value that you use today"
+        )
 
 
 def require_one_node(script: Script) -> None:
@@ -214,25 +234,15 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
         kind = "pipeline" if facts.get("pipeline") else "deepspeed"
-    frame = Framework(
+    found = {name: facts[name] for name in _SEEN if name in facts}
+    frame = replace(
+        seen.frame,
         kind=kind,
-        owner=str(facts.get("owner", "")),
-        config=seen.config,
-        micro_batch=seen.micro_batch,
-        accumulation=seen.accumulation,
-        follows=seen.follows,
         measured=engine and bool(batch) and batch[0] == facts["micro_batch"],
-        counted=seen.counted,
-        sources={**seen.sources, **_source_of_steps(script, blank, facts)},
-        client_optimizer=str(facts.get("client_optimizer", "")),
-        can_checkpoint=bool(facts.get("can_checkpoint")),
-        checkpoints=bool(facts.get("checkpoints")),
-        compiled=bool(facts.get("compiled")),
-        stages=int(facts.get("stages", 1)),
+        sources={**seen.frame.sources, **_source_of_steps(script, blank, facts)},
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
-        live=dict(facts.get("live", {})),
-        own=dict(facts.get("own", {})),
+        **found,
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
     stated = facts.get("length") or facts.get("loops") or {}
@@ -241,7 +251,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         blank,
         global_batch=seen.global_batch,
         steps=blank.steps or int(stated.get("steps", 0)),
-        precision=_precision(seen.config),
+        precision=_precision(seen.frame.config),
         sequence_length=length,
         model=_model(script, facts),
         frame=frame,
@@ -252,7 +262,6 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
 
 
 def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
-    """Refuse more steps than the script's loop or framework states; fewer may be its early end."""
     told, found = script.steps, stated.get("steps")
     if told is None or found is None or told - found <= max(1, _SAME_STEPS * found):
         return
@@ -264,7 +273,6 @@ def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
 
 
 def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return where the length comes from; nothing if it is unknown."""
     if script.steps is not None:
         stated = facts.get("length") or facts.get("loops") or {}
         fewer = stated.get("steps", 0) > script.steps
@@ -297,7 +305,6 @@ def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_prediction(job: ScriptJob) -> tuple[str, ...]:
-    """Return a sentence on what the analytic model lacks; none if it lacks nothing."""
     missing = []
     if not job.model:
         missing.append("the model (its sizes: --model-config)")

@@ -170,6 +170,15 @@ def sentences(job: ScriptFacts, searched: Collection[str] = LAUNCH) -> tuple[str
     )
 
 
+def why_nothing(job: ScriptFacts) -> tuple[str, ...]:
+    """Return why none of the knobs that split the batch can be turned, a sentence each."""
+    reasons: dict[str, list[str]] = {}
+    for name in ("micro_batch", "data_parallel"):
+        reasons.setdefault(job.offers[name].why, []).append(name)
+    stay = [f"{' and '.join(names)}: {why}" for why, names in reasons.items() if why != NO_BATCH]
+    return (*stay, *(note for note in job.assumed if "predicted before" not in note))
+
+
 def _further(job: ScriptFacts) -> tuple[str, ...]:
     if job.driver is None:
         return ()
@@ -208,7 +217,6 @@ def narrowed(job: ScriptFacts, space: SearchSpace) -> SearchSpace:
 
 
 def _shards_otherwise(job: ScriptFacts, space: SearchSpace) -> bool:
-    """Return True if a space searches ZeRO's stages, and the script's framework has FSDP2."""
     stages = space.choices.get("zero_stage")
     searched = isinstance(stages, tuple) and len(stages) > 1
     return searched and job.driven is not None and "sharding" in job.driven.today

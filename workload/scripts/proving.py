@@ -1,9 +1,9 @@
 """Arguments that carry a script's batch, proven by launches that split it otherwise.
 
-A name, or a path that the hook followed (`tuner.workload.hook.following`), is no proof: the script
-is started once more at half the micro-batch and twice the accumulation, and on another number of
-ranks. What then moves as predicted, with the same samples, losses, optimizer settings and steps,
-becomes a placeholder of the command. What does not is left alone, and said.
+An argument that is named as a batch or an accumulation is no proof: the script is started once more
+at half the micro-batch and twice the accumulation, and on another number of ranks. What then moves
+as predicted, with the same samples, losses, optimizer settings and steps, becomes a
+placeholder of the command. What does not is left alone, and said.
 """
 
 from __future__ import annotations
@@ -104,20 +104,13 @@ def _arguments(today: _Today) -> dict[str, Argument]:
     (micro, times), facts = today.split, today.facts
     every = facts.get("arguments", {})
     ranks = today.job.baseline.data_parallel
-    loaders = [name for names in facts.get("loaders", {}).values() for name in names]
-    deciding = facts.get("deciding") or ()
-    decides = [name for each in deciding if each["value"] == times for name in each["names"]]
-    found: dict[str, Argument] = {}
     of_both = {"": 1, "ranks": ranks}
-    for name, followed, pattern, part, factors in (
-        ("micro_batch", loaders, BATCH, micro, {**of_both, "gradient_accumulation": times}),
-        ("gradient_accumulation", decides, ACCUMULATION, times, of_both),
+    found: dict[str, Argument] = {}
+    for name, pattern, part, factors in (
+        ("micro_batch", BATCH, micro, {**of_both, "gradient_accumulation": times}),
+        ("gradient_accumulation", ACCUMULATION, times, of_both),
     ):
-        named = [each for each in every if pattern.fullmatch(each)]
-        paths = [each for each in followed if each in every]
-        if part == 1:  # many a number is 1
-            paths = [each for each in paths if each in named]
-        for argument in dict.fromkeys([*paths, *named]):
+        for argument in filter(pattern.fullmatch, every):
             value, options = every[argument]["value"], tuple(every[argument]["options"])
             for carries, factor in factors.items():
                 if value == part * factor:
@@ -128,7 +121,6 @@ def _arguments(today: _Today) -> dict[str, Argument]:
 
 
 def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple[ScriptJob, str]:
-    """Return the job that a launch at another split proves, or today's with the reason."""
     job, (micro, times) = today.job, today.split
     both = _placed(job, found.values())
     if both is job:
@@ -171,7 +163,6 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
 
 
 def _on_other_ranks(today: _Today, job: ScriptJob, look: Look, devices: int) -> ScriptJob:
-    """Return the job with what a launch on another number of ranks shows of the global batch."""
     ranks, (micro, times) = job.baseline.data_parallel, today.split
     other = ranks // 2 if ranks % 2 == 0 else 2 if ranks == 1 and devices > 1 else 0
     placed = _PARTS & {*job.placeholders}
@@ -216,7 +207,6 @@ def _ranks(number: int) -> str:
 def _expected(
     job: ScriptJob, split: tuple[int, int], ranks: int, other: int
 ) -> tuple[int, int] | None:
-    """Return the split of the same global batch on other ranks; None if there is none."""
     micro, times = split
     if job.frame.keeps == "micro_batch":
         return (micro * ranks // other, times) if micro * ranks % other == 0 else None
@@ -230,7 +220,6 @@ def _expected(
 def _with_ranks(
     job: ScriptJob, expected: tuple[int, int], found: tuple[int, int], other: int
 ) -> ScriptJob | None:
-    """Return the job if an argument counts all ranks: the script divides it by their number."""
     for number, name in enumerate(("micro_batch", "gradient_accumulation")):
         others_as_expected = found[1 - number] == expected[1 - number]
         if others_as_expected and found[number] * other == expected[number]:
@@ -243,7 +232,6 @@ def _with_ranks(
 def _differs(
     today: _Today, seen: Mapping[str, Any], counted: Counted, *, same_samples: bool
 ) -> str:
-    """Return what shows that a launch trains otherwise than today, a phrase; "" for nothing."""
     before, after = _settings(today.facts), _settings(seen)
     for old, new in zip(before, after, strict=False):
         if abs(old - new) > _SAME * max(abs(old), abs(new)):
@@ -281,7 +269,6 @@ def _settings(facts: Mapping[str, Any]) -> list[float]:
 
 
 def _losses(facts: Mapping[str, Any]) -> list[float]:
-    """Return the sum of the losses of each step but the first; none if one cannot be read."""
     told = [(g.get("loss"), g.get("scale", 1.0)) for g in facts.get("groups", ())[1:]]
     return [] if any(loss is None for loss, _ in told) else [loss / scale for loss, scale in told]
 
@@ -299,7 +286,6 @@ def _options(found: Mapping[str, Argument]) -> str:
 
 
 def _placed(job: ScriptJob, arguments: Sequence[Argument] | Any) -> ScriptJob:
-    """Return the job with placeholders for arguments; the same job if one has no place."""
     words, values = job.words, {"micro_batch": job.frame.micro_batch}
     values["gradient_accumulation"] = job.frame.accumulation
     carries = dict(job.frame.carries)
@@ -317,7 +303,6 @@ def _placed(job: ScriptJob, arguments: Sequence[Argument] | Any) -> ScriptJob:
 def _with_placeholder(
     words: tuple[str, ...], argument: Argument, placeholder: str
 ) -> tuple[str, ...] | None:
-    """Return a command that sets an argument by a placeholder; None if it cannot be placed."""
     made, first = list(words), 2 if words[0] == "-m" else 1
     if not argument.options:  # positional: the one word that is its value
         places = [n for n in range(first, len(made)) if made[n] == str(argument.value)]

@@ -48,8 +48,8 @@ class Framework:
     """Facts about a script's training from one inspected launch.
 
     Attributes:
-        kind: who takes the optimizer step: "deepspeed", "pipeline" (DeepSpeed's pipeline engine),
-            "torch" (a torch optimizer), "program" (it told by `step()`), or "" before inspection.
+        kind: "deepspeed", "pipeline" (DeepSpeed's), "torch" (a torch optimizer steps), "program"
+            (it calls `step()`), or "" before inspection.
         owner: the framework that calls DeepSpeed or the optimizer ("transformers", "accelerate",
             "lightning"), which then owns batches and accumulation; "" where the script does.
         micro_batch, accumulation: today's; 0 where unknown.
@@ -58,11 +58,9 @@ class Framework:
             can check it.
         counted: the first steps showed micro-batch and accumulation, so probes can check them.
         sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
-        can_checkpoint: the model has transformers' switch for activation checkpointing.
-        checkpoints: and it is on today.
-        own: of these, the script's own values, as far as it names them there.
-        live: live knobs that the script registers, each with its present value, None if it cannot
-            be read.
+        can_checkpoint, checkpoints: the model has transformers' switch for it, which is on today.
+        reads, own: knobs that it reads by `configuration()`, and its own values of them.
+        live: live knobs that it registers, each with its present value, None if unknown.
         turns: what its framework takes by itself, so that the hook can tell it another:
             "micro_batch", "gradient_accumulation".
         given: the words of the command, if arguments were found that carry its batch: those of the
@@ -129,6 +127,13 @@ class Framework:
         return str((self.zero.get(section) or {}).get("device", "none"))
 
 
+#: Fields of `Framework` that are written down only where they say something.
+_LATER_FACTS = (
+    *("compiled", "counted", "sources", "own", "given", "carries", "keeps"),
+    *("micro_batch_stays", "ranks_stay"),
+)
+
+
 @dataclass(frozen=True)
 class KnobSupport:
     """Support of one launch knob by a script, with why (not), a phrase; no values for all."""
@@ -171,20 +176,15 @@ class ScriptFacts(TrainingJob):
         """Convert to JSON."""
         facts = asdict(self.frame)
         del facts["first_step_s"]
-        if not self.frame.compiled:  # as in studies from before it was looked at
-            del facts["compiled"]
-        later = ("counted", "sources", "own", "given", "carries", "keeps")
-        for name in (*later, "micro_batch_stays", "ranks_stay"):  # as in studies from before
+        for name in _LATER_FACTS:
             if not facts[name]:
                 del facts[name]
         frame = json.dumps(facts, sort_keys=True)
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": frame}
-        if self.launcher is None:  # as in studies from before launchers were read
-            del data["launcher"]
-        else:
+        del data["launcher"], data["driver"], data["secrets"]
+        if self.launcher is not None:
             data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
-        del data["driver"], data["secrets"]
         return data | ({"driver": self.driver.to_json()} if self.driver else {})
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,6 @@ class ScriptJob(ScriptFacts):
         if self.hook_turns:
             options["owned"] = {name: asked[name] for name in self.hook_turns}
         if self.driver is not None:
-            options["step"] = asdict(self.driver.driver.step)
             options["env"] = {n: v for n, v in framework_env.items() if n != "PYTHONPATH"}
             if "PYTHONPATH" in framework_env:  # of a generated module
                 options["path"] = [framework_env["PYTHONPATH"]]

@@ -8,28 +8,24 @@ is one of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import micro_batches
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import Counted, batches_seen
+from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 
 @dataclass(frozen=True)
 class Today:
-    """Batches that a script trains today, 0 if unknown; `driver_holds` if its driver agrees."""
+    """What a script trains today, 0 if unknown; `driver_holds` if its driver agrees."""
 
     global_batch: int
-    micro_batch: int
-    accumulation: int
-    counted: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
-    follows: bool = False
+    frame: Framework
     driver_holds: bool = True
-    sources: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -57,14 +53,16 @@ def _of_engine(
     altered = facts["micro_batch"] != micro
     follows = altered and bool(batch) and batch[0] == facts["micro_batch"]
     follows = (follows or bool(facts.get("training_data"))) and not facts.get("owner")
-    source = dict.fromkeys(("micro_batch", "accumulation"), "DeepSpeed's engine")
-    return Today(whole, micro, times, config=config, follows=follows, sources=source)
+    sources = dict.fromkeys(("micro_batch", "accumulation"), "DeepSpeed's engine")
+    frame = Framework(
+        config=config, micro_batch=micro, accumulation=times, follows=follows, sources=sources
+    )
+    return Today(whole, frame)
 
 
 def _of_steps(
     script: Script, blank: ScriptJob, facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Today:
-    """Return today's batches outside DeepSpeed: of the command, the framework, and the counts."""
     counted, owned = batches_seen(facts), facts.get("owned", {})
     notes, driven = [], blank.driven
     holds = driven is None or not _contradicts(driven.batches, owned, counted)
@@ -112,11 +110,13 @@ def _of_steps(
             f"the global batch is not known (--global-batch N tells it): {counted.how or 'unseen'}"
         )
     agree = bool(counted.steps) and (micro, times) == (counted.micro_batch, counted.accumulation)
-    return Today(whole, micro, times, agree, config, False, holds, sources, tuple(notes))
+    frame = Framework(
+        config=config, micro_batch=micro, accumulation=times, counted=agree, sources=sources
+    )
+    return Today(whole, frame, holds, tuple(notes))
 
 
 def _told_by_command(blank: ScriptJob, *, holds: bool) -> dict[str, int]:
-    """Return the parts of the batch that placeholders or the framework's keys say."""
     named = {"micro_batch": "micro_batch", "accumulation": "gradient_accumulation"}
     said = {"micro_batch": blank.frame.micro_batch, "accumulation": blank.frame.accumulation}
     if holds and blank.driven is not None and all(blank.driven.batches):
@@ -146,7 +146,6 @@ def _require_agreement(told: Mapping[str, int], counted: Counted) -> None:
 
 
 def _require_global(script: Script, blank: ScriptJob, micro: int, times: int) -> int:
-    """Return the user's global batch; raise InputError if it contradicts what was seen."""
     whole, replicas = script.global_batch, blank.baseline.data_parallel
     assert whole is not None
     seen = replicas * micro * times

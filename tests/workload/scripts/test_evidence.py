@@ -269,23 +269,23 @@ EIGHT = group(8, 8, passes=2)
 
 def test_the_global_batch_is_what_was_counted_on_all_ranks(tmp_path: Path) -> None:
     found = today(tmp_path, "", EIGHT, ranks=2)
-    assert (found.global_batch, found.micro_batch, found.accumulation) == (32, 8, 2)
-    assert found.counted
-    assert found.sources["micro_batch"] == "3 steps: drawn"
+    assert (found.global_batch, found.frame.micro_batch, found.frame.accumulation) == (32, 8, 2)
+    assert found.frame.counted
+    assert found.frame.sources["micro_batch"] == "3 steps: drawn"
     # Ranks that read the same samples, and a framework that was told something else.
     same = today(tmp_path, "", EIGHT, ranks=2, first_batches=[7, 7])
     assert same.global_batch == 0
     assert "drew the same samples" in same.notes[0]
     owned = {"micro_batch": 8, "gradient_accumulation": 4}
     other = today(tmp_path, "", EIGHT, owned=owned, owner="transformers")
-    assert (other.global_batch, other.accumulation) == (0, 0)
+    assert (other.global_batch, other.frame.accumulation) == (0, 0)
     assert "was told accumulation 4, and the first steps took 2" in other.notes[0]
-    assert not other.counted
+    assert not other.frame.counted
 
 
 def test_a_user_who_contradicts_the_counts_is_refused(tmp_path: Path) -> None:
     placed = "-b {micro_batch=8} -a {gradient_accumulation=2}"
-    assert today(tmp_path, placed, EIGHT).sources["micro_batch"] == "the command"
+    assert today(tmp_path, placed, EIGHT).frame.sources["micro_batch"] == "the command"
     with pytest.raises(InputError, match=r"says micro_batch 16, but 3 .*write \{micro_batch=8\}"):
         today(tmp_path, placed.replace("8", "16"), EIGHT)
     with pytest.raises(InputError, match=r"--global-batch is 128, but .* trains 1 x 8 x 2 = 16"):
@@ -293,5 +293,5 @@ def test_a_user_who_contradicts_the_counts_is_refused(tmp_path: Path) -> None:
     # What the counts leave open the user may say; what is left follows.
     tokens = group(None, passes=2)
     told = today(tmp_path, "", tokens, global_batch=64, owned={"gradient_accumulation": 2})
-    assert (told.micro_batch, told.accumulation, told.global_batch) == (32, 2, 64)
-    assert told.sources["micro_batch"] == "--global-batch"
+    assert (told.frame.micro_batch, told.frame.accumulation, told.global_batch) == (32, 2, 64)
+    assert told.frame.sources["micro_batch"] == "--global-batch"

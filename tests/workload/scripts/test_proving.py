@@ -31,8 +31,6 @@ def facts(micro: int, times: int, ranks: int = 1, **more: Any) -> dict[str, Any]
         "groups": [group] * GROUPS,
         "first_batches": [*range(ranks)],
         "arguments": ARGUMENTS,
-        "loaders": {"0": ["batch_size"]},
-        "deciding": [{"value": times, "names": ["accum"]}],
         "rates": [[0.1]] * GROUPS,
         "loops": {"steps": 100, "by": "the loop"},
         **more,

@@ -5,6 +5,6 @@ command, its file and its environment, `driven` applies a configuration, `keys` 
 with the installed version.
 """
 
-from tuner.workload.scripts.frameworks.driver import Driver, load_driver, shipped_drivers
+from tuner.workload.scripts.frameworks.driver import Driver, load_drivers, shipped_drivers
 
-__all__ = ["Driver", "load_driver", "shipped_drivers"]
+__all__ = ["Driver", "load_drivers", "shipped_drivers"]

@@ -77,7 +77,6 @@ class Driven:
 
     @cached_property
     def _read(self) -> tuple[dict[str, Value], dict[str, str]]:
-        """Today's values, and the reason against each knob that cannot be set."""
         today: dict[str, Value] = {}
         against: dict[str, str] = {}
         routes = self.bound.driver.knobs
@@ -298,7 +297,6 @@ class Driven:
 
 
 def _holds(now: Any, any_of: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
-    """Return True if a setting, None where it is not given, is one of those of a level."""
     if now is None:
         return UNSET in any_of
     wanted = [_rendered(one, values) for one in any_of]
@@ -306,7 +304,6 @@ def _holds(now: Any, any_of: tuple[Any, ...], values: Mapping[str, Any]) -> bool
 
 
 def _rendered(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return a setting with the names in braces filled in; a single name gives its number."""
     if not isinstance(value, str):
         return value
     whole = TEMPLATE.fullmatch(value)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.program import Program
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition
+from tuner.workload.hook import merge
 from tuner.workload.scripts.frameworks.parts import (
     TEMPLATE,
     UNSET,
@@ -30,7 +32,6 @@ from tuner.workload.scripts.frameworks.parts import (
     Route,
     Rule,
     Source,
-    Step,
     Wrapper,
 )
 
@@ -42,7 +43,6 @@ NAMES = (*ROUTED, "sequence_length", "world_size")
 PROGRAM = tuple(item.name for item in fields(Program) if item.default is False)
 _VERSION = re.compile(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)")
 Made = TypeVar("Made")
-_CALL = re.compile(r"[\w.]+:[\w.]+")
 
 
 class Table:
@@ -149,7 +149,6 @@ class Driver:
     rules: tuple[Rule, ...]
     quiet: Mapping[str, Any] = field(hash=False)
     quiet_env: Mapping[str, str] = field(hash=False)
-    step: Step
     sources: tuple[Source, ...]
     wrapper: Wrapper | None = None
 
@@ -163,7 +162,7 @@ class Driver:
 
 _TOP = (
     *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
-    *("world", "facts", "program", "rules", "probe", "step", "keys", "wrapper"),
+    *("world", "facts", "program", "rules", "probe", "keys", "wrapper"),
 )
 _WITH = ("imports", "mentions", "options")
 _RULE = ("why", "require", "divide", "of", "default")
@@ -216,7 +215,6 @@ def read_driver(data: Any, where: str) -> Driver:
         rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
         quiet=probe.values("set"),
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
-        step=_step(table.part("step", "count", "call", "line")),
         sources=tuple(
             _source(item) for item in table.parts("keys", "file", "kind", "class", "below")
         ),
@@ -267,7 +265,7 @@ def _route(name: str, table: Table) -> Route:
 
 
 def _or_unset(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Add `UNSET` if false is one: a missing key is false unless another level names it."""
+    # Add `UNSET` if false is one: a missing key is false unless another level names it.
     return (*parts, UNSET) if any(part is False for part in parts) else parts
 
 
@@ -317,28 +315,21 @@ def _rule(table: Table) -> Rule:
     return rule
 
 
-def _step(table: Table) -> Step:
-    step = table.made(Step, count=table.choice("count", ("optimizer", "call", "log")))
-    if (step.count == "call") != bool(step.call) or (step.count == "log") != bool(step.line):
-        raise InputError(f"{table.where} needs call for count = 'call', line for count = 'log'")
-    if step.call and not _CALL.fullmatch(step.call):
-        raise InputError(f"call in {table.where} must be module:function, not {step.call!r}")
-    try:
-        re.compile(step.line)
-    except re.error as error:
-        raise InputError(f"line in {table.where} is no regular expression: {error}") from error
-    return step
-
-
 def _source(table: Table) -> Source:
     file = table.text("file", "" if table.data.get("kind") == "own" else None)
     kind = table.choice("kind", ("fields", "options", "parameters", "texts", "own"))
     return table.made(Source, file=file, kind=kind, name=table.text("class", ""))
 
 
-def load_driver(path: Path) -> Driver:
-    """Load a driver from a TOML file; InputError if it cannot be read, or is no driver."""
-    return read_driver(read_toml(path, f"framework {str(path)!r}"), path.name)
+def load_drivers(file: Path | Traversable) -> tuple[Driver, ...]:
+    """Load the driver of a TOML file, or one for each of its `[[variants]]`.
+
+    InputError if it cannot be read, or is no driver.
+    """
+    data = read_toml(file, f"framework {str(file)!r}")
+    variants = Table(data, file.name).parts("variants") or [Table({}, file.name)]
+    common = {key: value for key, value in data.items() if key != "variants"}
+    return tuple(read_driver(merge(common, variant.data), file.name) for variant in variants)
 
 
 @lru_cache(maxsize=1)
@@ -347,8 +338,9 @@ def shipped_drivers() -> tuple[Driver, ...]:
     folder = resources.files("tuner.workload.scripts.frameworks")
     files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return tuple(
-        read_driver(read_toml(entry, f"framework {entry.name!r}"), entry.name)
-        for entry in sorted(files, key=lambda entry: entry.name)
+        driver
+        for file in sorted(files, key=lambda file: file.name)
+        for driver in load_drivers(file)
     )
 
 

@@ -76,6 +76,12 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
     return Checked(version, found, gone, tuple(files))
 
 
+def best_fit(drivers: Sequence[Driver], path: Sequence[Path]) -> tuple[Driver, Checked]:
+    """Return the driver with the fewest keys that the installed framework lacks."""
+    checked = [(driver, check_keys(driver, path)) for driver in drivers]
+    return min(checked, key=lambda pair: len(pair[1].gone))
+
+
 def _files(source: Source, path: Sequence[Path]) -> list[Path]:
     parts = Path(source.file or "").parts
     if Path(*parts).is_absolute() or ".." in parts or "**" in parts:
@@ -143,7 +149,6 @@ def _declared(path: Path, source: Source) -> set[str]:
 
 
 def _fields(node: ast.ClassDef | ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a class or the variables of a module, each with its annotation."""
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             yield item.target.id, ast.unparse(item.annotation)

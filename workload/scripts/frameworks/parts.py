@@ -101,15 +101,6 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Sign of an optimizer step: of a torch "optimizer", a "call" or a line of a "log"."""
-
-    count: str = "optimizer"
-    call: str = ""
-    line: str = ""
-
-
-@dataclass(frozen=True)
 class Source:
     """File of the framework in which its keys are declared.
 

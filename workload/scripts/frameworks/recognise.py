@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
     check_version,
-    load_driver,
+    load_drivers,
     shipped_drivers,
 )
 from tuner.workload.scripts.frameworks.keys import check_keys, search_path
+from tuner.workload.scripts.frameworks.parts import Recognised
 from tuner.workload.scripts.frameworks.wrapper import read_function
 
 
@@ -23,7 +24,7 @@ def recognised(
     words: Sequence[str], cwd: Path, launcher: str = "", given: Path | None = None
 ) -> Bound | None:
     """Return the framework of a command, with the keys that its installed version lacks."""
-    drivers = [load_driver(given)] if given else _matching(words, cwd, launcher)
+    drivers = load_drivers(given) if given else _matching(words, cwd, launcher)
     path = search_path(cwd, words)
     checked = [(driver, check_keys(driver, path)) for driver in drivers]
     fitting = [
@@ -44,45 +45,36 @@ def recognised(
 
 
 def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
-    """Return the drivers that match by the program, else by its imports, else by its launcher."""
+    # By the program, else by its imports, else by its launcher.
     text = _source(words, cwd)
-    ways = (_by_program, _by_imports, _by_launcher)
+    imported = set(re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M))
+    module = words[1] if words[0] == "-m" else ""
+    path = f"/{module.replace('.', '/')}.py" if module else str((cwd / words[0]).resolve())
+    ways: tuple[Callable[[Recognised], bool], ...] = (
+        lambda signs: (
+            any(fnmatch(path, pattern) for pattern in signs.scripts)
+            or _below(module, signs.modules)
+        ),
+        lambda signs: any(_below(name, signs.imports) for name in imported),
+        lambda signs: launcher in signs.launchers,
+    )
+    given = {word.partition("=")[0] for word in words}
     for way in ways:
-        found = [d for d in shipped_drivers() if way(d, words, launcher, text, cwd)]
-        found = [d for d in found if _has_the_rest(d, words, text)]
+        found = [
+            driver
+            for driver in shipped_drivers()
+            if way(signs := driver.recognised)
+            and (not signs.options or given & {*signs.options})
+            and all(any(word in text for word in each.split("|")) for each in signs.mentions)
+        ]
         if found:
             most = max(len(driver.recognised.mentions) for driver in found)
             return [driver for driver in found if len(driver.recognised.mentions) == most]
     return []
 
 
-def _has_the_rest(driver: Driver, words: Sequence[str], text: str) -> bool:
-    signs, given = driver.recognised, {word.partition("=")[0] for word in words}
-    named = not signs.options or any(option in given for option in signs.options)
-    return named and all(
-        any(word in text for word in either.split("|")) for either in signs.mentions
-    )
-
-
-def _by_program(driver: Driver, words: Sequence[str], launcher: str, text: str, cwd: Path) -> bool:
-    signs = driver.recognised
-    if words[0] == "-m":
-        name = words[1]
-        if any(name == module or name.startswith(f"{module}.") for module in signs.modules):
-            return True
-        return any(fnmatch(f"/{name.replace('.', '/')}.py", pattern) for pattern in signs.scripts)
-    path = str((cwd / words[0]).resolve())
-    return any(fnmatch(path, pattern) for pattern in signs.scripts)
-
-
-def _by_launcher(driver: Driver, words: Sequence[str], launcher: str, text: str, cwd: Path) -> bool:
-    return bool(launcher) and launcher in driver.recognised.launchers
-
-
-def _by_imports(driver: Driver, words: Sequence[str], launcher: str, text: str, cwd: Path) -> bool:
-    imported = set(re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M))
-    wanted = driver.recognised.imports
-    return any(n == m or n.startswith(f"{m}.") for n in imported for m in wanted)
+def _below(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def _source(words: Sequence[str], cwd: Path) -> str:

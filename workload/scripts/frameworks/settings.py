@@ -76,7 +76,6 @@ class Settings:
 
     @cached_property
     def _assigned(self) -> dict[str, Any]:
-        """Plain values that the script and the command's Python files assign at their top."""
         values: dict[str, Any] = {}
         for word in self.words:
             path = self.cwd / word
@@ -113,7 +112,6 @@ class Settings:
         return found
 
     def _word(self, at: int) -> tuple[int, Any]:
-        """Return how many words give a key at a position, and its value."""
         name, equals, value = self.words[at].partition("=")
         if equals:
             return 1, _native(value)
@@ -162,7 +160,6 @@ class Settings:
         return tuple(words), env
 
     def _spelled(self, key: str, value: Any, today: str = "") -> list[str]:
-        """Return the words that give a key a value, in today's spelling of its name."""
         option, truth = self.command.option, self.command.truth
         name = today.partition("=")[0]
         if name:
@@ -180,7 +177,6 @@ class Settings:
 
 
 def _constant(node: ast.expr) -> Any:
-    """Return a number, text or truth value, or a product of integers; None for anything else."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = _constant(node.left), _constant(node.right)
         return left * right if type(left) is int and type(right) is int else None
@@ -190,7 +186,7 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _same(name: str, other: str) -> bool:
-    """Return True if two options are one: most parsers take - and _ for the same."""
+    # Return True if two options are one: most parsers take - and _ for the same.
     return name.replace("_", "-") == other.replace("_", "-")
 
 
@@ -199,7 +195,6 @@ def _is_option(word: str) -> bool:
 
 
 def _native(text: str) -> Any:
-    """Return a text of a command or variable as the number or truth value that it spells."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -162,8 +162,6 @@ def spellings(name: str) -> tuple[str, ...]:
 class Vendor(Kind):
     """Launcher that is read by its own parser."""
 
-    reader = ""
-
     @property
     def shown(self) -> str:
         """The command, for sentences."""
@@ -175,8 +173,7 @@ class Vendor(Kind):
         for option, file in pairwise(arguments):
             if option in ("--config_file", "--config-file", "--config", "--accelerate_config"):
                 check_config(f"{self.shown} {option}", file, typed.cwd)
-        reader = self.reader or self.name
-        read = _answer(reader, arguments, typed.cwd, typed.environment)
+        read = _answer(self.name, arguments, typed.cwd, typed.environment)
         if "refuse" in read:
             raise InputError(f"{self.shown}: {' '.join(str(read['refuse']).split())}")
         if read["config"]:

@@ -51,7 +51,7 @@ class Launcher:
         """Convert to JSON."""
         lists = {name: list(getattr(self, name)) for name in ("words", "script", "notes")}
         data = {**asdict(self), **lists}
-        if self.nodes == 1:  # as in studies from before launchers of several nodes were read
+        if self.nodes == 1:
             del data["nodes"]
         if not self.binding:
             del data["binding"]

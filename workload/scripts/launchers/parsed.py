@@ -14,23 +14,11 @@ class _Torchrun(Vendor):
     """torchrun, which is `python -m torch.distributed.run`."""
 
     name = "torchrun"
-    commands: tuple[str, ...] = ("torchrun",)
-    modules: tuple[str, ...] = ("torch.distributed.run",)
+    commands = ("torchrun",)
+    modules = ("torch.distributed.run",)
     of_node = ("--nproc-per-node", "--nproc_per_node")
     nodes = ("--nnodes",)
     abbreviates = True
-
-
-class _Launch(_Torchrun):
-    """The older `python -m torch.distributed.launch`, which tells the rank in the command."""
-
-    reader = "launch"
-    commands: tuple[str, ...] = ()
-    modules = ("torch.distributed.launch",)
-
-    def before_hook(self, words: list[str]) -> list[str]:
-        """Return the words with the rank in the environment, where the hook reads it."""
-        return self.added(super().before_hook(words), "--use-env")
 
 
 class _Deepspeed(Vendor):

@@ -54,9 +54,7 @@ def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Laun
 
 def kind_of(launcher: Launcher) -> Kind | None:
     """Return what starts a launcher's ranks and writes it back; None for variables alone."""
-    named = [kind for kind in KINDS if kind.name == launcher.kind]
-    by_module = [kind for kind in named if {*kind.modules} & {*launcher.words}]
-    return next(iter([*by_module, *named]), None)
+    return next((kind for kind in KINDS if kind.name == launcher.kind), None)
 
 
 def _read(
@@ -69,6 +67,8 @@ def _read(
             f"{name} starts ranks itself, which is joulefront's part here; give the script and its "
             'own arguments alone, e.g. --script "train.py --data DIR"'
         )
+    if bare[:2] == ("-m", "torch.distributed.launch"):
+        raise InputError("torch.distributed.launch is deprecated; write torchrun in its place")
     skip = len(words) - len(bare) + 1
     for kind in KINDS:
         if name == "-m" and bare[1:2] and bare[1] in kind.modules:
@@ -86,7 +86,6 @@ def _read(
 
 
 def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """Return a package's command as `-m MODULE ...`, InputError if that starts something else."""
     name = words[0] if words else ""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():
         return tuple(words)
@@ -103,7 +102,6 @@ def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
 
 
 def _starts(entry: importlib.metadata.EntryPoint, module: str) -> bool:
-    """Return True if `python -m` starts a module, or its source is not where it is installed."""
     if entry.dist is None or module != entry.module:
         return True
     at = Path(*module.split("."))

@@ -99,7 +99,6 @@ def hidden(words: Sequence[str], public: Collection[str] = ()) -> tuple[list[str
 
 
 def _taken(name: str, value: str, values: dict[str, str]) -> str:
-    """Remember a value under a name of its own, and return what stands for it."""
     free, number = name, 2
     while values.get(free, value) != value:
         free, number = f"{name}_{number}", number + 1
@@ -112,7 +111,6 @@ def _variable(option: str) -> str:
 
 
 def _assignments(words: Sequence[str]) -> Iterator[tuple[int, bool]]:
-    """Yield the places of `NAME=VALUE` in front of a command, and of those within --export."""
     at = 0
     while at < len(words):
         if Path(words[at]).name == "env":

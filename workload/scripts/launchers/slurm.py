@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
-from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.launchers.kinds import (
     PYTHON,
@@ -25,9 +23,31 @@ from tuner.workload.scripts.launchers.kinds import (
 )
 from tuner.workload.scripts.launchers.launcher import Launcher
 
-_OPTIONS = read_toml(
-    resources.files("tuner.workload.scripts.launchers") / "srun.toml", "options of srun"
-)
+#: Long options that take no word after them, and those that do.
+_ALONE = """
+async bcast compress consolidate-segments contiguous debugger-test disable-status exact exclusive
+external-launcher get-user-env help hold immediate interactive kill-on-bad-exit label multi-prog
+nice no-allocate no-kill oom-kill-step overcommit overlap oversubscribe parsable preserve-env
+propagate pty quiet quit-on-interrupt reboot resv-ports send-libs spread-job spread-segments
+stepmgr test-only unbuffered usage use-min-nodes verbose version wait-for-children whole x11
+"""
+_WITH_VALUE = """
+accel-bind account acctg-freq autocomplete bb bbf bcast-exclude begin chdir cluster
+cluster-constraint clusters comment constraint container container-id container-image
+container-mounts container-name container-workdir context core-spec cores-per-socket cpu-bind
+cpu-freq cpu_bind cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution epilog
+error exclude export extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket
+gpus-per-task gres gres-flags het-group hint ignore-signals input job-name jobid licenses mail-type
+mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus mpi msg-timeout network
+nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
+ntasks-per-tres open-mode output pack-group partition prefer priority profile prolog qos relative
+reservation resources runtime segment signal slurmd-debug sockets-per-node switches task-epilog
+task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp treewidth
+tres-bind tres-per-task uid wait wckey
+"""
+#: Letters of short options that take a value, and of those that take none but in the same word.
+_SHORT_WITH_VALUE = "AbBcCdDeFGiJLmMnNopPqrRStTUwWx"
+_SHORT_ALONE = "EhHIklOQsuvVXZK"
 _LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
 
 
@@ -118,7 +138,6 @@ def _check_options(command: Sequence[str], told: Mapping[str, str]) -> None:
 
 
 def _tasks(told: Mapping[str, str], environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return the number of nodes, and of tasks on each; 0 if nothing says."""
     nodes = _nodes(told, environment)
     each, tasks = _number(told, "ntasks-per-node"), _number(told, "ntasks")
     if not each and not tasks:
@@ -136,7 +155,6 @@ def _tasks(told: Mapping[str, str], environment: Mapping[str, str]) -> tuple[int
 
 
 def _exported(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that --export sets, and a note if it keeps others from the tasks."""
     items = text.split(",")
     env = dict(item.split("=", 1) for item in items if "=" in item)
     if "ALL" in items:
@@ -145,7 +163,7 @@ def _exported(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _task_environment(nodes: int = 0) -> dict[str, str]:
-    """Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT")."""
+    # Return what srun tells its tasks of their numbers (srun(1), "OUTPUT ENVIRONMENT").
     tasks = str(nodes) if nodes else "{world_size}"
     return {
         "SLURM_PROCID": "{node_rank}" if nodes else "{rank}",
@@ -172,23 +190,23 @@ def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if not equals and name in _OPTIONS["with_value"]:
+            if not equals and name in _WITH_VALUE.split():
                 value, at = _value(words, at, word)
-            elif not equals and name not in _OPTIONS["alone"]:
+            elif not equals and name not in _ALONE.split():
                 raise InputError(f"srun's option {word} is not known; write it as {word}=VALUE")
             told["ntasks-per-node" if name == "tasks-per-node" else name] = value
             continue
         letters = word[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
-            if letter in _OPTIONS["short_with_value"]:
+            if letter in _SHORT_WITH_VALUE:
                 value, letters = letters, ""
                 if not value:
                     value, at = _value(words, at, f"-{letter}")
                 told[_LONG_OF.get(letter, letter)] = value
             elif letter in "IkK":  # a value may follow in the same word
                 letters = ""
-            elif letter not in _OPTIONS["short_alone"]:
+            elif letter not in _SHORT_ALONE:
                 raise InputError(f"srun's option -{letter} is not known; use its long form")
     return told, at
 

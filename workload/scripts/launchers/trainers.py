@@ -209,7 +209,6 @@ class _Axolotl(_Framework):
 
 
 def _pairs(words: Sequence[str]) -> list[str]:
-    """Join `--name value` to `--name=value`."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1].startswith("--") and "=" not in joined[-1] and word[:2] != "--":

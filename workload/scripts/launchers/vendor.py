@@ -51,28 +51,10 @@ def main() -> None:
 
 def torchrun(arguments: Sequence[str]) -> dict[str, Any]:
     """Read the arguments of torchrun, which is `python -m torch.distributed.run`."""
-    import torch.distributed.run
-
-    args = torch.distributed.run.parse_args(list(arguments))
-    return _torchrun(args)
-
-
-def launch(arguments: Sequence[str]) -> dict[str, Any]:
-    """Read the arguments of the older `python -m torch.distributed.launch`."""
-    from torch.distributed.launch import parse_args
+    import torch
+    from torch.distributed.run import parse_args, parse_min_max_nnodes
 
     args = parse_args(list(arguments))
-    read = _torchrun(args)
-    if not args.use_env:  # it tells the rank in the command
-        at = 2 if args.module else 1
-        read["script"].insert(at, "--local-rank={local_rank}")
-    return read
-
-
-def _torchrun(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    from torch.distributed.run import parse_min_max_nnodes
-
     least, nodes = parse_min_max_nnodes(args.nnodes)
     if args.no_python:
         _no_python("--no-python")
@@ -97,7 +79,7 @@ def _torchrun(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _elastic(args: argparse.Namespace, nodes: int) -> dict[str, str]:
-    """Return what torchrun's agent tells its ranks (torch's local_elastic_agent.py)."""
+    # Return what torchrun's agent tells its ranks (torch's local_elastic_agent.py).
     rdzv_id = getattr(args, "rdzv_id", "none")
     return {
         "GROUP_RANK": "{node_rank}",
@@ -112,7 +94,7 @@ def _elastic(args: argparse.Namespace, nodes: int) -> dict[str, str]:
 
 
 def _one_thread(processes: int) -> dict[str, str]:
-    """Return OMP_NUM_THREADS=1 where torchrun sets it: several ranks, and the user set none."""
+    # Return OMP_NUM_THREADS=1 where torchrun sets it: several ranks, and the user set none.
     return {} if processes == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
 
 
@@ -234,7 +216,6 @@ def trl(arguments: Sequence[str]) -> dict[str, Any]:
 
 READERS: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
     "torchrun": torchrun,
-    "launch": launch,
     "deepspeed": deepspeed,
     "accelerate": accelerate,
     "trl": trl,
@@ -282,7 +263,6 @@ def _visible(devices: str) -> str:
 
 
 def _first_devices(text: str, option: str) -> int:
-    """Return the number of devices if they are the first ones of this node."""
     numbers = [item for item in text.replace(" ", "").split(",") if item]
     if numbers != [str(number) for number in range(len(numbers))]:
         raise Refused(f"{option}: {_visible('those')}")

@@ -86,10 +86,9 @@ def test_torchrun(arguments: str, processes: int, script: list[str]) -> None:
     assert answer["env"]["ROLE_WORLD_SIZE"] == "{world_size}"
 
 
-def test_the_older_launcher_tells_the_rank_in_the_command() -> None:
-    legacy = vendor.launch(["--nproc-per-node", "2", "train.py", "x"])
-    assert legacy["script"] == ["train.py", "--local-rank={local_rank}", "x"]
-    assert vendor.launch(["--use-env", "train.py", "x"])["script"] == ["train.py", "x"]
+def test_the_deprecated_launcher_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="write torchrun in its place"):
+        read("python -m torch.distributed.launch --nproc-per-node 2 train.py", folder)
 
 
 def test_a_pasted_torchrun_becomes_the_job(folder: Path) -> None:

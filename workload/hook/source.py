@@ -1,0 +1,142 @@
+"""The source of the frames that are up at a step, and values of expressions in it.
+
+Nothing of the program's is called: what is more than arithmetic on its values is `Unknown`.
+"""
+
+import ast
+import inspect
+import linecache
+import math
+import operator
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import FrameType
+from typing import Any
+
+from . import named_values
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_STANDARD = os.path.dirname(os.path.abspath(ast.__file__))
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: lambda a, b: a**b if 0 <= b < 64 else math.nan,
+}
+_COMPARED: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_CALLED: dict[str, Callable[..., Any]] = {
+    **{"len": len, "int": int, "min": min, "max": max, "abs": abs, "round": round},
+    **{"ceil": math.ceil, "floor": math.floor},
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Unknown(Exception):
+    """An expression that cannot be evaluated without the program."""
+
+
+def is_users(frame: FrameType) -> bool:
+    """Return True for the program's own code."""
+    name = frame.f_code.co_filename
+    return not name.startswith((_HERE, _STANDARD, "<")) and not any(p in name for p in _INSTALLED)
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those of the program that it was called from, the innermost first."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "run_program" and code.co_filename.startswith(_HERE):
+            return  # the hook's own start of the program, and what forked it
+        yield frame
+        frame = frame.f_back
+
+
+@lru_cache(maxsize=64)
+def _tree(filename: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(filename)))
+
+
+def body_of(frame: FrameType) -> ast.AST:
+    """Return the part of the source that a frame runs."""
+    whole, code = _tree(frame.f_code.co_filename), frame.f_code
+    if code.co_name == "<module>":
+        return whole
+    for node in ast.walk(whole):
+        if isinstance(node, Function) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    raise Unknown
+
+
+def own_nodes(body: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one, without those of functions defined inside."""
+    for node in ast.iter_child_nodes(body):
+        yield node
+        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            yield from own_nodes(node)
+
+
+def evaluate(node: ast.AST, frame: FrameType, instead: dict[str, Any] | None = None) -> Any:
+    """Return the value of an expression in a frame; Unknown if it holds more than arithmetic."""
+    inner = lambda part: evaluate(part, frame, instead)  # noqa: E731
+    try:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            for names in (instead or {}, frame.f_locals, frame.f_globals):
+                if node.id in names:
+                    return names[node.id]
+        elif isinstance(node, ast.Attribute):
+            return _attribute(inner(node.value), node.attr)
+        elif isinstance(node, ast.Subscript):
+            held = inner(node.value)
+            if type(held) in (dict, list, tuple) or named_values.is_parsed(held):
+                return held[inner(node.slice)]
+        elif isinstance(node, ast.UnaryOp):
+            signs = {ast.USub: operator.neg, ast.Not: operator.not_}
+            return signs[type(node.op)](inner(node.operand))
+        elif isinstance(node, ast.BinOp):
+            return _ARITHMETIC[type(node.op)](inner(node.left), inner(node.right))
+        elif isinstance(node, ast.BoolOp):
+            values = [inner(part) for part in node.values]
+            return all(values) if isinstance(node.op, ast.And) else any(values)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return _COMPARED[type(node.ops[0])](inner(node.left), inner(node.comparators[0]))
+        elif isinstance(node, ast.Call) and not node.keywords:
+            return _called(node, inner)
+    except Unknown:
+        raise
+    except Exception as error:  # of the program's own kinds
+        raise Unknown from error
+    raise Unknown
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    if isinstance(inspect.getattr_static(holder, name, None), property):
+        raise Unknown  # the program's own code
+    return getattr(holder, name)
+
+
+def _called(node: ast.Call, inner: Callable[[ast.AST], Any]) -> Any:
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "size" and node.args:
+        return int(_attribute(inner(node.func.value), "shape")[inner(node.args[0])])
+    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    values = [inner(argument) for argument in node.args]
+    if name == "len" or all(type(value) in (int, float) for value in values):
+        return _CALLED[name](*values)
+    raise Unknown
