@@ -94,7 +94,6 @@ class Candidates:
 
     @cached_property
     def _launch_positions(self) -> dict[Settings, int]:
-        """Position of each launch, by its settings and by those without defaults."""
         exact = {launch: i for i, launch in enumerate(self.launches)}
         return {_plain(launch): i for launch, i in exact.items()} | exact
 

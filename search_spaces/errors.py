@@ -22,7 +22,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _folded(name: str) -> str:
-    """Return a name without case and separators, in which people rarely differ on purpose."""
     return "".join(letter for letter in name.lower() if letter not in "-_. ")
 
 

@@ -88,7 +88,6 @@ class TrainingJob:
             raise InputError(f'pure_bf16 {where} needs precision = "bf16", not {self.precision}')
 
     def _check_batches(self) -> None:
-        """Convert the table's sizes, which JSON and TOML hold as text, and check them."""
         where, table = f"in job {self.name!r}", {}
         if not isinstance(self.steps_at, Mapping):
             raise InvalidValue(f"steps_at {where}", self.steps_at, "a table of batch = steps")
@@ -263,7 +262,6 @@ class TrainingJob:
 
 
 def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
-    """Return the declared knobs of a job file, which the built-in training program runs."""
     knobs = check_knobs(read_knobs(tables, where))
     for knob in knobs:
         if knob.target[0] not in ("env", "deepspeed"):
@@ -275,7 +273,6 @@ def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
 
 
 def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> int:
-    """Return the steps at the job's own global batch, from the table or the noise scale."""
     if "steps_at" in given:
         table = given["steps_at"]
         if not isinstance(table, dict) or str(global_batch) not in table:

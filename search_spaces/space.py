@@ -201,7 +201,6 @@ class SearchSpace:
         job: TrainingJob,
         cluster: Cluster,
     ) -> None:
-        """Raise an error with the rule that refused the live settings of the space."""
         for name, choices in live_values.items():
             for value in choices:
                 configuration = Configuration(launch, Settings({name: value}))
@@ -239,7 +238,6 @@ def _automatic(
 
 
 def _evenly(length: int, count: int | None) -> list[int]:
-    """Return up to `count` indices of a list, evenly spaced, including the last."""
     if count is None or count >= length:
         return list(range(length))
     if count == 1:

@@ -53,7 +53,6 @@ def reference_point(points: np.ndarray) -> np.ndarray:
 
 
 def _staircase(points: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the front's corners inside the reference, by rising energy and falling time."""
     points = np.asarray(points, dtype=float).reshape(-1, 2)
     points = points[(points < reference).all(axis=1)]
     points = np.unique(points[nondominated(points[:, 0], points[:, 1])], axis=0)

@@ -6,32 +6,28 @@ Errors name the fault of a URL, a driver or a server in a sentence, without a pa
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
-import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
+from tuner.formatting import one_line
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import repair_torn_tail
 
-#: A storage that has not answered after this many seconds counts as not answering.
-STORAGE_TIMEOUT_S = 8.0
+#: A database that has not answered after this time counts as not answering.
+STORAGE_TIMEOUT_S = 8
 #: A lock of the journal that was not touched for this long is a dead driver's.
 JOURNAL_GRACE_S = 5
-
-Opened = TypeVar("Opened")
 
 
 class StorageError(InputError):
@@ -54,37 +50,6 @@ def without_password(text: str, url: str = "") -> str:
     return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&\s]+", r"\1***", text)
 
 
-def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
-    """Return the result of `call`; raise one sentence if it fails or takes too long."""
-    answer: list[Opened] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answer.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work, daemon=True, name="open storage")
-    thread.start()
-    thread.join(timeout_s)
-    if answer:
-        return answer[0]
-    if not errors:
-        raise InputError(f"{what} did not answer within {timeout_s:g} s; is it up and reachable?")
-    error = errors[0]
-    if isinstance(error, InputError):
-        raise error
-    if isinstance(error, ImportError):
-        raise InputError(
-            f"{what} needs a driver that is not installed "
-            f"({getattr(error, 'name', None) or error}); for PostgreSQL install "
-            "joulefront[postgresql], for MySQL install pymysql"
-        ) from error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    raise InputError(f"{what} cannot be opened: {reason[:200]}") from error
-
-
 def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
     private_folder(journal.parent)
     os.close(open_plain(journal, os.O_CREAT))  # Optuna would follow a link
@@ -93,20 +58,6 @@ def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
     # holds the run folder, and a user's clicks in the dashboard write here, each for milliseconds.
     lock = JournalFileSymlinkLock(str(journal), grace_period=JOURNAL_GRACE_S)
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
-
-
-def _open_database(address: str, options: dict[str, Any]) -> optuna.storages.BaseStorage:
-    from sqlalchemy.exc import IntegrityError, ProgrammingError
-
-    for last in (False, False, True):
-        try:
-            return optuna.storages.RDBStorage(address, engine_kwargs=options)
-        except (IntegrityError, ProgrammingError):
-            # Two drivers that make the tables at once: the second finds them made.
-            if last:
-                raise
-            time.sleep(0.5)
-    raise AssertionError
 
 
 def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
@@ -118,73 +69,44 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
         journal: the journal's file; a torn last line is put aside first.
 
     Raises:
-        InputError: the URL is malformed, its driver is not installed, or it does not answer within
-            STORAGE_TIMEOUT_S seconds; or the journal cannot be read.
+        InputError: the URL is malformed, its driver is not installed, or it does not answer; or
+            the journal cannot be read.
     """
-    if url is None:
-        try:
-            return _within(45.0, f"the journal {journal}", lambda: _open_journal(journal))
-        except InputError as error:
-            if not isinstance(error.__cause__, ValueError):
-                raise
-            raise InputError(
-                f"{error}; the trace holds every probe: remove it, and the same command makes it "
-                "again"
-            ) from error
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
+    if url is None:
+        try:
+            return _open_journal(journal)
+        except (OSError, ValueError, KeyError) as error:
+            again = "; the trace holds every probe: remove it, and the same command makes it again"
+            raise InputError(
+                f"the journal {journal} cannot be opened: {one_line(str(error))[:200]}"
+                + again * isinstance(error, ValueError | KeyError)
+            ) from error
     try:
-        parsed = make_url(url)
+        make_url(url)
     except (ArgumentError, ValueError) as error:
         raise InputError(
             f"storage {without_password(url)!r} is not a URL; it must be like sqlite:///study.db "
             "or postgresql://user@host/name"
         ) from error
-    shown = without_password(parsed.render_as_string(hide_password=True))
-    options = _engine_options(parsed.get_backend_name(), parsed.query)
-    if parsed.drivername in _DRIVERS:
-        for driver in _DRIVERS[parsed.drivername]:
-            if importlib.util.find_spec(driver[0]) is not None:
-                parsed = parsed.set(drivername=f"{parsed.drivername}+{driver[1]}")
-                break
-    address = parsed.render_as_string(hide_password=False)
+    options: dict[str, Any] = {"pool_pre_ping": True}  # so that a lost server is noticed
+    if url.startswith(("postgresql", "sqlite")):
+        timeout = "timeout" if url.startswith("sqlite") else "connect_timeout"
+        options["connect_args"] = {} if f"{timeout}=" in url else {timeout: STORAGE_TIMEOUT_S}
     try:
-        return _within(
-            STORAGE_TIMEOUT_S, f"storage {shown!r}", lambda: _open_database(address, options)
-        )
-    except InputError as error:
-        raise InputError(without_password(str(error), url)) from None
-
-
-#: Modules that speak to a server, and what SQLAlchemy calls them: the first that is installed is
-#: taken where a URL names none. SQLAlchemy's own choice changed between its releases.
-_DRIVERS = {
-    "postgresql": (("psycopg2", "psycopg2"), ("psycopg", "psycopg")),
-    "mysql": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
-    "mariadb": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
-}
-
-
-def _engine_options(backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SQLAlchemy's connection options, so that a lost server is noticed.
-
-    A connection is tried before it is used; PostgreSQL's are given up after some 20 s of silence
-    (libpq's parameters), where the URL does not say otherwise; SQLite waits for another writer.
-    """
-    if backend == "sqlite":
-        return {"connect_args": {"timeout": 30}}
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if backend == "postgresql":
-        wanted = {
-            "connect_timeout": int(STORAGE_TIMEOUT_S),
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 2,
-            "tcp_user_timeout": 20_000,
-        }
-        options["connect_args"] = {k: v for k, v in wanted.items() if k not in given}
-    return options
+        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+    except ImportError as error:
+        raise InputError(
+            f"storage {without_password(url)!r} needs a driver that is not installed "
+            f"({error.name or error}); for PostgreSQL install joulefront[postgresql]"
+        ) from error
+    except Exception as error:  # of SQLAlchemy, the driver or Optuna
+        raise InputError(
+            f"storage {without_password(url)!r} cannot be opened: "
+            f"{without_password(one_line(str(error)), url)[:200]}"
+        ) from None
 
 
 def _raised_by_storage(error: Exception) -> bool:

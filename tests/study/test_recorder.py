@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import time
 
 import optuna
@@ -432,22 +431,6 @@ def test_a_storage_that_cannot_be_opened_is_one_sentence(finished, options, run,
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
     assert run.trace.read_bytes() == before
-
-
-def test_a_storage_that_accepts_and_never_answers_is_given_up(monkeypatch, tmp_path):
-    import tuner.storage
-
-    monkeypatch.setattr(tuner.storage, "STORAGE_TIMEOUT_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        host, port = server.getsockname()
-
-        def silent(url, *arguments, **options):
-            with socket.create_connection((host, port)) as connection:
-                connection.recv(1)
-
-        monkeypatch.setattr(optuna.storages, "RDBStorage", silent)
-        with pytest.raises(InputError, match=r"did not answer within 0.3 s"):
-            open_storage("sqlite://", tmp_path / "unused")
 
 
 def test_a_storage_that_fails_midway_loses_nothing(options, run, monkeypatch, tmp_path):

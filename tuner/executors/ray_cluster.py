@@ -102,7 +102,6 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
 
 
 def _check_address(address: str) -> None:
-    """Check that an address accepts connections, because Ray would try for two minutes."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(
@@ -287,7 +286,6 @@ def _leasable(node: dict[str, Any], facts: NodeFacts) -> int:
 
 
 def _choose_kind(nodes: tuple[SurveyedNode, ...], device_kind: str | None) -> Survey:
-    """Return a survey that uses one kind of device and one size of node."""
     kinds = {node.facts.kind for node in nodes if node.facts.kind}
     if device_kind is not None and device_kind not in kinds:
         raise UnknownName("device kind of the Ray cluster", device_kind, sorted(kinds))

@@ -304,7 +304,6 @@ class NodePool:
             self._say(sentence)
 
     def _take(self, slot: Slot, entered: Entered) -> None:
-        """Use a node: as one, or in parts where only what a probe uses is charged to it."""
         node = self._listed.get(slot.node)
         if node is None:  # it left meanwhile
             return

@@ -139,7 +139,6 @@ def import_folder() -> Path:
 
 
 def _is_installed() -> bool:
-    """Return True if every interpreter of this environment finds the packages by itself."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     return PACKAGES_FOLDER in [Path(folder).resolve() for folder in folders]
 

@@ -173,7 +173,6 @@ def evaluate(
 
 
 def _numbered(block: Sequence[Group], starts: np.ndarray, number: int) -> Configuration:
-    """Return a configuration of a block by its number; `starts` are the groups' first numbers."""
     group = int(np.searchsorted(starts, number, side="right")) - 1
     launch, lives = block[group]
     return Configuration(launch, lives[number - int(starts[group])])
@@ -193,7 +192,6 @@ def _blocks(groups: Iterator[Group]) -> Iterator[list[Group]]:
 
 
 def _fits(prediction: Prediction, cluster: Cluster) -> np.ndarray:
-    """Return which predicted peaks fit the device and its host; on a CPU there is no hard limit."""
     fits = np.ones(len(prediction.memory_bytes), dtype=bool)
     if cluster.device.type == "cpu":
         return fits

@@ -115,7 +115,6 @@ def plan_table(
 def _require_fitting(
     job: TrainingJob, cluster: Cluster, space: str, sizes: tuple[int, ...], parts: list[Evaluated]
 ) -> None:
-    """Raise InputError if a size has no configuration, or if none fits anywhere."""
     for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
         if not part.count:
             raise InputError(
@@ -198,7 +197,6 @@ def _with_baseline(
     found: Evaluated,
     correction: Correction | None,
 ) -> tuple[Evaluated, int]:
-    """Return the evaluation with the baseline in it, and the baseline's number."""
     if baseline in found.configurations:
         return found, found.configurations.index(baseline)
     constants = None if correction is None else correction.constants

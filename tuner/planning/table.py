@@ -104,7 +104,6 @@ def _rows(data: Iterable[Any]) -> tuple[PlanRow, ...]:
 
 
 def _attainment(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the file, in which an infinite number is null."""
     return {
         name: int(value)
         if name == "draws"

@@ -135,7 +135,6 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _knobs_of(
     config: Mapping[str, Any], job: TrainingJob, file: str
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return the knobs that a DeepSpeed JSON sets, and notes on the rest."""
     values: dict[str, Value] = {}
     notes = []
     zero = _section(config, "zero_optimization")
@@ -190,7 +189,6 @@ def _knobs_of(
 def _micro_batch(
     config: Mapping[str, Any], job: TrainingJob, replicas: int, notes: list[str]
 ) -> int:
-    """Return the micro-batch of a JSON that names none: the replica's whole share."""
     times = config.get("gradient_accumulation_steps")
     times = times if isinstance(times, int) and times > 0 else 1
     share = max(1, job.global_batch // (replicas * times))

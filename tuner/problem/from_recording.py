@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def _rank(value: Any) -> tuple[int, float]:
-    """Return a sort key that orders numbers by size and puts other values last."""
     if isinstance(value, tuple):
         return (0, sum(value) / len(value))
     number = isinstance(value, int | float)
@@ -44,7 +43,6 @@ def _table_baseline(table: RecordedTable, group: TableGroup) -> Configuration:
 
 
 def _varies(table: RecordedTable, group: TableGroup) -> bool:
-    """Return True if the table gives the spread of repeated measurements."""
     if table.noise.time_cv > 0 or table.noise.power_cv > 0:
         return True
     return any(

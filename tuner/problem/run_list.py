@@ -110,7 +110,6 @@ def _is_held(folder: RunFolder) -> bool:
 
 
 def _own_idle(runs_dir: str | Path, name: str) -> RunFolder:
-    """Return a run of this folder that may be moved away."""
     known = {path.parent.name: path.parent for path in Path(runs_dir).glob("*/study.toml")}
     if name not in known:
         raise UnknownName("run", name, known, where=f" in {Path(runs_dir).resolve()}")

@@ -110,7 +110,6 @@ class Budget:
         return StopReason("probe_budget", figures)
 
     def _share(self, status: SearchStatus, cost_kJ: float) -> StopReason | None:
-        """Return the reason if the search has used its share of the training's energy."""
         share, job_kJ = self._settings.search_share, status.job_kJ
         if share is None or job_kJ is None or not status.enough_launches:
             return None
@@ -248,7 +247,6 @@ class CostEstimate:
 
 
 def _beside_windows(record: ProbeRecord) -> tuple[float, float]:
-    """Return the joules and the seconds of a probe that its windows do not hold."""
     windows = record.measurements
     used_J = math.fsum(m.energy_J for m in windows)
     taken_s = math.fsum(m.window_s for m in windows)

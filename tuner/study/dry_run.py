@@ -150,7 +150,6 @@ def limits_of(settings: SearchSettings) -> tuple[str, ...]:
 
 
 def _executor(request: StudyRequest) -> str:
-    """Return how the executor starts probes, as a phrase."""
     if request.simulated:
         return "nothing: probes are predictions of the models"
     if request.executor not in (None, "ray"):

@@ -97,7 +97,6 @@ def read_end(ended: Mapping[str, Any]) -> SessionEnd:
 
 
 def _reason(section: Any, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return the fields of a reason; None if there is none."""
     if section is None:
         return None
     if not isinstance(section, Mapping) or section.get("kind") not in kinds:
@@ -112,7 +111,6 @@ def _reason(section: Any, kinds: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _check_sentence(make: Callable[[], str]) -> None:
-    """Raise InputError if a reason lacks a figure of its sentence."""
     try:
         make()
     except KeyError as error:

@@ -98,13 +98,11 @@ class SearchLoop:
         return self._spent_s + self._executor.now_s() - self._began_s
 
     def _measured_launches(self, count: int) -> bool:
-        """Return whether so many launch settings were measured, or all there are."""
         measured = {r.request.launch for r in self.records if r.measurements}
         return len(measured) >= min(count, len(self._problem.candidates.launches))
 
     @property
     def _job_kJ(self) -> float | None:
-        """Energy of the whole training with the baseline, as first measured; None if unknown."""
         for record in self.records if self._problem.length_known else ():
             if record.request.purpose == "baseline" and record.measurements:
                 return record.measurements[0].energy_per_step_J * self._problem.steps / 1000
@@ -180,7 +178,6 @@ class SearchLoop:
     # -- what to run next ------------------------------------------------------------------------
 
     def _next(self) -> tuple[ProbeRequest, float, str] | None:
-        """Return the next probe, its planned kilojoules and why; None to wait or end."""
         flying = any(f.request.purpose == "baseline" for f in self._flying.values())
         baseline = None if flying else baseline_due(self._problem, self.records)
         if baseline is not None and not self._limit(self.expected_kJ([baseline])):
@@ -318,7 +315,6 @@ class SearchLoop:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """End what is in flight, and mark it interrupted, on any exception."""
         try:
             yield
         except BaseException:
@@ -345,7 +341,6 @@ class SearchLoop:
         self._executor.submit(request)
 
     def _ask(self) -> None:
-        """Tell the sampler what is to be found, as far as it is known by now."""
         peak = peak_limit_of(self.state)
         self._sampler.peak_limit = peak
         self._sampler.question = question_of(self.state, peak)
@@ -353,7 +348,6 @@ class SearchLoop:
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
-        """Return the further settings of a running launch that are worth it and affordable."""
         flight = self._flying.get(request.probe_id)
         if flight is None or self._stopped or not measurements:
             return ()
@@ -418,7 +412,6 @@ class SearchLoop:
             callback.note(event)
 
     def _event(self) -> Progress:
-        """Return an event with the state of the search; its kind is the caller's."""
         return Progress(
             "note",
             self._executor.meter,

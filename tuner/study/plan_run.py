@@ -115,7 +115,6 @@ def run_plan(
 
 
 def _space_notes(space: str, allow_changed_training: bool) -> tuple[str, ...]:
-    """Return what a space leaves out, and what the models do not predict of it."""
     searched = load_space(space)
     changing = () if allow_changed_training else searched.changing
     return (
@@ -150,7 +149,6 @@ def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration,
 
 
 def _counter(notify: Notify) -> Callable[[int], None]:
-    """Return a receiver of counts that notes them from time to time."""
     last_s = time.monotonic()
 
     def note(count: int) -> None:

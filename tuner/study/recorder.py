@@ -34,7 +34,6 @@ INTERRUPTED: Final = "cancelled"
 
 
 def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, Any]:
-    """Return a measurement as flat attributes: numbers are sortable columns of the dashboard."""
     attrs: dict[str, Any] = {
         "step_time_s": measurement.step_time_s,
         "power_W": measurement.power_W,
@@ -160,7 +159,6 @@ class StudyRecorder:
                     trial.set_user_attr(name, value)
 
     def _ask_for(self, request: ProbeRequest, configuration: Configuration) -> Trial:
-        """Ask the study for this configuration; what a user enqueued comes first, and fails."""
         params, known = self._params_of(request, configuration)
         while True:
             self._sampler.propose(configuration)
@@ -173,7 +171,6 @@ class StudyRecorder:
     def _params_of(
         self, request: ProbeRequest, configuration: Configuration
     ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """Return the parameters of a configuration and their distributions, which hold them."""
         params, known = self._sampler.params_of(configuration), self._sampler.distributions()
         try:
             create_trial(state=TrialState.FAIL, params=params, distributions=known)
@@ -287,7 +284,6 @@ class StudyRecorder:
         return tuple(notes)
 
     def _add(self, record: ProbeRecord, configuration: Configuration) -> None:
-        """Add the finished trial of a configuration of the trace."""
         outcome = self._outcome(record, configuration)
         params, known = self._params_of(record.request, configuration)
         trial = create_trial(
@@ -311,7 +307,6 @@ def _identity(request: ProbeRequest, configuration: Configuration) -> dict[str, 
 
 
 def _place(trial: FrozenTrial) -> tuple[str, str] | None:
-    """Return the probe and the configuration of a trial; None for what a user added."""
     attrs = trial.user_attrs
     return (attrs["probe_id"], attrs["configuration"]) if "probe_id" in attrs else None
 

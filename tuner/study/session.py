@@ -152,7 +152,6 @@ class Session:
 
     @contextmanager
     def _open(self, writer: TraceWriter, storage: BaseStorage) -> Iterator[SearchLoop]:
-        """Open trace, study and executor, and yield the loop of the search."""
         spec, run = self._spec, self._run
         problem = spec.problem
         records = list(read_trace(run.trace).records)
@@ -206,7 +205,6 @@ class Session:
             yield loop
 
     def _search(self, loop: SearchLoop) -> None:
-        """Search and verify; write how it ended, whatever ends it."""
         stop, no_verdict = StopReason("interrupted"), None
         try:
             stop = loop.run()
@@ -223,7 +221,6 @@ class Session:
             self._write_study()
 
     def _write_study(self) -> None:
-        """Write study.toml; an error of that does not replace one that is already raised."""
         failing = sys.exc_info()[0] is not None
         try:
             self._run.write_study(self._spec.to_toml())
@@ -237,7 +234,6 @@ class Session:
         return build_result(spec, loop.records)
 
     def _answer(self) -> Result:
-        """Return the result; from the trace, since the search kept less of each record."""
         records = read_trace(self._run.trace).records
         result = study_result(self._spec, records)
         for callback in self._shown:
@@ -249,7 +245,6 @@ class Session:
 
 
 def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:
-    """Return what differs between two nested tables, as "job.global_batch was 8 and is 16"."""
     found = []
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key), now.get(key)
@@ -280,7 +275,6 @@ def _check_peaks(constraints: Constraints, problem: Problem) -> None:
 
 
 def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
-    """Raise InputError if the run is about another job, cluster or space."""
     if not before:
         return
     if "plan" in before:
@@ -314,7 +308,6 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
 
 
 def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder) -> None:
-    """Raise InputError if earlier probes had another meter: two meters never share a front."""
     for record in records:
         then, now = record.meter, executor.meter
         if (then.name, then.scope, then.mark) != (now.name, now.scope, now.mark):
@@ -326,7 +319,6 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
 
 
 def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> tuple[str, ...]:
-    """Record probes that an earlier session ended before recording; return a sentence on it."""
     known = {record.request.probe_id for record in records}
     found = [r for r in recover_pending(run.path) if r.request.probe_id not in known]
     for record in found:
@@ -340,7 +332,6 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
 
 
 def _forecast(spec: StudySpec) -> tuple[str, ...]:
-    """Return what the search takes, if it is one of real processes."""
     problem = spec.problem
     if problem.simulated or problem.job is None or problem.cluster is None:
         return ()
@@ -348,7 +339,6 @@ def _forecast(spec: StudySpec) -> tuple[str, ...]:
 
 
 def _simulated(problem: Problem) -> tuple[str, ...]:
-    """Return what a search on predictions is not, and the command that predicts everything."""
     if not problem.simulated or problem.job is None or problem.cluster is None:
         return ()
     return (
@@ -360,7 +350,6 @@ def _simulated(problem: Problem) -> tuple[str, ...]:
 def _opening(
     problem: Problem, executor: Executor, run: RunFolder, records: list[ProbeRecord]
 ) -> str:
-    """Return the first sentence: what is searched, where, and by which meter."""
     candidates = problem.candidates
     where = f" on {problem.cluster.name} ({problem.cluster.devices} x " if problem.cluster else ""
     where += f"{problem.cluster.device.name})" if problem.cluster else ""
