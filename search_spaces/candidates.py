@@ -57,10 +57,7 @@ class Candidates:
 
     @property
     def whole(self) -> Candidates:
-        """Complete list, which names a study's parameters.
-
-        A study can so be resumed with more or fewer of its configurations.
-        """
+        """Complete list, which names a study's parameters, whichever of it are searched."""
         return self.among or self
 
     def where(self, wanted: Callable[[Settings], bool]) -> Candidates:

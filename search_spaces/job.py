@@ -123,11 +123,7 @@ class TrainingJob:
         return tuple(self.steps_at) or (self.global_batch,)
 
     def at(self, configuration: Configuration) -> Self:
-        """Return this job at a configuration's global batch, with its steps there.
-
-        Raises:
-            InvalidValue: the number of steps at this global batch is unknown.
-        """
+        """Return this job at a configuration's global batch, with its steps there."""
         chosen = configuration.get("global_batch")
         if chosen is None or chosen == self.global_batch:
             return self
@@ -174,11 +170,7 @@ class TrainingJob:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainingJob:
-        """Read the output of `to_json`.
-
-        Raises:
-            InputError: a field is missing or is not legal.
-        """
+        """Read the output of `to_json`."""
         try:
             given = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
             if given.get("knobs"):
@@ -193,11 +185,7 @@ class TrainingJob:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> TrainingJob:
-        """Read a job file.
-
-        Raises:
-            InputError: the file is missing, is not TOML, has an unknown key, no model, or no size.
-        """
+        """Read a job file."""
         path = Path(path)
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -78,12 +78,8 @@ def improvement(
 
     Args:
         front: (n, 2), need not be filtered.
-        energy: any shape.
-        time: the same shape.
+        energy, time: of one shape, which the gains have, too.
         reference: (2,).
-
-    Returns:
-        Gains of that shape, at least 0.
     """
     e, t = _staircase(front, reference)
     energy, time = np.asarray(energy, dtype=float), np.asarray(time, dtype=float)
@@ -109,14 +105,9 @@ def joint_improvement(
     """Return `improvement` for many fronts at once, each with its own points, strip by strip.
 
     Args:
-        front_energy: (draws, front), in any order, dominated points allowed.
-        front_time: (draws, front).
-        energy: (draws, points).
-        time: (draws, points).
+        front_energy, front_time: (draws, front), in any order, dominated points allowed.
+        energy, time: (draws, points), the shape of the gains.
         reference: (2,).
-
-    Returns:
-        Gains, shape (draws, points).
     """
     order = np.argsort(front_energy, axis=1)
     e = np.minimum(np.take_along_axis(front_energy, order, axis=1), reference[0])
@@ -131,15 +122,7 @@ def joint_improvement(
 
 
 def probability_nondominated(log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
-    """Return the share of joint draws in which each point is on the front.
-
-    Args:
-        log_energy: (draws, n), from the joint posterior (`Surrogates.sample`).
-        log_time: (draws, n), of the same draws.
-
-    Returns:
-        Probabilities, shape (n,).
-    """
+    """Return the share of joint draws (draws, n) in which each point is on the front, (n,)."""
     log_energy, log_time = np.asarray(log_energy, float), np.asarray(log_time, float)
     hits = np.zeros(log_energy.shape[1])
     for energy, time in zip(log_energy, log_time, strict=True):

@@ -35,11 +35,7 @@ class StorageError(InputError):
 
 
 def without_password(text: str, url: str = "") -> str:
-    """`text` with the passwords that a storage URL may carry replaced by ***.
-
-    Args:
-        url: the URL whose password may stand in the text by itself.
-    """
+    """Return text with the passwords of URLs, and that of `url` by itself, replaced by ***."""
     secrets = re.findall(r"://[^/@:\s]*:(.+)@", url)
     secrets += re.findall(r"(?i)(?:password|passwd|pwd)=([^&\s]+)", url)
     for secret in secrets:

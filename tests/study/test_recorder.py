@@ -15,6 +15,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.recorder import METRICS, StudyRecorder
 from tuner.study.session import Interrupted
+from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import (
     LONG_JOB,
     METER,
@@ -400,7 +401,7 @@ def test_a_configuration_that_the_study_cannot_have_is_refused_at_once(options):
     from tuner.workload.probe import ProbeRequest
 
     candidates = load_space("default").candidates(LONG_JOB, load_cluster("cpu-2"))
-    book = StudyRecorder.in_memory(make_sampler(None, candidates))
+    book = recorder_in_memory(make_sampler(None, candidates))
     foreign = Settings({**candidates.launches[0], "micro_batch": 4096})
     with pytest.raises(InputError, match="which is none of the study's conf"):
         book.start(ProbeRequest("p0000", foreign, (Settings({}),)))

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.executors.ray_agent import actor_is_gone
-from tuner.executors.ray_cluster import LOOK_S, import_ray, join_ray
+from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, import_ray, join_ray
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.executors.ray_security import exposures
 from tuner.search_spaces.cluster import Cluster
@@ -61,7 +60,6 @@ class Flight:
     """A probe with the slots and the lease it was given.
 
     Attributes:
-        request: the probe's request, with every setting so far.
         result: reference to the agent's answer; None until the lease is granted.
         deadline_s: time at which it is cancelled, or killed if it was cancelled before.
         unreachable_s: time since which the agent cannot be reached; 0 while it can.
@@ -98,7 +96,6 @@ class RayExecutor:
 
     Args:
         run_dir: folder of logs and power samples (on the agent's node).
-        avoid_stragglers: use nodes that held other ranks back only if the others are too few.
 
     Raises:
         InputError: Ray is not installed, does not answer, or has no node with the devices.

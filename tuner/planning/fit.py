@@ -64,7 +64,6 @@ class Change:
     """Configuration that fits, compared with the one that was asked about.
 
     Attributes:
-        memory_bytes: predicted peak of the fullest rank's device.
         time_ratio, energy_ratio: both over those of the configuration that was asked about, as if
             that had room.
     """

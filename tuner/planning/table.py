@@ -54,9 +54,7 @@ class PlanTable:
     Attributes:
         baseline: number of the baseline's row.
         configurations, fitting: how many were predicted, and how many of them fit in memory.
-        gpus: sizes that were asked for; empty for the whole cluster.
         probes: rows whose measurement would teach most, the baseline first.
-        attainment: fields of the result's `Attainment`.
     """
 
     rows: tuple[PlanRow, ...]

@@ -36,12 +36,7 @@ _DEFAULT = "the default:"
 
 @dataclass(frozen=True)
 class Baseline:
-    """Configuration that the user runs today.
-
-    Attributes:
-        name: a phrase for people: where it comes from.
-        notes: what of it is no knob, or was taken otherwise, one sentence each.
-    """
+    """Configuration that the user runs today; `name` is a phrase on where it comes from."""
 
     configuration: Configuration
     name: str
@@ -49,10 +44,7 @@ class Baseline:
 
 
 def default_name(configuration: Configuration) -> str:
-    """Return the name of the default baseline, `tuner.search_spaces.space.default_configuration`.
-
-    The report shows it beside every saving.
-    """
+    """Return the name of the default baseline, which the report shows beside every saving."""
     named = any(name in KNOBS for name in configuration.live)
     live = "the clocks named" if named else "clocks left to the device"
     return (

@@ -44,7 +44,6 @@ def problem_of_job(
     """Return the problem of a job on a cluster.
 
     Args:
-        space: a search space's name or path; None for that of `searched_space`.
         baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
@@ -63,7 +62,7 @@ def problem_of_job(
     searched = load_space(space)
     allowed_space = searched if allow_changed_training else searched.same_training()
     candidates, notes = _runnable(job, cluster, allowed_space, plan)
-    candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
+    candidates, left_out = _fitting(candidates, job, cluster, searched, plan)
     notes += [*declared_notes, *left_out, *today.notes]
     notes += [chosen] if chosen else []
     if here:
@@ -218,7 +217,7 @@ def _allowed(
 
 
 def _fitting(
-    candidates: Candidates, job: TrainingJob, cluster: Cluster, space: str, plan: bool
+    candidates: Candidates, job: TrainingJob, cluster: Cluster, space: SearchSpace, plan: bool
 ) -> tuple[Candidates, list[str]]:
     if not job.is_modelled:
         return candidates, []  # nothing to predict the memory from

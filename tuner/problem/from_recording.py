@@ -130,11 +130,7 @@ def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
 def recorded_problem(
     path: str | Path, *, group: str | None = None, steps: int | None = None, seed: int = 0
 ) -> tuple[Problem, Runner]:
-    """Return the problem of a recorded table's group or of a trace, and the runner that answers it.
-
-    Args:
-        steps: units of work that make the solution; a run's own job, or 1, when not given.
-    """
+    """Return the problem of a group of a recorded table, or of a trace, and its runner."""
     path = Path(path)
     if steps is not None:
         check_integer("steps", steps)

@@ -46,11 +46,7 @@ def result_of(folder: RunFolder) -> Result:
 
 
 def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
-    """Parse study.toml.
-
-    Args:
-        records: its trace; candidates that cannot be enumerated again are those that it visited.
-    """
+    """Parse study.toml; candidates that cannot be enumerated again are those of the records."""
     study = folder.read_study()
     if study is None:
         raise InputError(f"{folder.path} holds no study.toml, which says what the study is about")
@@ -128,8 +124,7 @@ def predict_more(
 ) -> list[Target]:
     """Return the fronts predicted for more GPUs than a run probed.
 
-    Args:
-        constraints: limits and objective of the choice; those of the run if None or without any.
+    The choice is under the constraints of the run, unless others are given.
     """
     if not sizes:
         raise InputError("--run needs --gpus, the numbers of GPUs to predict")

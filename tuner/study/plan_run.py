@@ -41,12 +41,7 @@ def run_plan(
     show: Callable[[RunFolder], Sequence[Callback]],
     notify: Notify,
 ) -> Result:
-    """Make a plan, keep it in a run folder and return its result.
-
-    Args:
-        gpus, measured: as of `tuner.plan`.
-        show: returns the callbacks that write the report and the launch files.
-    """
+    """Make a plan, keep it in a run folder and return its result, as `tuner.plan`."""
     assert not isinstance(request.job, Script)
     job = request.job if isinstance(request.job, TrainingJob) else load_job(request.job)
     cluster = cluster_of(request.cluster)
@@ -65,17 +60,19 @@ def run_plan(
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
     space, chosen = searched_space(request.space, job, cluster)
     corrected = [correction.sentence] if correction else []
-    changing = request.allow_changed_training
-    for sentence in (*declared_notes, chosen, *_space_notes(space, changing), *corrected):
+    whole = load_space(space)
+    searched = whole if request.allow_changed_training else whole.same_training()
+    left_out = [f"not in play: {n}: {CHANGES}" for n in whole.choices if n not in searched.choices]
+    left_out = [not_searched(whole), *not_predicted(whole.choices), *left_out]
+    for sentence in (*declared_notes, chosen, *left_out, *corrected):
         if sentence:
             notify(Progress("note", None, sentence))
     table = plan_table(
         job,
         cluster,
-        space,
+        searched,
         today.configuration,
         gpus=gpus,
-        allow_changed_training=request.allow_changed_training,
         correction=correction,
         on_block=_counter(notify),
     )
@@ -114,22 +111,8 @@ def run_plan(
     return result
 
 
-def _space_notes(space: str, allow_changed_training: bool) -> tuple[str, ...]:
-    searched = load_space(space)
-    changing = () if allow_changed_training else searched.changing
-    return (
-        not_searched(searched),
-        *not_predicted(searched.choices),
-        *(f"not in play: {name}: {CHANGES}" for name in changing),
-    )
-
-
 def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
-    """Return the probes of a plan that a problem has, without its baseline, which comes first.
-
-    Returns:
-        The configurations, and the problem with a note on those that it does not have.
-    """
+    """Return the probes of a plan that a problem has, and the problem with a note on the others."""
     if plan.plan is None:
         raise InputError(f"the run {plan.name!r} is a study, not a plan; tuner plan makes one")
     wanted = [each for each in plan.plan.probes if each != problem.baseline]

@@ -86,10 +86,6 @@ class _Outcome:
 class StudyRecorder:
     """The study of one run: asks and tells the trials of whole probes, and resumes.
 
-    Args:
-        identity: digest of what is searched; a study of the same name about something else is
-            refused.
-
     Raises:
         InputError: the storage holds a study of that name that is not this one.
     """
@@ -128,18 +124,6 @@ class StudyRecorder:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
-
-    @classmethod
-    def in_memory(cls, sampler: ProbePlanner, *, steps: int = 1) -> StudyRecorder:
-        """Return a study that ends with this process, for benchmarks and tests."""
-        return cls(
-            name="in memory",
-            storage=optuna.storages.InMemoryStorage(),
-            sampler=sampler,
-            steps=steps,
-            constraints=Constraints(),
-            identity="in memory",
-        )
 
     def start(self, request: ProbeRequest) -> None:
         """Start one trial per configuration of the probe; the sampler sees them as pending."""
@@ -180,14 +164,6 @@ class StudyRecorder:
                 "study's configurations; its trace is another study's, or was edited"
             ) from error
         return params, known
-
-    def next_settings(self, so_far: ProbeRecord) -> tuple[Settings, ...]:
-        """Return what else the sampler would visit in a running launch, with its trials started."""
-        plan = self._sampler.plan_continuation(self.study, so_far)
-        if plan is None:
-            return ()
-        self.extend(so_far.request, plan.live)
-        return plan.live
 
     def finish(self, record: ProbeRecord) -> None:
         """Finish the probe's trials: measured ones complete, the others fail.
@@ -236,13 +212,10 @@ class StudyRecorder:
         self._open.clear()
 
     def catch_up(self, records: Sequence[ProbeRecord], *, shared: bool = False) -> tuple[str, ...]:
-        """Bring the study in line with the trace, however the session before ended.
+        """Bring the study in line with the trace; return sentences on what was changed.
 
         Args:
             shared: run folders share the storage, and another one may have a study of this name.
-
-        Returns:
-            Sentences on what was changed.
 
         Raises:
             InputError: the study is another run folder's: none of its measurements is in the

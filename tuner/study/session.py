@@ -37,14 +37,7 @@ from tuner.search.optuna_samplers import check_sampler, make_sampler
 from tuner.search.user_prior import user_prior
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
-from tuner.study.callbacks import (
-    Callback,
-    OpenStudy,
-    Progress,
-    ProgressCallback,
-    StudyCallback,
-    TraceCallback,
-)
+from tuner.study.callbacks import Callback, OpenStudy, Progress, ProgressCallback
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder, next_probe_number
@@ -61,11 +54,7 @@ MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A study was interrupted; every finished probe is kept.
-
-    Attributes:
-        run: its folder, where the same question under the same name continues.
-    """
+    """A study was interrupted; every finished probe is kept in the folder `run`."""
 
     def __init__(self, run: RunFolder) -> None:
         super().__init__(run.name)
@@ -73,13 +62,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Session:
-    """One session of a study.
+    """One session of a study. Without a surrogate a run keeps that of its earlier session.
 
     Args:
         make_executor: returns the executor, given the run folder and a receiver of sentences.
-        request: limits, sampler, storage and what is expected; None for the defaults. Without a
-            surrogate a run keeps that of its earlier session.
-        callbacks: called with everything that happens, after the trace and the study.
 
     Raises:
         InputError: the sampler is unknown, or the run folder holds another question.
@@ -186,8 +172,9 @@ class Session:
                 executor=executor,
                 sampler=planner,
                 recorder=recorder,
-                callbacks=(TraceCallback(writer), StudyCallback(recorder), *self._shown),
                 records=records,
+                trace=writer,
+                callbacks=self._shown,
                 first_number=next_probe_number(records, recorder.study),
                 spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
             )
