@@ -6,6 +6,7 @@ Errors name the fault of a URL, a driver or a server in a sentence, without a pa
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import traceback
@@ -24,8 +25,15 @@ from tuner.search_spaces.safe_files import open_plain
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import repair_torn_tail
 
-#: A database that has not answered after this time counts as not answering.
-STORAGE_TIMEOUT_S = 8
+#: Parameters of libpq, where the URL does not say otherwise: PostgreSQL is given up after 8 s
+#: without a connection, and after some 20 s of silence.
+_POSTGRESQL = {
+    "connect_timeout": 8,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
 #: A lock of the journal that was not touched for this long is a dead driver's.
 JOURNAL_GRACE_S = 5
 
@@ -81,22 +89,28 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
                 + again * isinstance(error, ValueError | KeyError)
             ) from error
     try:
-        make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise InputError(
             f"storage {without_password(url)!r} is not a URL; it must be like sqlite:///study.db "
             "or postgresql://user@host/name"
         ) from error
     options: dict[str, Any] = {"pool_pre_ping": True}  # so that a lost server is noticed
-    if url.startswith(("postgresql", "sqlite")):
-        timeout = "timeout" if url.startswith("sqlite") else "connect_timeout"
-        options["connect_args"] = {} if f"{timeout}=" in url else {timeout: STORAGE_TIMEOUT_S}
+    if parsed.drivername == "postgresql" and importlib.util.find_spec("psycopg2"):
+        # That of joulefront[postgresql]; SQLAlchemy 2.1 would ask for psycopg.
+        parsed = parsed.set(drivername="postgresql+psycopg2")
+    if url.startswith("postgresql"):
+        options["connect_args"] = {k: v for k, v in _POSTGRESQL.items() if f"{k}=" not in url}
+    elif url.startswith("sqlite"):
+        options["connect_args"] = {"timeout": 30}  # for another writer
     try:
-        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        return optuna.storages.RDBStorage(
+            parsed.render_as_string(hide_password=False), engine_kwargs=options
+        )
     except ImportError as error:
         raise InputError(
             f"storage {without_password(url)!r} needs a driver that is not installed "
-            f"({error.name or error}); for PostgreSQL install joulefront[postgresql]"
+            f"({getattr(error.__cause__, 'name', None) or error}); for PostgreSQL install joulefront[postgresql]"
         ) from error
     except Exception as error:  # of SQLAlchemy, the driver or Optuna
         raise InputError(

@@ -20,7 +20,7 @@ from typing import Any
 
 from tuner.problem.configuration_names import same_value
 from tuner.problem.constraints import Constraints
-from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder, new_name, plain, write_toml
+from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder, new_name, write_toml
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -301,7 +301,7 @@ def import_runs(
             "time_s": 0.0,
         },
     }
-    run.write_study(plain(study))
+    run.write_study(study)
     with closing(TraceWriter(run.trace)) as trace:
         for number, point in enumerate(points):
             trace.append(_record(number, point, meter, today))
