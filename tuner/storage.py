@@ -108,9 +108,10 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
             parsed.render_as_string(hide_password=False), engine_kwargs=options
         )
     except ImportError as error:
+        driver = getattr(error.__cause__, "name", None) or error
         raise InputError(
-            f"storage {without_password(url)!r} needs a driver that is not installed "
-            f"({getattr(error.__cause__, 'name', None) or error}); for PostgreSQL install joulefront[postgresql]"
+            f"storage {without_password(url)!r} needs a driver that is not installed ({driver}); "
+            "for PostgreSQL install joulefront[postgresql]"
         ) from error
     except Exception as error:  # of SQLAlchemy, the driver or Optuna
         raise InputError(
