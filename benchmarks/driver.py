@@ -37,7 +37,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import Candidates, load_space
 from tuner.storage import open_storage
-from tuner.study.callbacks import StudyCallback, TraceCallback
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
@@ -198,8 +197,8 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
             executor=executor,
             sampler=sampler,
             recorder=book,
-            callbacks=(TraceCallback(writer), StudyCallback(book)),
             records=records,
+            trace=writer,
             first_number=len(records),
         )
         search.run()

@@ -50,12 +50,12 @@ def _one(space: str, gpus: Sequence[int]) -> dict[str, float]:
     from tuner.planning.plan import plan_table
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.job import load_job
-    from tuner.search_spaces.space import default_configuration
+    from tuner.search_spaces.space import default_configuration, load_space
 
     job, cluster = load_job(JOB), load_cluster(CLUSTER)
     baseline = default_configuration(job, cluster)
     started, processor = time.perf_counter(), time.process_time()
-    table = plan_table(job, cluster, space, baseline, gpus=gpus)
+    table = plan_table(job, cluster, load_space(space).same_training(), baseline, gpus=gpus)
     return {
         "seconds": time.perf_counter() - started,
         "processor_s": time.process_time() - processor,

@@ -33,7 +33,6 @@ def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
 
     Raises:
         InvalidConfiguration: the job cannot run on this cluster at all (e.g. fp16 on a CPU).
-        InputError: the model cannot be read.
     """
     refused: list[str] = []
     for data_parallel in reversed(degrees(cluster.devices)):

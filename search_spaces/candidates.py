@@ -57,10 +57,7 @@ class Candidates:
 
     @property
     def whole(self) -> Candidates:
-        """Complete list, which names a study's parameters.
-
-        A study can so be resumed with more or fewer of its configurations.
-        """
+        """Complete list, which names a study's parameters, whichever of it are searched."""
         return self.among or self
 
     def where(self, wanted: Callable[[Settings], bool]) -> Candidates:
@@ -94,7 +91,6 @@ class Candidates:
 
     @cached_property
     def _launch_positions(self) -> dict[Settings, int]:
-        """Position of each launch, by its settings and by those without defaults."""
         exact = {launch: i for i, launch in enumerate(self.launches)}
         return {_plain(launch): i for launch, i in exact.items()} | exact
 

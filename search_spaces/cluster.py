@@ -174,11 +174,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def enlarged(cluster: Cluster, gpus: int) -> Cluster:
-    """Return the same kind of cluster with this total number of devices.
-
-    Raises:
-        InvalidValue: the nodes cannot be whole.
-    """
+    """Return the cluster with this number of devices; InvalidValue if nodes cannot be whole."""
     if gpus < 1 or (gpus > cluster.devices_per_node and gpus % cluster.devices_per_node):
         raise InvalidValue(
             "gpus", gpus, f"a multiple of the {cluster.devices_per_node} devices of a node"

@@ -33,12 +33,7 @@ class Settings(Mapping[str, Value]):
 
     @classmethod
     def from_json(cls, data: Any, what: str) -> Settings:
-        """Read a table of knob values; those of a recorded table's own knobs may be texts.
-
-        Raises:
-            InputError: it is not a table, a value is none that a knob can have, or a standard knob
-                that is a number has a text.
-        """
+        """Read a table of knob values; those of a recorded table's own knobs may be texts."""
         settings = cls(plain_setting(data, what))
         for name, value in settings.items():
             knob = KNOBS.get(name)
@@ -102,12 +97,7 @@ class Configuration:
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> Configuration:
-        """Build from standard knobs, each checked and put in its half.
-
-        Raises:
-            UnknownName: a name is not a knob's.
-            InvalidValue: a value is not legal for its knob.
-        """
+        """Build from standard knobs, each checked and put in its half."""
         launch: dict[str, Value] = {}
         live: dict[str, Value] = {}
         for name, value in dict(values or {}, **more).items():
@@ -168,11 +158,7 @@ class Configuration:
         )
 
     def accumulation(self, global_batch: int) -> int:
-        """Return the number of micro-batches per replica and step for a global batch.
-
-        Raises:
-            InvalidValue: the global batch is not a multiple of micro-batch x data parallelism.
-        """
+        """Return the number of micro-batches per replica and step for a global batch."""
         share = self.micro_batch * self.data_parallel
         if global_batch % share:
             raise InvalidValue(
@@ -188,11 +174,7 @@ class Configuration:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Configuration:
-        """Read the output of `to_json`; knobs of a recorded table are not checked.
-
-        Raises:
-            InputError: there is no table "launch", or a value is not one that a knob can have.
-        """
+        """Read the output of `to_json`; knobs of a recorded table are not checked."""
         try:
             launch, live = data["launch"], data.get("live", {})
             what = "a configuration"

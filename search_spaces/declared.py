@@ -147,11 +147,7 @@ class Knob:
         return (first, rest) if colon else (self.how, "")
 
     def check(self, value: object) -> Value:
-        """Return a value as this knob has it.
-
-        Raises:
-            InvalidValue: it is none of the knob's values.
-        """
+        """Return a value as this knob has it; raise InvalidValue if it has none like it."""
         known = [level for level in self.levels if level is not None]
         try:
             made = value_of(value, self.kind, self.name)
@@ -279,9 +275,7 @@ def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
 def check_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
     """Return declared knobs in an order in which each condition reads only knobs before it.
 
-    Raises:
-        InputError: a name occurs twice, a condition names an unknown knob or depends on itself,
-            or there are too many combinations.
+    Raises InputError for a double name, an unknown or circular condition, or too many combinations.
     """
     by_name: dict[str, Knob] = {}
     for knob in knobs:

@@ -22,7 +22,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _folded(name: str) -> str:
-    """Return a name without case and separators, in which people rarely differ on purpose."""
     return "".join(letter for letter in name.lower() if letter not in "-_. ")
 
 
@@ -42,11 +41,7 @@ def _rebuild(kind: type[InputError], args: tuple[Any, ...], state: dict[str, Any
 
 
 class UnknownName(InputError):
-    """Name that does not exist.
-
-    Attributes:
-        known: the names that exist, sorted; a phrase "or ..." comes last.
-    """
+    """Name that does not exist; a phrase "or ..." comes last in the list of those that do."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
         self.kind, self.name = kind, name
@@ -74,11 +69,7 @@ LARGEST = 10**12
 
 
 def check_integer(what: str, value: object, *, least: int = 1, most: int = LARGEST) -> int:
-    """Return a value that must be an integer; a truth value is none.
-
-    Raises:
-        InvalidValue: it is no integer from `least` to `most`.
-    """
+    """Return a value that must be an integer from `least` to `most`; a truth value is none."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidValue(what, value, f"an integer of at least {least}")
     if value > most:

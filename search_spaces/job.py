@@ -88,7 +88,6 @@ class TrainingJob:
             raise InputError(f'pure_bf16 {where} needs precision = "bf16", not {self.precision}')
 
     def _check_batches(self) -> None:
-        """Convert the table's sizes, which JSON and TOML hold as text, and check them."""
         where, table = f"in job {self.name!r}", {}
         if not isinstance(self.steps_at, Mapping):
             raise InvalidValue(f"steps_at {where}", self.steps_at, "a table of batch = steps")
@@ -124,11 +123,7 @@ class TrainingJob:
         return tuple(self.steps_at) or (self.global_batch,)
 
     def at(self, configuration: Configuration) -> Self:
-        """Return this job at a configuration's global batch, with its steps there.
-
-        Raises:
-            InvalidValue: the number of steps at this global batch is unknown.
-        """
+        """Return this job at a configuration's global batch, with its steps there."""
         chosen = configuration.get("global_batch")
         if chosen is None or chosen == self.global_batch:
             return self
@@ -175,11 +170,7 @@ class TrainingJob:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainingJob:
-        """Read the output of `to_json`.
-
-        Raises:
-            InputError: a field is missing or is not legal.
-        """
+        """Read the output of `to_json`."""
         try:
             given = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
             if given.get("knobs"):
@@ -194,11 +185,7 @@ class TrainingJob:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> TrainingJob:
-        """Read a job file.
-
-        Raises:
-            InputError: the file is missing, is not TOML, has an unknown key, no model, or no size.
-        """
+        """Read a job file."""
         path = Path(path)
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -263,7 +250,6 @@ class TrainingJob:
 
 
 def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
-    """Return the declared knobs of a job file, which the built-in training program runs."""
     knobs = check_knobs(read_knobs(tables, where))
     for knob in knobs:
         if knob.target[0] not in ("env", "deepspeed"):
@@ -275,7 +261,6 @@ def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
 
 
 def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> int:
-    """Return the steps at the job's own global batch, from the table or the noise scale."""
     if "steps_at" in given:
         table = given["steps_at"]
         if not isinstance(table, dict) or str(global_batch) not in table:

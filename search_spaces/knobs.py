@@ -46,11 +46,7 @@ class StandardKnob:
     argument: bool = False
 
     def check(self, value: object) -> Value:
-        """Return `value` if it is legal.
-
-        Raises:
-            InvalidValue: it is not legal; the error has the legal range.
-        """
+        """Return `value` if it is legal, else raise InvalidValue with the legal range."""
         if self.choices:
             # By type too: 1.0 and True equal 1, but a degree or a stage is an integer.
             if not any(value == choice and type(value) is type(choice) for choice in self.choices):

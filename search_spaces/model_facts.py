@@ -225,9 +225,6 @@ def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
 
     They are those of `model_state_parts` for what is trained. Frozen weights are stored in the
     job's precision alone, or quantized, and ZeRO-3 shards them.
-
-    Args:
-        replicas: number of ranks that ZeRO shards over.
     """
     facts = facts_of(job)
     number, program = facts.trainable_parameters, job.program

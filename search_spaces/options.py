@@ -62,10 +62,6 @@ def check_options(made: Any, where: str = "") -> None:
     """Check every declared field of a dataclass object against its declaration.
 
     Its module postpones annotations; `where` follows a field's name in a sentence.
-
-    Raises:
-        InvalidValue: a value has another type or lies outside its limits.
-        UnknownName: a value is not among its choices.
     """
     for item, declared in declared_options(type(made)):
         value, (kind, *none) = getattr(made, item.name), str(item.type).split(" | ")

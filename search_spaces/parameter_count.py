@@ -201,7 +201,6 @@ def _count_blocks(config: Mapping[str, Any], sizes: Sizes, *, norms: int) -> _Bl
 
 
 def _attention(config: Mapping[str, Any], sizes: Sizes) -> tuple[int, int]:
-    """Return (matrices, biases and norms of queries and keys) of one attention."""
     family, hidden = sizes.family, sizes.hidden
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     bias = _bias(config, sizes)
@@ -217,7 +216,6 @@ def _attention(config: Mapping[str, Any], sizes: Sizes) -> tuple[int, int]:
 
 
 def _mlp(config: Mapping[str, Any], sizes: Sizes, width: int) -> tuple[int, int]:
-    """Return (matrices, biases) of one MLP."""
     gated, hidden = sizes.family.gated, sizes.hidden
     bias = _bias(config, sizes)
     if sizes.model_type == "llama":
@@ -233,7 +231,6 @@ def _bias(config: Mapping[str, Any], sizes: Sizes) -> bool:
 
 
 def _sparse_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Return the number of blocks of a Qwen MoE with experts (others have one dense MLP)."""
     step = _number(config, "decoder_sparse_step") or 1
     plain = config.get("mlp_only_layers")
     dense = set(plain) if isinstance(plain, list | tuple) else set()
@@ -246,7 +243,6 @@ def _number(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:
-    """Return a size under the first of its aliases that the configuration has."""
     for key in _ALIASES[name]:
         value = _number(config, key)
         if value is not None:

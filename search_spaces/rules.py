@@ -135,7 +135,6 @@ _COMPUTED: dict[str, Check] = {}
 
 
 def _computed(check: Check) -> Check:
-    """Register the function of a rule under its own name."""
     _COMPUTED[check.__name__.removeprefix("_")] = check
     return check
 
@@ -174,7 +173,6 @@ def _global_batch(c: Configuration, job: TrainingJob, cluster: Cluster) -> str |
 
 @lru_cache(maxsize=4096)  # asked for each combination of knobs of a space
 def _nearest_divisors(number: int, value: int) -> tuple[int, ...]:
-    """Return the greatest divisor of `number` below `value` and the least one above it."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     divisors = {*small, *(number // n for n in small)}
     below, above = [n for n in divisors if n < value], [n for n in divisors if n > value]

@@ -113,7 +113,6 @@ def _trusted(uid: int) -> bool:
 
 
 def _foreign_owner(folder: Path) -> int | None:
-    """Return the owner of a folder or of the link to it, if that user is not trusted."""
     try:
         owners = [folder.lstat().st_uid, folder.stat().st_uid]
     except OSError:  # missing, or unreadable, which the write itself will report

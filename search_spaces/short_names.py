@@ -41,12 +41,7 @@ def short_word(name: str, value: Value | None) -> str:
 
 
 def short_name(values: Mapping[str, Value | None], names: Iterable[str] | None = None) -> str:
-    """Return knobs as a short name.
-
-    Args:
-        values: by knob; None for a live knob that is left to the device.
-        names: the knobs to name, in the order given; all of `values` if not given.
-    """
+    """Return knobs, or those of these names, as a short name; None is left to the device."""
     chosen = in_order(values) if names is None else tuple(names)
     named = [n for n in chosen if not _is_left_out(n, values.get(n))]
     return " ".join(short_word(n, values.get(n)) for n in named) or "default"
@@ -86,11 +81,6 @@ def parse_words(text: str, *, standard: bool = True) -> dict[str, Any]:
     Args:
         standard: every knob must be a standard one with a legal value; else the value of an unknown
             knob is kept as text.
-
-    Raises:
-        UnknownName: a knob does not exist.
-        InvalidValue: a value is not legal.
-        InputError: a word is no knob, or a knob is given twice with different values.
     """
     text = _SPACED.sub("", _LEFT.sub("=auto", text))
     found: dict[str, Any] = {}

@@ -21,11 +21,11 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
-from tuner.search_spaces.declared import CHANGED, check_knobs, expanded, live_choices
-from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
+from tuner.search_spaces.declared import check_knobs, expanded, live_choices
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
-from tuner.search_spaces.rules import RULES, Rule, broken_rules
+from tuner.search_spaces.rules import RULES, Rule
 
 #: Further names of shipped spaces, by what is varied.
 ALIASES = {"dp-zero": "default", "3d": "parallelism", "everything": "full"}
@@ -35,10 +35,9 @@ _DEGREES = tuple(name for name, knob in KNOBS.items() if knob.degree)
 
 @dataclass(frozen=True)
 class Auto:
-    """Values that depend on the job and the cluster.
+    """Values that depend on the job and the cluster; "baseline" is `default_configuration`'s.
 
     Attributes:
-        kind: "auto", or "baseline" for the one value of `default_configuration`.
         count: largest number of clocks or power limits, evenly spaced; None for all.
         lowest_share: the lowest clock, as a share of the highest.
     """
@@ -103,21 +102,6 @@ class SearchSpace:
                 resolved[name] = _automatic(KNOBS[name], choice, job, cluster)
         return resolved
 
-    def check(self, configuration: Configuration, job: TrainingJob, cluster: Cluster) -> None:
-        """Check that a configuration can train this job on this cluster.
-
-        The rules decide, not the values of this space: a clock between two of its values may be
-        probed. `configuration in candidates` tests for membership.
-        """
-        declared = {knob.name: knob for knob in job.knobs}
-        for half in (configuration.launch, configuration.live):
-            for name, value in half.items():
-                if name != CHANGED:
-                    (declared.get(name) or knob_named(name)).check(value)
-        reasons = broken_rules(configuration, job, cluster)
-        if reasons:
-            raise InvalidConfiguration(configuration.short, reasons)
-
     def candidates(self, job: TrainingJob, cluster: Cluster) -> Candidates:
         """Return every valid configuration of this space for this job on this cluster.
 
@@ -135,8 +119,7 @@ class SearchSpace:
     ) -> Iterator[tuple[Settings, tuple[Settings, ...]]]:
         """Yield each launch of `candidates` with its live settings, so that none need be kept.
 
-        Args:
-            gpus: only launches of this number of ranks, none if there are none; of any if None.
+        With `gpus`, only launches of this number of ranks, if there are any.
         """
         values = self.values(job, cluster)
         self._check_micro_batches(values, job)
@@ -201,7 +184,6 @@ class SearchSpace:
         job: TrainingJob,
         cluster: Cluster,
     ) -> None:
-        """Raise an error with the rule that refused the live settings of the space."""
         for name, choices in live_values.items():
             for value in choices:
                 configuration = Configuration(launch, Settings({name: value}))
@@ -239,7 +221,6 @@ def _automatic(
 
 
 def _evenly(length: int, count: int | None) -> list[int]:
-    """Return up to `count` indices of a list, evenly spaced, including the last."""
     if count is None or count >= length:
         return list(range(length))
     if count == 1:

@@ -134,7 +134,6 @@ def read_fields(
         readers: by field, a function that makes its value of the stored one.
 
     Raises:
-        InputError: a field holds something else than declared, or a reader refused.
         TypeError: `data` is no object, or a field without a default is missing.
     """
     values: dict[str, Any] = {}

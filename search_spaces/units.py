@@ -36,11 +36,7 @@ EXAMPLES = {
 
 
 def parse_quantity(text: str, unit: str, *, bare: bool = True) -> float:
-    """Return a quantity in `unit`.
-
-    Args:
-        bare: also take a number without a unit, as one in `unit`.
-    """
+    """Return a quantity in `unit`; if `bare`, a number without a unit is one in it."""
     sizes = UNITS[unit]
     found = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)\s*(\S*)\s*", text)
     try:

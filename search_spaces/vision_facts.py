@@ -30,7 +30,7 @@ class VisionFacts:
     """Sizes of the encoder of a multimodal model, including its projector.
 
     Attributes:
-        tokens: number of tokens of one frame that the language model reads.
+        tokens: those of one frame that the language model reads.
         parameters: parameters of encoder, projector and the token that ends a video.
         matmul_parameters: those of `parameters` that multiply each patch.
     """

@@ -42,7 +42,6 @@ _GRAMMAR = (
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> ast.expr:
-    """Return the tree of a condition that has only what the grammar allows."""
     if not text.strip() or len(text) > LONGEST:
         raise InputError(f"a condition must have 1 to {LONGEST} characters")
     try:

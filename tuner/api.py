@@ -37,7 +37,6 @@ __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay
 
 @contextmanager
 def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
-    """Yield what gets the events of a search: logging, the view and the user's receiver."""
     from tuner.display.live import shown
     from tuner.display.progress import ProgressLogger
 
@@ -401,7 +400,6 @@ def front_of_csv(
 
 
 def _callbacks(run: RunFolder, report: bool) -> Sequence[Callback]:
-    """Return the callbacks that show the study, if a report is wanted."""
     from tuner.deploy.study_callbacks import report_callbacks
 
     return report_callbacks(run) if report else ()

@@ -55,14 +55,7 @@ class HasCosts(Protocol):
 
 @dataclass(frozen=True)
 class Units:
-    """The units in which one set of figures is written.
-
-    Attributes:
-        energy: "J", "kJ", "kWh", "MWh" or "GWh"; "J/step" and so on for figures of one step.
-        kJ: kilojoules in one of them.
-        time: "s", "min", "h" or "days".
-        s: seconds in one of them.
-    """
+    """The units in which one set of figures is written; `kJ` and `s` are their sizes."""
 
     energy: str = "kJ"
     kJ: float = 1.0

@@ -9,29 +9,33 @@ import contextlib
 import importlib.util
 import os
 import re
-import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
+from tuner.formatting import one_line
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import repair_torn_tail
 
-#: A storage that has not answered after this many seconds counts as not answering.
-STORAGE_TIMEOUT_S = 8.0
+#: Parameters of libpq, where the URL does not say otherwise: PostgreSQL is given up after 8 s
+#: without a connection, and after some 20 s of silence.
+_POSTGRESQL = {
+    "connect_timeout": 8,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
 #: A lock of the journal that was not touched for this long is a dead driver's.
 JOURNAL_GRACE_S = 5
-
-Opened = TypeVar("Opened")
 
 
 class StorageError(InputError):
@@ -39,11 +43,7 @@ class StorageError(InputError):
 
 
 def without_password(text: str, url: str = "") -> str:
-    """`text` with the passwords that a storage URL may carry replaced by ***.
-
-    Args:
-        url: the URL whose password may stand in the text by itself.
-    """
+    """Return text with the passwords of URLs, and that of `url` by itself, replaced by ***."""
     secrets = re.findall(r"://[^/@:\s]*:(.+)@", url)
     secrets += re.findall(r"(?i)(?:password|passwd|pwd)=([^&\s]+)", url)
     for secret in secrets:
@@ -52,37 +52,6 @@ def without_password(text: str, url: str = "") -> str:
     text = re.sub(r"(//[^/@:\s]*:)[^@\s]+@", r"\1***@", text)
     text = re.sub(r":[^:@/]+@", ":***@", text)  # in what is no URL, too
     return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&\s]+", r"\1***", text)
-
-
-def _within(timeout_s: float, what: str, call: Callable[[], Opened]) -> Opened:
-    """Return the result of `call`; raise one sentence if it fails or takes too long."""
-    answer: list[Opened] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answer.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work, daemon=True, name="open storage")
-    thread.start()
-    thread.join(timeout_s)
-    if answer:
-        return answer[0]
-    if not errors:
-        raise InputError(f"{what} did not answer within {timeout_s:g} s; is it up and reachable?")
-    error = errors[0]
-    if isinstance(error, InputError):
-        raise error
-    if isinstance(error, ImportError):
-        raise InputError(
-            f"{what} needs a driver that is not installed "
-            f"({getattr(error, 'name', None) or error}); for PostgreSQL install "
-            "joulefront[postgresql], for MySQL install pymysql"
-        ) from error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    raise InputError(f"{what} cannot be opened: {reason[:200]}") from error
 
 
 def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
@@ -95,20 +64,6 @@ def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
 
-def _open_database(address: str, options: dict[str, Any]) -> optuna.storages.BaseStorage:
-    from sqlalchemy.exc import IntegrityError, ProgrammingError
-
-    for last in (False, False, True):
-        try:
-            return optuna.storages.RDBStorage(address, engine_kwargs=options)
-        except (IntegrityError, ProgrammingError):
-            # Two drivers that make the tables at once: the second finds them made.
-            if last:
-                raise
-            time.sleep(0.5)
-    raise AssertionError
-
-
 def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
     """Open the storage of a study.
 
@@ -118,22 +73,21 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
         journal: the journal's file; a torn last line is put aside first.
 
     Raises:
-        InputError: the URL is malformed, its driver is not installed, or it does not answer within
-            STORAGE_TIMEOUT_S seconds; or the journal cannot be read.
+        InputError: the URL is malformed, its driver is not installed, or it does not answer; or
+            the journal cannot be read.
     """
-    if url is None:
-        try:
-            return _within(45.0, f"the journal {journal}", lambda: _open_journal(journal))
-        except InputError as error:
-            if not isinstance(error.__cause__, ValueError):
-                raise
-            raise InputError(
-                f"{error}; the trace holds every probe: remove it, and the same command makes it "
-                "again"
-            ) from error
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
+    if url is None:
+        try:
+            return _open_journal(journal)
+        except (OSError, ValueError, KeyError) as error:
+            again = "; the trace holds every probe: remove it, and the same command makes it again"
+            raise InputError(
+                f"the journal {journal} cannot be opened: {one_line(str(error))[:200]}"
+                + again * isinstance(error, ValueError | KeyError)
+            ) from error
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -141,50 +95,29 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
             f"storage {without_password(url)!r} is not a URL; it must be like sqlite:///study.db "
             "or postgresql://user@host/name"
         ) from error
-    shown = without_password(parsed.render_as_string(hide_password=True))
-    options = _engine_options(parsed.get_backend_name(), parsed.query)
-    if parsed.drivername in _DRIVERS:
-        for driver in _DRIVERS[parsed.drivername]:
-            if importlib.util.find_spec(driver[0]) is not None:
-                parsed = parsed.set(drivername=f"{parsed.drivername}+{driver[1]}")
-                break
-    address = parsed.render_as_string(hide_password=False)
+    options: dict[str, Any] = {"pool_pre_ping": True}  # so that a lost server is noticed
+    if parsed.drivername == "postgresql" and importlib.util.find_spec("psycopg2"):
+        # That of joulefront[postgresql]; SQLAlchemy 2.1 would ask for psycopg.
+        parsed = parsed.set(drivername="postgresql+psycopg2")
+    if url.startswith("postgresql"):
+        options["connect_args"] = {k: v for k, v in _POSTGRESQL.items() if f"{k}=" not in url}
+    elif url.startswith("sqlite"):
+        options["connect_args"] = {"timeout": 30}  # for another writer
     try:
-        return _within(
-            STORAGE_TIMEOUT_S, f"storage {shown!r}", lambda: _open_database(address, options)
+        return optuna.storages.RDBStorage(
+            parsed.render_as_string(hide_password=False), engine_kwargs=options
         )
-    except InputError as error:
-        raise InputError(without_password(str(error), url)) from None
-
-
-#: Modules that speak to a server, and what SQLAlchemy calls them: the first that is installed is
-#: taken where a URL names none. SQLAlchemy's own choice changed between its releases.
-_DRIVERS = {
-    "postgresql": (("psycopg2", "psycopg2"), ("psycopg", "psycopg")),
-    "mysql": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
-    "mariadb": (("pymysql", "pymysql"), ("MySQLdb", "mysqldb")),
-}
-
-
-def _engine_options(backend: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SQLAlchemy's connection options, so that a lost server is noticed.
-
-    A connection is tried before it is used; PostgreSQL's are given up after some 20 s of silence
-    (libpq's parameters), where the URL does not say otherwise; SQLite waits for another writer.
-    """
-    if backend == "sqlite":
-        return {"connect_args": {"timeout": 30}}
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if backend == "postgresql":
-        wanted = {
-            "connect_timeout": int(STORAGE_TIMEOUT_S),
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 2,
-            "tcp_user_timeout": 20_000,
-        }
-        options["connect_args"] = {k: v for k, v in wanted.items() if k not in given}
-    return options
+    except ImportError as error:
+        driver = getattr(error.__cause__, "name", None) or error
+        raise InputError(
+            f"storage {without_password(url)!r} needs a driver that is not installed ({driver}); "
+            "for PostgreSQL install joulefront[postgresql]"
+        ) from error
+    except Exception as error:  # of SQLAlchemy, the driver or Optuna
+        raise InputError(
+            f"storage {without_password(url)!r} cannot be opened: "
+            f"{without_password(one_line(str(error)), url)[:200]}"
+        ) from None
 
 
 def _raised_by_storage(error: Exception) -> bool:

@@ -2,7 +2,7 @@
 
 It inspects its node before it takes any probe, and serves a share of a probe that another node
 leads. Records are returned as plain JSON; logs and power samples stay in the run folder.
-`tuner.executors.ray_agent` makes it a Ray actor; an executor of one process calls `run_safely`.
+`tuner.executors.ray_cluster` makes it a Ray actor; an executor of one process calls `run_safely`.
 """
 
 from __future__ import annotations

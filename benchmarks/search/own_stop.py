@@ -27,10 +27,9 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
 from tuner.search.optuna_samplers import OURS
 from tuner.search_spaces.candidates import Candidates
-from tuner.study.callbacks import StudyCallback
 from tuner.study.loop import SearchLoop
-from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import StopReason
+from tuner.testing.recorder import recorder_in_memory
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.replay import TableRunner
 
@@ -76,13 +75,12 @@ def own_search(
     if isinstance(sampler, AskTellPlanner):
         sampler.ends_itself = True
     start_at(sampler, start_of(problem, seed))
-    recorder = StudyRecorder.in_memory(sampler)
+    recorder = recorder_in_memory(sampler)
     loop = SearchLoop(
         spec=StudySpec(table.name, None, asked, settings=settings),
         executor=SimulatedExecutor(TableRunner(table, problem.group, seed=seed)),
         sampler=sampler,
         recorder=recorder,
-        callbacks=(StudyCallback(recorder),),
         records=(),
     )
     stop = loop.run()

@@ -21,7 +21,7 @@ from tuner.models.analytic.model import Prior
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.study.recorder import StudyRecorder
+from tuner.testing.recorder import next_settings, recorder_in_memory
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.replay import TableRunner
 
@@ -89,7 +89,7 @@ class ProblemSearch:
             prior,
         )
         start_at(self.sampler, start_of(problem, seed))
-        self.book = StudyRecorder.in_memory(self.sampler)
+        self.book = recorder_in_memory(self.sampler)
         self.measured: list[Configuration] = []
         self.curve: list[tuple[float, float]] = []
         self.ask_s: list[float] = []
@@ -156,7 +156,7 @@ class ProblemSearch:
             return ()
         began = time.perf_counter()
         record = ProbeRecord(request, tuple(windows), self.executor.meter)
-        more = self.book.next_settings(record)
+        more = next_settings(self.book, self.sampler, record)
         self.ask_s.append(time.perf_counter() - began)
         return more
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.study.recorder import StudyRecorder
+from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import measured, record
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
@@ -93,7 +93,7 @@ def windows_without_a_clock(launches: int = 3) -> int:
         for clock in (600, 900, 1200, 1350, 1410)
     )
     sampler = CandidateSampler(candidates, seed=0)
-    book, lost, ran = StudyRecorder.in_memory(sampler), 0, 0
+    book, lost, ran = recorder_in_memory(sampler), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         node = TwinNode(Path(folder) / "node", [TwinGpu(load=1.0, reach_MHz=1290)], call_s=1e-5)
         with node.joined():

@@ -23,7 +23,7 @@ from tuner.problem.from_job import problem_of_job
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SamplerDesign
 from tuner.search.sampler import CandidateSampler
-from tuner.study.recorder import StudyRecorder
+from tuner.testing.recorder import next_settings, recorder_in_memory
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 
 #: (job, cluster): memory binds on each.
@@ -60,10 +60,10 @@ def failures(problem: Problem, *, bias: float, learn: bool, probes: int, seed: i
         memory_bytes=problem.device_memory_bytes,
         design=SamplerDesign(learn_memory=learn),
     )
-    book = StudyRecorder.in_memory(sampler)
+    book = recorder_in_memory(sampler)
     executor = SimulatedExecutor(runner)
-    executor.next_settings = lambda request, windows: book.next_settings(
-        ProbeRecord(request, tuple(windows), runner.meter)
+    executor.next_settings = lambda request, windows: next_settings(
+        book, sampler, ProbeRecord(request, tuple(windows), runner.meter)
     )
     made = ran_out = 0
     while made < probes and (plan := sampler.plan(book.study)) is not None:

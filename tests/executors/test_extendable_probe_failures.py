@@ -32,6 +32,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.storage import StorageError
 from tuner.study.recorder import StudyRecorder
+from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import METER, measured, record
 from tuner.workload import agent as node_agent
 from tuner.workload.agent import Entered, run_safely
@@ -146,7 +147,7 @@ def test_an_answer_that_comes_too_late_gets_what_was_measured(
 @pytest.fixture
 def book() -> StudyRecorder:
     every = Candidates.from_configurations(Configuration(SHAPE, speed) for speed in SPEEDS)
-    return StudyRecorder.in_memory(CandidateSampler(every, seed=0))
+    return recorder_in_memory(CandidateSampler(every, seed=0))
 
 
 def states(book: StudyRecorder) -> dict[str, tuple[str, str | None]]:

@@ -26,8 +26,7 @@ pytest.importorskip("ray")
 import ray
 
 from tuner.executors import ray_security
-from tuner.executors.ray_agent import NodeAgent
-from tuner.executors.ray_cluster import Survey, join_ray
+from tuner.executors.ray_cluster import NodeAgent, Survey, join_ray
 from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError

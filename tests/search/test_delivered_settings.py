@@ -19,7 +19,7 @@ from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
-from tuner.study.recorder import StudyRecorder
+from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import METER, measured, record, request
 from tuner.workload.probe import NotApplied, ProbeRecord
 
@@ -64,7 +64,7 @@ def test_the_sampler_learns_from_it(
     tmp_path: Path, probe: ProbeRecord, fitted: list[list[Configuration]]
 ) -> None:
     sampler = CandidateSampler(Candidates.from_configurations(REQUESTED))
-    book = StudyRecorder.in_memory(sampler, steps=100)
+    book = recorder_in_memory(sampler, steps=100)
     book.start(probe.request)
     book.finish(probe)
     surrogates = sampler.fit(book.study)
@@ -78,7 +78,7 @@ def test_a_setting_that_was_not_taken_fails_its_trial_alone(
     tmp_path: Path, probe: ProbeRecord
 ) -> None:
     sampler = CandidateSampler(Candidates.from_configurations(REQUESTED))
-    book = StudyRecorder.in_memory(sampler, steps=100)
+    book = recorder_in_memory(sampler, steps=100)
     book.start(probe.request)
     missed = NotApplied(LIVE[2], "clock_MHz was set to 1410 and the devices ran at 900 MHz")
     book.finish(replace(probe, measurements=probe.measurements[:2], missed=(missed,)))

@@ -10,7 +10,7 @@ import pytest
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.study.recorder import StudyRecorder
+from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import measured, record
 from tuner.workload.probe import Measurement, NotApplied, ProbeRequest
 
@@ -30,7 +30,7 @@ class Study:
 
     def __init__(self, *clocks: object) -> None:
         self.sampler = CandidateSampler(candidates(*clocks), seed=0)
-        self.book = StudyRecorder.in_memory(self.sampler)
+        self.book = recorder_in_memory(self.sampler)
 
     def visit(self, micro_batch: int, clock: object, **ran: float) -> None:
         """Tell one window: it is no data point if `ran` is given."""

@@ -199,7 +199,6 @@ def test_every_live_setting_names_the_live_knobs_that_apply() -> None:
     assert with_baseline(Configuration(Settings(shards=2, depth=4)), job.knobs).live == Settings(
         workers=0, depth=4
     )
-    assert load_space("default").check(candidates[-1], job, CLUSTER) is None
 
 
 @pytest.mark.parametrize(

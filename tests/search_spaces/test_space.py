@@ -202,20 +202,6 @@ def test_auto_values():
     assert on_gpu["power_limit_W"] == (200, 450)
 
 
-def test_check_judges_by_the_rules_not_by_the_list():
-    space = load_space("default")
-    between = Configuration.of(data_parallel=2, clock_MHz=1215)
-    space.check(between, QWEN, H100)
-    assert between not in space.candidates(QWEN, H100)
-    with pytest.raises(InvalidConfiguration) as error:
-        space.check(Configuration.of(data_parallel=3, zero_stage=1), TINY, machine(1))
-    assert len(error.value.reasons) == 2
-    with pytest.raises(InputError, match="unknown knob 'batch'"):
-        space.check(Configuration(Settings(batch=3)), TINY, machine(1))
-    with pytest.raises(InputError, match="zero_stage is 7"):
-        space.check(Configuration(Settings(zero_stage=7)), TINY, machine(1))
-
-
 # Candidates.
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import time
 
 import optuna
@@ -16,6 +15,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.recorder import METRICS, StudyRecorder
 from tuner.study.session import Interrupted
+from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import (
     LONG_JOB,
     METER,
@@ -401,7 +401,7 @@ def test_a_configuration_that_the_study_cannot_have_is_refused_at_once(options):
     from tuner.workload.probe import ProbeRequest
 
     candidates = load_space("default").candidates(LONG_JOB, load_cluster("cpu-2"))
-    book = StudyRecorder.in_memory(make_sampler(None, candidates))
+    book = recorder_in_memory(make_sampler(None, candidates))
     foreign = Settings({**candidates.launches[0], "micro_batch": 4096})
     with pytest.raises(InputError, match="which is none of the study's conf"):
         book.start(ProbeRequest("p0000", foreign, (Settings({}),)))
@@ -432,22 +432,6 @@ def test_a_storage_that_cannot_be_opened_is_one_sentence(finished, options, run,
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
     assert run.trace.read_bytes() == before
-
-
-def test_a_storage_that_accepts_and_never_answers_is_given_up(monkeypatch, tmp_path):
-    import tuner.storage
-
-    monkeypatch.setattr(tuner.storage, "STORAGE_TIMEOUT_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        host, port = server.getsockname()
-
-        def silent(url, *arguments, **options):
-            with socket.create_connection((host, port)) as connection:
-                connection.recv(1)
-
-        monkeypatch.setattr(optuna.storages, "RDBStorage", silent)
-        with pytest.raises(InputError, match=r"did not answer within 0.3 s"):
-            open_storage("sqlite://", tmp_path / "unused")
 
 
 def test_a_storage_that_fails_midway_loses_nothing(options, run, monkeypatch, tmp_path):

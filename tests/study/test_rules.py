@@ -21,8 +21,8 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.study.rules import (
     node_failures,
-    not_worth_it,
     peak_limit_of,
+    reason_to_stop,
     with_next_probe,
 )
 from tuner.testing.studies import (
@@ -45,7 +45,7 @@ def test_the_share_that_a_search_ends_on_is_the_one_that_was_tested(tmp_path: Pa
     # A front that is drawn small has a noise of more than itself.
     estimate = RegretEstimate(np.full(8, 0.05), np.full(8, 1.9), np.zeros(8))
     plan = ProbePlan((CONFIGURATIONS[0],), "", expected_gain=0.01, regret=estimate)
-    reason = not_worth_it(StudyState(spec_of(tmp_path), [record()]), plan, 1.0)
+    reason = reason_to_stop(StudyState(spec_of(tmp_path), [record()]), plan, 1.0)
     assert reason is not None
     assert reason.figures["regret"] == pytest.approx(0.1)
     assert "more than 10 % of the front's hypervolume" in stop_sentence(reason)

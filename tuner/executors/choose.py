@@ -20,14 +20,19 @@ def check_executor(name: str | Executor | None) -> None:
         raise UnknownName("executor", name, EXECUTORS)
 
 
+def how_started(name: str | Executor | None, ray_address: str | None) -> str:
+    """Return how the executor of that name starts probes, as a phrase."""
+    if name == "simulated":
+        return "nothing: probes are predictions of the models"
+    if name not in (None, "ray"):
+        return "processes of this machine, one probe at a time"
+    return f"Ray, by joining {ray_address}" if ray_address else "a Ray of its own, on loopback only"
+
+
 def simulated_executor(
     problem: Problem, *, capacity: int | None = None, seed: int = 0
 ) -> SimulatedExecutor:
-    """Return a simulated cluster: the answers of the models on simulated time.
-
-    Args:
-        capacity: probes in flight; as many as the nodes can hold of the baseline if not given.
-    """
+    """Return a simulated cluster, which runs as many probes as its nodes hold of the baseline."""
     from tuner.models.simulated import SimulatedRunner
 
     assert problem.job is not None
@@ -51,12 +56,7 @@ def executor_of(
     in_flight: int | None = None,
     seed: int = 0,
 ) -> Executor:
-    """Return the executor of that name; by default Ray if it is installed, else inline.
-
-    Args:
-        ray_address: a Ray cluster to join; None starts Ray here.
-        avoid_stragglers: as `RayExecutor`.
-    """
+    """Return the executor of that name; by default Ray if it is installed, else inline."""
     if name is not None and not isinstance(name, str):
         return name
     if name is None:
@@ -68,10 +68,11 @@ def executor_of(
     assert problem.cluster is not None
     if name == "simulated":
         return simulated_executor(problem, capacity=in_flight, seed=seed)
-    if name == "ray":
-        from tuner.executors.ray_executor import RayExecutor
+    from tuner.executors.ray_executor import RayExecutor
+    from tuner.workload.node.runner import LocalRunner
 
-        cluster = RayExecutor(
+    if name == "ray":
+        made: RayExecutor | LocalRunner = RayExecutor(
             problem.job,
             problem.cluster,
             run_dir=run.path,
@@ -79,18 +80,11 @@ def executor_of(
             say=say,
             avoid_stragglers=avoid_stragglers,
         )
-        try:
-            cluster.prepare()
-        except BaseException:
-            cluster.close()
-            raise
-        return cluster
-    from tuner.workload.node.runner import LocalRunner
-
-    runner = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say, keep=True)
+    else:
+        made = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say, keep=True)
     try:
-        runner.prepare()
+        made.prepare()
     except BaseException:
-        runner.close()
+        made.close()
         raise
-    return InlineExecutor(runner, keep_in=run.path)
+    return made if isinstance(made, RayExecutor) else InlineExecutor(made, keep_in=run.path)

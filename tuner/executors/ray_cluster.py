@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, and a survey of its nodes.
+"""Joining a Ray cluster, the agents on its nodes, and a survey of them.
 
 Nodes are grouped by the kind of their devices, because a front never mixes two kinds: the survey
 takes the requested kind, or else the one with the most devices, and lists what it left out. Each
@@ -11,23 +11,30 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from tuner.executors.ray_agent import NodeAgent
 from tuner.executors.ray_security import (
     PACKAGES_FOLDER,
     exposures,
+    foreign_package,
     import_folder,
     private_folder,
     reload_authentication,
     starting,
+    strip_token,
 )
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.agent import Agent, Entered, MakeRunner, unusable
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.multi_node.peer import PeerLost
 from tuner.workload.node.preflight import NodeFacts
 
 #: A node that has not answered by then (worker start, imports) is left out.
@@ -49,11 +56,7 @@ def import_ray() -> Any:
 
 @dataclass(frozen=True)
 class JoinedRay:
-    """A connection to a Ray cluster.
-
-    Attributes:
-        leave: disconnects, and stops a cluster that was started here; may be called repeatedly.
-    """
+    """A connection; `leave` ends it, and stops a cluster that was started here."""
 
     started: bool
     leave: Callable[[], None]
@@ -102,7 +105,6 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
 
 
 def _check_address(address: str) -> None:
-    """Check that an address accepts connections, because Ray would try for two minutes."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(
@@ -115,12 +117,94 @@ def _check_address(address: str) -> None:
         raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
 
 
-def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False) -> Any:
-    """Return a new agent actor on one node. It holds no resources: the lease of each probe does.
+#: A call that only reads or sets takes milliseconds; one that starts ranks may build an op.
+CALL_S, START_S = 30.0, 900.0
 
-    Args:
-        local: True if the node is this machine, where it must import the packages of this process.
+
+class NodeAgent(Agent):
+    """Agent that is a Ray actor, and reports how others can enter its cluster.
+
+    The packages of joulefront must be imported from `packages`, if that is given.
     """
+
+    def __init__(self, run_dir: str, packages: str | None = None) -> None:
+        super().__init__(run_dir)
+        self._packages = packages
+
+    def look(self) -> Entered:
+        trouble = foreign_package(self._packages)
+        return replace(unusable(trouble) if trouble else super().look(), exposures=exposures())
+
+    def enter(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        make_runner: MakeRunner | None,
+        devices: Sequence[str] = (),
+        prepare: bool = False,
+    ) -> Entered:
+        exposed = exposures()
+        strip_token()
+        if trouble := foreign_package(self._packages):
+            return unusable(trouble)
+        entered = super().enter(job, cluster, make_runner, devices, prepare)
+        return replace(entered, exposures=exposed)
+
+    def run(
+        self, request: dict[str, Any], peers: Sequence[Any] = (), address: str = ""
+    ) -> dict[str, Any]:
+        others: list[Any] = [RayPeer(actor, name) for name, actor in peers]
+        return super().run(request, others, address)
+
+    def pid(self) -> int:
+        """Return the process id of this actor."""
+        return os.getpid()
+
+
+def actor_is_gone(ray: Any) -> tuple[type[Exception], ...]:
+    """Return the errors by which Ray reports that an actor ended or cannot be reached.
+
+    An actor that Ray's memory monitor ended is reported as OutOfMemoryError, which is no
+    RayActorError, by every later call, too.
+    """
+    return ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError
+
+
+class RayPeer:
+    """Peer (`tuner.workload.multi_node.peer.Peer`) through the actor of another node."""
+
+    def __init__(self, actor: Any, name: str) -> None:
+        import ray
+
+        self._ray, self._actor, self._name = ray, actor, name
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the call of this name; each is one of the protocol's."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        errors, limit_s = self._ray.exceptions, START_S if name == "spawn" else CALL_S
+        if name == "events":  # it waits for the first
+            limit_s += arguments[0]
+        try:
+            return self._ray.get(
+                self._actor.share.remote(name, *arguments, **named), timeout=limit_s
+            )
+        except errors.GetTimeoutError as error:
+            raise PeerLost(f"{self._name} did not answer within {limit_s:.0f} s") from error
+        except actor_is_gone(self._ray) as error:
+            raise PeerLost(f"{self._name} is gone: its agent ended") from error
+        except errors.RayTaskError as error:
+            # Ray hides the sentence of these in a traceback.
+            if isinstance(error.cause, InputError | GovernorError):
+                raise error.cause from None
+            raise
+
+
+def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False) -> Any:
+    """Return a new agent actor on one node; if `local`, it must import this process's packages."""
     ray = import_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -152,12 +236,7 @@ class SurveyedNode:
 
 @dataclass(frozen=True)
 class Survey:
-    """Nodes of a Ray cluster, and those of them that a study can use.
-
-    Attributes:
-        cluster: those of the chosen kind that can be used; None if there are none.
-        exposures: how others can enter the cluster, a sentence each.
-    """
+    """Nodes of a Ray cluster, and those of the chosen kind that can be used, if there are any."""
 
     nodes: tuple[SurveyedNode, ...]
     cluster: Cluster | None
@@ -237,11 +316,7 @@ def survey(
     device_kind: str | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Survey:
-    """Inspect every node of a Ray cluster.
-
-    Args:
-        device_kind: the kind of device to use; by default the one with the most devices, GPUs
-            first.
+    """Inspect every node of a Ray cluster, and choose the kind with the most devices, GPUs first.
 
     Raises:
         InputError: no Ray answers.
@@ -287,7 +362,6 @@ def _leasable(node: dict[str, Any], facts: NodeFacts) -> int:
 
 
 def _choose_kind(nodes: tuple[SurveyedNode, ...], device_kind: str | None) -> Survey:
-    """Return a survey that uses one kind of device and one size of node."""
     kinds = {node.facts.kind for node in nodes if node.facts.kind}
     if device_kind is not None and device_kind not in kinds:
         raise UnknownName("device kind of the Ray cluster", device_kind, sorted(kinds))

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.executors.ray_agent import actor_is_gone
-from tuner.executors.ray_cluster import LOOK_S, import_ray, join_ray
+from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, import_ray, join_ray
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.executors.ray_security import exposures
 from tuner.search_spaces.cluster import Cluster
@@ -61,7 +60,6 @@ class Flight:
     """A probe with the slots and the lease it was given.
 
     Attributes:
-        request: the probe's request, with every setting so far.
         result: reference to the agent's answer; None until the lease is granted.
         deadline_s: time at which it is cancelled, or killed if it was cancelled before.
         unreachable_s: time since which the agent cannot be reached; 0 while it can.
@@ -98,7 +96,6 @@ class RayExecutor:
 
     Args:
         run_dir: folder of logs and power samples (on the agent's node).
-        avoid_stragglers: use nodes that held other ranks back only if the others are too few.
 
     Raises:
         InputError: Ray is not installed, does not answer, or has no node with the devices.
@@ -225,7 +222,6 @@ class RayExecutor:
     # ---- leases and flights
 
     def _refresh_nodes(self) -> None:
-        """Update the pool, and queue again the probes that waited for a lease on a lost node."""
         for left in self.pool.refresh():
             for flight in [f for f in self._flights if f.result is None and not f.unreachable_s]:
                 if any(slot.node == left for slot in flight.slots):
@@ -233,7 +229,6 @@ class RayExecutor:
                     self._queue.appendleft(Queued(flight.request, flight.since_s))
 
     def _dispatch(self) -> None:
-        """Lease nodes to the queued probes in order, skipping those that lack nodes altogether."""
         for queued in tuple(self._queue):
             now_s, need = time.monotonic(), self._nodes_needed(queued.request)
             nodes = len(self.pool.node_ids)
@@ -256,7 +251,6 @@ class RayExecutor:
         )
 
     def _hopeless(self, queued: Queued, need: int, nodes: int) -> tuple[FailureKind, str] | None:
-        """Return the failure of a probe that need not wait any longer, or None."""
         now_s = time.monotonic()
         are = "is" if nodes == 1 else "are"
         if nodes and queued.short_s and self._cluster.nodes < need:
@@ -271,7 +265,6 @@ class RayExecutor:
         return "node", f"{need} nodes were not free together within {_NO_NODE_S:.0f} s"
 
     def _lease(self, request: ProbeRequest, slots: list[Slot]) -> None:
-        """Request a placement group over the slots' devices, on exactly these nodes."""
         from ray.util.placement_group import placement_group
 
         lease = placement_group(
@@ -295,7 +288,6 @@ class RayExecutor:
             flight.deadline_s += BUILD_LIMIT_S
 
     def _tick(self) -> None:
-        """Handle whatever has changed; wait half a second at most."""
         running = [flight.result for flight in self._flights if flight.result is not None]
         if running:
             # Short waits, so that limits are kept and Ctrl-C is heard.
@@ -336,7 +328,6 @@ class RayExecutor:
                 slot.aside_s = time.monotonic() + aside_s
 
     def _land(self, flight: Flight) -> None:
-        """Handle an agent's answer: a record, a request for settings, or the loss of its node."""
         lead = flight.slots[0]
         try:
             answer = self._ray.get(flight.result)
@@ -376,7 +367,6 @@ class RayExecutor:
                 self._done.append(record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:
-        """Get the next settings of an extendable probe, and pass them to its agent."""
         request = so_far.request
         flight.measured = so_far.measurements
         # The agent's node may have no folder in common with this one.
@@ -391,7 +381,6 @@ class RayExecutor:
         )
 
     def _lost(self, flight: Flight, error: Exception) -> None:
-        """Fail a probe whose lead agent died, and replace the agent if its node is still there."""
         lead, *others = flight.slots
         for slot in others:
             slot.agent.end_share.remote()

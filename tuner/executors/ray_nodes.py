@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.executors.ray_agent import actor_is_gone
-from tuner.executors.ray_cluster import LOOK_S, place_agent
+from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, place_agent
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
@@ -64,7 +63,6 @@ class NodePool:
     Args:
         make_runner: makes the runner of each node; None for the one that measures.
         local: True if Ray was started here, for this study only.
-        avoid_stragglers: whether `avoid` does anything.
 
     Attributes:
         meter: the source of energy figures that all nodes share; None until one is admitted.
@@ -110,10 +108,7 @@ class NodePool:
         return {slot.node for slot in (*self.slots, *entering)}
 
     def free(self, need: int) -> list[Slot]:
-        """Return the free slots for a probe of `need` nodes; slow ones if the others are too few.
-
-        Whether they are free or not: a probe waits for one that is not slow.
-        """
+        """Return the free slots for a probe of `need` nodes; slow ones only if it lacks others."""
         now_s = time.monotonic()
         sound = {slot.node for slot in self.slots if not slot.slow and slot.aside_s <= now_s}
         found = [each for each in self.slots if each.free(now_s)]
@@ -304,7 +299,6 @@ class NodePool:
             self._say(sentence)
 
     def _take(self, slot: Slot, entered: Entered) -> None:
-        """Use a node: as one, or in parts where only what a probe uses is charged to it."""
         node = self._listed.get(slot.node)
         if node is None:  # it left meanwhile
             return

@@ -131,15 +131,12 @@ def reload_authentication() -> None:
 def import_folder() -> Path:
     """Return a folder from which the workers of a joined cluster may import.
 
-    Ray puts the driver's current folder first on the import path of the driver's workers. A
-    checkout serves the packages themselves; next to installed packages, a folder without modules
-    of any kind is used.
+    Ray puts the driver's current folder first on their import path.
     """
     return PACKAGES_FOLDER / "tuner" / "templates" if _is_installed() else PACKAGES_FOLDER
 
 
 def _is_installed() -> bool:
-    """Return True if every interpreter of this environment finds the packages by itself."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     return PACKAGES_FOLDER in [Path(folder).resolve() for folder in folders]
 

@@ -125,10 +125,8 @@ def evaluate(
     """Predict every configuration of a space.
 
     Args:
-        job: what is trained; its model and sequence length must be known.
         gpus: only configurations of this number of GPUs; of any number if None.
         slack: distance behind the front (log, on the better axis) within which one is kept.
-        constants: constants of the models; the device's by default.
         on_block: called with the number of configurations predicted so far.
 
     Raises:

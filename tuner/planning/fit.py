@@ -64,7 +64,6 @@ class Change:
     """Configuration that fits, compared with the one that was asked about.
 
     Attributes:
-        memory_bytes: predicted peak of the fullest rank's device.
         time_ratio, energy_ratio: both over those of the configuration that was asked about, as if
             that had room.
     """
@@ -221,7 +220,6 @@ def fit(
 
 
 def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.ndarray:
-    """Return the memory of one rank's device; the ranks on a CPU node share its memory equally."""
     each = float(cluster.device.memory_bytes or np.inf)
     if cluster.device.type != "cpu":
         return np.full(len(configurations), each)
@@ -274,14 +272,12 @@ class _Request:
 
 
 def _launches_alone(space: SearchSpace) -> SearchSpace:
-    """Return a space without its live knobs, which take no memory, for the same training."""
     space = space.same_training()
     kept = {name: c for name, c in space.choices.items() if KNOBS[name].kind == "launch"}
     return replace(space, choices={n: c for n, c in kept.items() if n not in _KEPT})
 
 
 def _differing(one: Configuration, other: Configuration) -> tuple[str, ...]:
-    """Return the names of the launch knobs that differ."""
     return tuple(
         name
         for name, knob in KNOBS.items()
@@ -294,7 +290,6 @@ def _with(configuration: Configuration, **values: int) -> Configuration:
 
 
 def _largest_micro_batch(request: _Request) -> Most:
-    """Return the largest micro-batch that divides the replica's share of the global batch."""
     job = request.job.at(request.configuration)
     share = job.global_batch // request.configuration.data_parallel
     valid = [
@@ -318,7 +313,6 @@ def _largest_micro_batch(request: _Request) -> Most:
 
 
 def _longest_sequence(request: _Request) -> Most:
-    """Return the longest sequence, in whole steps of `TOKENS` a sequence-parallel rank."""
     step = TOKENS * request.configuration.sequence_parallel
     facts = facts_of(request.job)
     limit = facts.positions if facts.learned_positions and facts.positions else LONGEST
@@ -349,7 +343,6 @@ def _longest_sequence(request: _Request) -> Most:
 
 
 def _sizes(cluster: Cluster) -> Iterator[int]:
-    """Yield numbers of GPUs, ascending: within a node, then whole nodes, doubling."""
     node = cluster.devices_per_node
     yield from (n for n in range(1, node + 1) if node % n == 0)
     size = 2 * node
@@ -359,7 +352,6 @@ def _sizes(cluster: Cluster) -> Iterator[int]:
 
 
 def _launches(request: _Request, space: SearchSpace) -> list[Configuration]:
-    """Return the launches of a space, with what is left alone as asked; none if it has none."""
     kept = {n: v for n in _KEPT if (v := request.configuration.launch.get(n)) is not None}
     try:
         return [
@@ -371,7 +363,6 @@ def _launches(request: _Request, space: SearchSpace) -> list[Configuration]:
 
 
 def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list[Change]:
-    """Return the configurations that fit, the fastest first; only sure ones if there are any."""
     if not configurations:
         return []
     prediction = request.model.predict(configurations)
@@ -410,7 +401,6 @@ def _fewest_gpus(request: _Request, space: SearchSpace) -> tuple[int, Change] | 
 
 
 def _fewest_replicas(request: _Request) -> int | None:
-    """Return the fewest GPUs if only the number of replicas changes."""
     one = request.configuration.world_size // request.configuration.data_parallel
     for size in _sizes(request.cluster):
         if size % one:

@@ -17,12 +17,7 @@ from tuner.search_spaces.errors import InputError
 
 @dataclass(frozen=True)
 class Kind:
-    """Plan of the job on one cluster.
-
-    Attributes:
-        price_per_gpu_hour: price of a GPU there; None if unknown.
-        result: the plan; None if the job cannot run there.
-    """
+    """Plan of the job on one cluster; None if the job cannot run there, with the reason."""
 
     cluster: Cluster
     price_per_gpu_hour: float | None
@@ -76,11 +71,7 @@ def several(text: str) -> bool:
 
 
 def priced_clusters(text: str) -> list[tuple[Cluster, float | None]]:
-    """Return the clusters of "NAME,NAME=PRICE,...", each with the price of its GPU hour.
-
-    Raises:
-        InputError: a name is unknown or given twice, or a price is no number above 0.
-    """
+    """Return the clusters of "NAME,NAME=PRICE,...", each with the price of its GPU hour."""
     found: list[tuple[Cluster, float | None]] = []
     for word in text.split(","):
         name, equals, stated = word.strip().partition("=")
@@ -104,11 +95,7 @@ def plan_kinds(
     clusters: Sequence[tuple[Cluster, float | None]],
     plan: Callable[[Cluster, float | None], Result],
 ) -> list[Kind]:
-    """Plan for each cluster; one on which the job cannot run says why in its place.
-
-    Raises:
-        InputError: the job can run on none of them.
-    """
+    """Plan for each cluster; one on which the job cannot run says why in its place."""
     found, errors = [], []
     for cluster, price in clusters:
         try:

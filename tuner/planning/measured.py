@@ -59,12 +59,7 @@ class Correction:
 
 
 def read_correction(path: str | Path, job: TrainingJob, cluster: Cluster) -> Correction:
-    """Correct the models by the launches of a file.
-
-    Raises:
-        InputError: the file cannot be read, is of another job or device, or states a launch that
-            cannot be; one sentence.
-    """
+    """Correct the models by the launches of a file, which is of this job and device."""
     where = f"the measured launches {str(path)!r}"
     data = read_toml(Path(path), where.removeprefix("the "))
     check_keys(data, ("job", "device", "launch"), where)

@@ -36,7 +36,7 @@ from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.space import load_space
+from tuner.search_spaces.space import SearchSpace
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500
@@ -54,22 +54,17 @@ OnBlock = Callable[[int], None]
 def plan_table(
     job: TrainingJob,
     cluster: Cluster,
-    space: str,
+    space: SearchSpace,
     baseline: Configuration,
     *,
     gpus: Sequence[int] = (),
-    allow_changed_training: bool = False,
     correction: Correction | None = None,
     seed: int = 0,
     on_block: OnBlock | None = None,
 ) -> PlanTable:
     """Predict every configuration of a space, on one cluster or on several sizes of it.
 
-    Args:
-        gpus: numbers of GPUs; none for every number up to the cluster's.
-        allow_changed_training: predict also what changes what is learnt.
-        correction: what measured launches correct in the models.
-        on_block: called with the number of configurations predicted so far.
+    `on_block` is called with the number of configurations predicted so far.
 
     Raises:
         InputError: the job's model is unknown, nothing fits, or a size cannot be had.
@@ -81,16 +76,14 @@ def plan_table(
         )
     if len(gpus) > MOST_SIZES:
         raise InputError(f"{len(gpus)} numbers of GPUs are given; a plan takes up to {MOST_SIZES}")
-    sizes, searched = tuple(sorted(set(gpus))), load_space(space)
-    if not allow_changed_training:
-        searched = searched.same_training()
+    sizes = tuple(sorted(set(gpus)))
     parts, done = [], 0
     for size in sizes or (None,):
         before = done
         part = evaluate(
             job,
             cluster if size is None else enlarged(cluster, size),
-            searched,
+            space,
             gpus=size,
             slack=_slack(),
             seed=seed,
@@ -113,13 +106,16 @@ def plan_table(
 
 
 def _require_fitting(
-    job: TrainingJob, cluster: Cluster, space: str, sizes: tuple[int, ...], parts: list[Evaluated]
+    job: TrainingJob,
+    cluster: Cluster,
+    space: SearchSpace,
+    sizes: tuple[int, ...],
+    parts: list[Evaluated],
 ) -> None:
-    """Raise InputError if a size has no configuration, or if none fits anywhere."""
     for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
         if not part.count:
             raise InputError(
-                f"space {space!r} has no configuration of job {job.name!r} on {size} GPUs; a "
+                f"space {space.name!r} has no configuration of job {job.name!r} on {size} GPUs; a "
                 f"larger global batch than {job.global_batch} feeds more"
             )
     if not any(part.fitting for part in parts):
@@ -198,7 +194,6 @@ def _with_baseline(
     found: Evaluated,
     correction: Correction | None,
 ) -> tuple[Evaluated, int]:
-    """Return the evaluation with the baseline in it, and the baseline's number."""
     if baseline in found.configurations:
         return found, found.configurations.index(baseline)
     constants = None if correction is None else correction.constants

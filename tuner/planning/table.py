@@ -54,9 +54,7 @@ class PlanTable:
     Attributes:
         baseline: number of the baseline's row.
         configurations, fitting: how many were predicted, and how many of them fit in memory.
-        gpus: sizes that were asked for; empty for the whole cluster.
         probes: rows whose measurement would teach most, the baseline first.
-        attainment: fields of the result's `Attainment`.
     """
 
     rows: tuple[PlanRow, ...]
@@ -104,7 +102,6 @@ def _rows(data: Iterable[Any]) -> tuple[PlanRow, ...]:
 
 
 def _attainment(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the file, in which an infinite number is null."""
     return {
         name: int(value)
         if name == "draws"

@@ -36,12 +36,7 @@ _DEFAULT = "the default:"
 
 @dataclass(frozen=True)
 class Baseline:
-    """Configuration that the user runs today.
-
-    Attributes:
-        name: a phrase for people: where it comes from.
-        notes: what of it is no knob, or was taken otherwise, one sentence each.
-    """
+    """Configuration that the user runs today; `name` is a phrase on where it comes from."""
 
     configuration: Configuration
     name: str
@@ -49,10 +44,7 @@ class Baseline:
 
 
 def default_name(configuration: Configuration) -> str:
-    """Return the name of the default baseline, `tuner.search_spaces.space.default_configuration`.
-
-    The report shows it beside every saving.
-    """
+    """Return the name of the default baseline, which the report shows beside every saving."""
     named = any(name in KNOBS for name in configuration.live)
     live = "the clocks named" if named else "clocks left to the device"
     return (
@@ -135,7 +127,6 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _knobs_of(
     config: Mapping[str, Any], job: TrainingJob, file: str
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return the knobs that a DeepSpeed JSON sets, and notes on the rest."""
     values: dict[str, Value] = {}
     notes = []
     zero = _section(config, "zero_optimization")
@@ -190,7 +181,6 @@ def _knobs_of(
 def _micro_batch(
     config: Mapping[str, Any], job: TrainingJob, replicas: int, notes: list[str]
 ) -> int:
-    """Return the micro-batch of a JSON that names none: the replica's whole share."""
     times = config.get("gradient_accumulation_steps")
     times = times if isinstance(times, int) and times > 0 else 1
     share = max(1, job.global_batch // (replicas * times))

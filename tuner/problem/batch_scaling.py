@@ -21,10 +21,7 @@ from tuner.workload.probe import Measurement, ProbeRecord
 
 
 def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
-    """Return the number of steps at the configuration's global batch that replace one of the job's.
-
-    It is 1 at the job's own batch, and for a job of unknown length.
-    """
+    """Return the steps at the configuration's global batch that replace one of the job's."""
     if job is None or not job.length_known:
         return 1.0
     return job.at(configuration).steps / job.steps

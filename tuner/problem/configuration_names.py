@@ -20,9 +20,6 @@ def named_configurations(
 
     A knob that the text leaves out has its default, or else is the same in all.
 
-    Args:
-        what: name of these configurations in an error, in the plural.
-
     Raises:
         InputError: the text leaves out a knob that would be needed to tell them apart.
     """

@@ -35,13 +35,10 @@ class JobFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Limit:
-    """Limit on the training job, a row of `LIMITS`.
+    """Limit on the training job, a row of `LIMITS`; `name` is a field of `Constraints`, `figure`
+    one of `JobFigures`.
 
     Attributes:
-        name: field of `Constraints`.
-        figure: field of `JobFigures`.
-        noun: in a sentence.
-        label: in a list, with its unit.
         phrase: returns what it asks, as in "within 25 kJ".
         text: returns a value with a number of digits, as the object of a sentence.
         exponents: of the time and the power of a step, whose product is limited; None if the models
@@ -147,14 +144,8 @@ class Constraints:
     energy; else the least time. A point with no power samples is not chosen under `peak_power_W`.
     `max_slowdown` becomes a deadline once the baseline was measured (`relative_to`).
 
-    Attributes:
-        baseline_time_s: time of the whole job with the baseline, of which `max_slowdown` is a
-            share; None while it is unknown.
-
     Raises:
-        InvalidValue: a value has another type or lies outside its limits.
-        UnknownName: there is no such objective.
-        InputError: a price or an intensity is missing for the objective, or is given without it.
+        InputError: a value is not legal, or a price or an intensity does not go with the objective.
     """
 
     budget_kJ: float | None = option(
@@ -231,12 +222,7 @@ class Constraints:
             raise InputError("grid_gCO2_per_kWh is for minimizing carbon (--minimize carbon)")
 
     def limited(self, **limits: Unpack[Limits]) -> Constraints:
-        """Return these constraints with the limits that are not None.
-
-        Raises:
-            InputError: a quantity has no unit or another kind of unit, or a limit is given twice
-                with different values.
-        """
+        """Return these constraints with the limits that are not None."""
         declared = [(item.name, option) for item, option in declared_options(Constraints)]
         names = {option.alias.replace("-", "_"): name for name, option in declared if option.alias}
         units = {name: option.unit for name, option in declared}
@@ -266,11 +252,7 @@ class Constraints:
                 )
 
     def relative_to(self, baseline_time_s: float | None) -> Constraints:
-        """Return these constraints with the limit on slowdown as a deadline.
-
-        Args:
-            baseline_time_s: time of the whole job with the baseline; None if it was not measured.
-        """
+        """Return these constraints with the limit on slowdown as a deadline, if it is known."""
         if self.max_slowdown is None or baseline_time_s is None:
             return self
         allowed_s = (1 + self.max_slowdown) * baseline_time_s
@@ -318,10 +300,7 @@ class Constraints:
         return {name: value for name, value in values.items() if value is not None}
 
     def excess(self, job: JobFigures) -> dict[str, float]:
-        """Return by which share each limit is exceeded; 0 or less if it is met.
-
-        A limit on a figure that is unknown is left out.
-        """
+        """Return by which share each limit on a known figure is exceeded; 0 or less if met."""
         values = [
             (row, limit, getattr(job, row.figure)) for row, limit in given_limits(self.limits)
         ]

@@ -19,11 +19,7 @@ SMALL, LARGE = "default", "large"
 
 
 def searched_space(space: str | None, job: TrainingJob, cluster: Cluster) -> tuple[str, str]:
-    """Return the space that a job searches, and a sentence on its choice; "" if none is due.
-
-    Args:
-        space: the one that was named; None for the default.
-    """
+    """Return the space that a job searches, and a sentence on its choice; "" if none is due."""
     if space is not None:
         return space, ""
     why = _why_large(job, cluster)

@@ -30,13 +30,14 @@ def _fits(job: TrainingJob, cluster: Cluster, space: SearchSpace) -> bool:
     )
 
 
-def does_not_fit(job: TrainingJob, cluster: Cluster, space: str, count: int, need: float) -> str:
+def does_not_fit(
+    job: TrainingJob, cluster: Cluster, searched: SearchSpace, count: int, need: float
+) -> str:
     """Return a sentence: how much memory is missing, and which space, size or cluster has it.
 
-    Args:
-        need: bytes that the smallest of them needs on a GPU.
+    The smallest configuration needs `need` bytes on a GPU.
     """
-    searched, has = load_space(space), float(cluster.device.memory_bytes or 0)
+    has = float(cluster.device.memory_bytes or 0)
     spaces = [load_space(name) for name in space_names() if name != searched.name]
     larger = [s for s in spaces if s.choices.keys() > searched.choices.keys()]
     # More parallelism costs less time than offload does.

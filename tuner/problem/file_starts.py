@@ -50,11 +50,7 @@ def of_driver(driver: Driver) -> Iterator[str]:
 
 
 def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> list[str]:
-    """Return what files make run that a user names, a phrase each.
-
-    Args:
-        knobs: packs, their files and "framework", as --knobs takes them.
-    """
+    """Return what files make run that a user names by --knobs and the like, a phrase each."""
     found: list[str] = []
     for given in knobs:
         if given not in (*pack_names(), "framework"):
@@ -69,8 +65,7 @@ def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> l
 def of_opened(run: RunFolder, job: TrainingJob, *, program: bool) -> list[str]:
     """Return what training makes run that came in an opened bundle, a phrase each.
 
-    Args:
-        program: the user names the program, so that the bundle's is not started.
+    If the user names the `program`, the bundle's is not started.
     """
     # A replay takes the job over from what it replays.
     if not run.opened_file.exists() and "recorded" not in (run.read_study() or {}):

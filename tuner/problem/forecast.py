@@ -27,13 +27,9 @@ USUAL_SAVING = 0.2
 
 @dataclass(frozen=True)
 class SearchForecast:
-    """Forecast of a search.
+    """Forecast of a search: its probes together, and the whole training with the baseline.
 
-    Attributes:
-        time_s: of all of them; None if no model knows the job.
-        energy_kJ: of all of them, in the scope of the models; None likewise.
-        job_kJ: predicted energy of the whole training with the baseline; None likewise, and if
-            its length is unknown.
+    Time and energies are None if no model knows the job, `job_kJ` also if its length is unknown.
     """
 
     probes: int

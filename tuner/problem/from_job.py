@@ -44,7 +44,6 @@ def problem_of_job(
     """Return the problem of a job on a cluster.
 
     Args:
-        space: a search space's name or path; None for that of `searched_space`.
         baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
             space's default configuration.
         plan: keep what the built-in training program cannot run yet, for a simulated cluster.
@@ -63,7 +62,7 @@ def problem_of_job(
     searched = load_space(space)
     allowed_space = searched if allow_changed_training else searched.same_training()
     candidates, notes = _runnable(job, cluster, allowed_space, plan)
-    candidates, left_out = _fitting(candidates, job, cluster, str(space), plan)
+    candidates, left_out = _fitting(candidates, job, cluster, searched, plan)
     notes += [*declared_notes, *left_out, *today.notes]
     notes += [chosen] if chosen else []
     if here:
@@ -138,7 +137,6 @@ def baseline_of(
 def _runnable(
     job: TrainingJob, cluster: Cluster, space: SearchSpace, plan: bool
 ) -> tuple[Candidates, list[str]]:
-    """Return the candidates that the program or script can run, and notes on the others."""
     if isinstance(job, ScriptJob):
         from tuner.problem.user_script import script_candidates
 
@@ -166,7 +164,6 @@ def _runnable(
 def _usable_here(
     candidates: Candidates, cluster: Cluster, clocks: bool
 ) -> tuple[Candidates, list[str]]:
-    """Return the candidates whose ops this machine can build, and notes on what it cannot do."""
     notes = []
     if clocks and cluster.device.type == "cuda" and not cluster.clock_control:
         from tuner.workload.platforms import platform_of
@@ -201,7 +198,6 @@ def _uses_at_most(launch: Settings, gpus: int | None) -> bool:
 def _allowed(
     candidates: Candidates, max_gpus: int | None, space: str, baseline: Configuration
 ) -> tuple[Candidates, list[str]]:
-    """Return the candidates that need no more GPUs than allowed, and notes on the others."""
     allowed = candidates.where(lambda launch: _uses_at_most(launch, max_gpus))
     if len(allowed) == len(candidates):
         return candidates, []
@@ -221,9 +217,8 @@ def _allowed(
 
 
 def _fitting(
-    candidates: Candidates, job: TrainingJob, cluster: Cluster, space: str, plan: bool
+    candidates: Candidates, job: TrainingJob, cluster: Cluster, space: SearchSpace, plan: bool
 ) -> tuple[Candidates, list[str]]:
-    """Return the candidates that can fit a GPU's memory, and notes on the others."""
     if not job.is_modelled:
         return candidates, []  # nothing to predict the memory from
     if cluster.device.type == "cpu" or not cluster.device.memory_bytes:

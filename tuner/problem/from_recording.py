@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def _rank(value: Any) -> tuple[int, float]:
-    """Return a sort key that orders numbers by size and puts other values last."""
     if isinstance(value, tuple):
         return (0, sum(value) / len(value))
     number = isinstance(value, int | float)
@@ -44,7 +43,6 @@ def _table_baseline(table: RecordedTable, group: TableGroup) -> Configuration:
 
 
 def _varies(table: RecordedTable, group: TableGroup) -> bool:
-    """Return True if the table gives the spread of repeated measurements."""
     if table.noise.time_cv > 0 or table.noise.power_cv > 0:
         return True
     return any(
@@ -132,11 +130,7 @@ def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
 def recorded_problem(
     path: str | Path, *, group: str | None = None, steps: int | None = None, seed: int = 0
 ) -> tuple[Problem, Runner]:
-    """Return the problem of a recorded table's group or of a trace, and the runner that answers it.
-
-    Args:
-        steps: units of work that make the solution; a run's own job, or 1, when not given.
-    """
+    """Return the problem of a group of a recorded table, or of a trace, and its runner."""
     path = Path(path)
     if steps is not None:
         check_integer("steps", steps)

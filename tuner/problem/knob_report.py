@@ -86,7 +86,6 @@ def _absent(space: SearchSpace, names: list[str]) -> str:
 
 
 def _wider(absent: list[str]) -> str:
-    """Return which spaces search these knobs; "" if a knob is in no shipped one."""
     spaces = {name: set(load_space(name).choices) for name in space_names()}
     left, chosen = set(absent), list[str]()
     while left:

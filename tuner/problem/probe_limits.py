@@ -28,18 +28,11 @@ def probe_limits(
     window: WindowPolicy,
     *,
     visits: int = 1,
-    first_step_s: float | None = None,
-    step_s: float | None = None,
-    probe_s: float | None = None,
+    **limits_s: float | None,
 ) -> ProbeLimits:
     """Return the limits of a probe of these configurations (`tuner.workload.limits.limits_of`)."""
     step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
+    inspected = inspected_s(job)
     return limits_of(
-        window,
-        visits=visits,
-        predicted_step_s=step,
-        inspected_s=inspected_s(job),
-        first_step_s=first_step_s,
-        step_s=step_s,
-        probe_s=probe_s,
+        window, visits=visits, predicted_step_s=step, inspected_s=inspected, **limits_s
     )

@@ -74,13 +74,8 @@ class Problem:
 
     @cached_property
     def prior(self) -> Prior | None:
-        """The analytic model of this job on this cluster.
-
-        None without a job, a cluster, or the model and sequence length of a script.
-        """
-        if self.job is None or self.cluster is None:
-            return None
-        if not self.job.is_modelled:
+        """The analytic model of this job on this cluster; None if it has no such model."""
+        if self.job is None or self.cluster is None or not self.job.is_modelled:
             return None
         from tuner.models.analytic.model import AnalyticModel
 

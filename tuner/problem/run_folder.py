@@ -103,12 +103,7 @@ class RunFolder:
 
     @classmethod
     def named(cls, runs_dir: str | Path, name: str) -> RunFolder:
-        """Return the folder of the study `name`, to be written to; it need not exist.
-
-        Raises:
-            InvalidValue: the name cannot be a folder's.
-            InputError: the folder belongs to another user.
-        """
+        """Return the folder of the study `name`, to be written to; it need not exist."""
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
             raise InvalidValue(
                 "name", name, "letters, digits, '.', '_' and '-', not starting with '.' or '-'"
@@ -152,11 +147,7 @@ class RunFolder:
         return self.path / "report.html"
 
     def read_study(self) -> dict[str, Any] | None:
-        """Return the tables of study.toml; None if there is none yet.
-
-        Raises:
-            InputError: it is there and cannot be read, or a newer release wrote it.
-        """
+        """Return the tables of study.toml; None if there is none yet."""
         try:
             with self.study_file.open("rb") as file:
                 data = file.read(_MAX_STUDY_BYTES + 1)
@@ -193,12 +184,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one driver.
-
-        Raises:
-            InputError: another driver that is alive holds it, the folder cannot be made, or it
-                belongs to another user.
-        """
+        """Hold the folder for one driver; InputError if another one that is alive holds it."""
         require_own(self.path)
         try:
             private_folder(self.path)
@@ -241,10 +227,6 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
     Args:
         run: text with a path separator, "." and ".." are a path; another text is the name of a run
             in `runs_dir`, or else of a folder here. A `Path` is a path, or else a name.
-
-    Raises:
-        InputError: no run is named and there is none.
-        UnknownName: there is no such run; the error lists those there are.
     """
     folder = Path(runs_dir)
     known = [path.parent for path in folder.glob("*/study.toml")] if folder.is_dir() else []

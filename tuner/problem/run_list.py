@@ -24,8 +24,6 @@ class RunEntry:
     """A run in a list.
 
     Attributes:
-        job: what is trained, or the recorded table.
-        cluster: where; "" for a recording.
         kind: "measured", "plan" (predicted, or on a simulated cluster), "recording" (a trace,
             table or past runs) or "unknown" (nothing was probed).
         state: "running" (a process holds it), "interrupted", "done" or "unreadable".
@@ -82,11 +80,7 @@ def _entry(folder: RunFolder) -> RunEntry:
 
 
 def stop_run(runs_dir: str | Path, name: str) -> Path:
-    """Ask the search of a run to end after the probes that are running; return the run's folder.
-
-    Raises:
-        InputError: there is no such run, it is another user's, or no search holds it.
-    """
+    """Ask the search of a run to end after the probes that are running; return the run's folder."""
     folder = find_run(name, runs_dir)
     require_own(folder.path)
     if not _is_held(folder):
@@ -110,7 +104,6 @@ def _is_held(folder: RunFolder) -> bool:
 
 
 def _own_idle(runs_dir: str | Path, name: str) -> RunFolder:
-    """Return a run of this folder that may be moved away."""
     known = {path.parent.name: path.parent for path in Path(runs_dir).glob("*/study.toml")}
     if name not in known:
         raise UnknownName("run", name, known, where=f" in {Path(runs_dir).resolve()}")

@@ -51,11 +51,7 @@ class SamplerDesign:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Limits and rules of a search.
-
-    Raises:
-        InvalidValue: a value has another type or lies outside its limits.
-    """
+    """Limits and rules of a search."""
 
     probe_budget_kJ: float | None = option(
         None,
@@ -136,8 +132,7 @@ class SearchSettings:
     def with_default_limits(self, *, simulated: bool = False) -> SearchSettings:
         """Return these settings with the default limits if they have none.
 
-        Args:
-            simulated: probes are simulated: they use no energy, and longer ones are allowed.
+        Simulated probes use no energy, and may take longer.
         """
         settings = self
         if simulated:

@@ -133,7 +133,6 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
 
 
 def _brings(figures: Mapping[str, float]) -> str:
-    """Return what another probe would bring to the front, or to the choice."""
     gain, of_answer = figures["expected_gain"], figures.get("of_answer")
     if gain < HARDLY:
         return f"would hardly change the {'choice' if of_answer else 'front'}"
@@ -143,7 +142,6 @@ def _brings(figures: Mapping[str, float]) -> str:
 
 
 def _next_probe(figures: Mapping[str, float]) -> str:
-    """Return what one more probe would take and bring, after the limit that forbids it."""
     if figures.get("probe_budget_kJ") and figures["needed_kJ"]:  # which is told with the budget
         return f"; it {_brings(figures)}"
     energy = Units.for_values([figures["next_kJ"]], []).energy_text

@@ -71,11 +71,7 @@ class TodayFacts:
 
 
 def today_facts(job: TrainingJob | None, baseline: Configuration | None) -> TodayFacts | None:
-    """Return the facts of a script's baseline; None for another job.
-
-    Args:
-        baseline: what runs today; None for what the script's command starts.
-    """
+    """Return the facts of a script's baseline, by default its command's; None for another job."""
     if not isinstance(job, ScriptJob):
         return None
     today = baseline or job.baseline

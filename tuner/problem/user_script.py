@@ -72,7 +72,6 @@ def job_of_script(
 
 
 def _ways(job: ScriptJob) -> set[tuple[str, str]]:
-    """Return how the script takes its declared knobs, which one inspection shows."""
     return {(knob.name, knob.how) for knob in job.knobs}
 
 

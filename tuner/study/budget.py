@@ -21,7 +21,6 @@ class SearchStatus:
 
     Attributes:
         enough_launches: `LEAST_LAUNCHES` distinct launches are measured, or all.
-        job_kJ: energy of the whole training with the baseline; None before it was measured.
     """
 
     records: Sequence[ProbeRecord]
@@ -64,11 +63,9 @@ class Budget:
         """Return the limit that forbids probes of this cost, or None.
 
         Args:
-            cost_kJ: expected energy of the probes together; 0 if unknown.
-            searching: they are probes of the search, which a share of the training's energy limits;
-                verification, without which it was for nothing, has no such limit.
+            searching: they are probes of the search, which a share of the training's energy limits.
             reserve: leave the share of the limits untouched that is kept for verification.
-            expected_s: expected time of the probes together; None for the median of those made.
+            expected_s: time of the probes together; None for the median of those made.
         """
         return (
             self._probes(status, reserve, count)
@@ -110,7 +107,6 @@ class Budget:
         return StopReason("probe_budget", figures)
 
     def _share(self, status: SearchStatus, cost_kJ: float) -> StopReason | None:
-        """Return the reason if the search has used its share of the training's energy."""
         share, job_kJ = self._settings.search_share, status.job_kJ
         if share is None or job_kJ is None or not status.enough_launches:
             return None
@@ -148,10 +144,7 @@ class Budget:
 def most_left_s(
     settings: SearchSettings, records: Sequence[ProbeRecord], elapsed_s: float
 ) -> float | None:
-    """Return the seconds after which a limit ends the search at the latest; None if none does.
-
-    Each probe is expected to take the median time and the mean energy of those made.
-    """
+    """Return the seconds after which a limit ends the search at the latest; None if none does."""
     walls_s = [record.wall_s for record in records if record.ok]
     if not walls_s:
         return None
@@ -199,10 +192,7 @@ class CostEstimate:
 
         It is taken from an earlier probe of the same launch; else from the sampler's prediction
         times how far such predictions were off; else from what probes used per setting visited;
-        before any probe, from the analytic model; 0 if there is none.
-
-        Args:
-            planned_kJ: the sampler's prediction; NaN if it made none.
+        before any probe, from the analytic model; 0 if there is none. `planned_kJ` may be NaN.
         """
         count = len(configurations)
         same = [
@@ -230,10 +220,7 @@ class CostEstimate:
     def expected_s(
         self, records: Sequence[ProbeRecord], configurations: Sequence[Configuration]
     ) -> float:
-        """Return the time that a probe is expected to take, seconds.
-
-        That of earlier probes of the same launch, else of any, for as many windows; 0 before any.
-        """
+        """Return the seconds of a probe, from earlier ones of its launch, else of any; 0 before."""
         measured = [record for record in records if record.measurements]
         launch = configurations[0].launch
         same = [record for record in measured if record.request.launch == launch] or measured
@@ -248,7 +235,6 @@ class CostEstimate:
 
 
 def _beside_windows(record: ProbeRecord) -> tuple[float, float]:
-    """Return the joules and the seconds of a probe that its windows do not hold."""
     windows = record.measurements
     used_J = math.fsum(m.energy_J for m in windows)
     taken_s = math.fsum(m.window_s for m in windows)

@@ -1,15 +1,14 @@
 """Callbacks of a study, and the progress events that they receive.
 
-The session calls every callback in order: the trace first, then the study, then those that show.
+The loop calls them in order, after the trace and the study.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tuner.search_spaces.configuration import Settings
 from tuner.workload.probe import MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from tuner.results.parts import Point
     from tuner.results.result import Result
     from tuner.study.recorder import StudyRecorder
-    from tuner.workload.trace import TraceWriter
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,6 @@ class Progress:
     """One event of a study.
 
     Attributes:
-        kind: "note" (a sentence), "started" (a probe), "finished" (a probe).
         meter: where the energy figures come from; None before the executor is ready.
         message: the sentence of a note, or why a probe was chosen.
         detail: whether a note is for those alone who ask for more.
@@ -33,7 +30,6 @@ class Progress:
         spent_kJ: energy of all probes so far, in the meter's scope.
         elapsed_s: seconds of the search so far, those of earlier sessions included.
         left_s: seconds after which a limit ends the search at the latest; None if unknown.
-        varying: the knobs that the search varies.
         places: returns the nodes of the probes in flight, by probe; None if there is one node.
         phase: returns what the probe of this name does now, such as "warming up"; "" if unknown.
     """
@@ -51,7 +47,7 @@ class Progress:
     search_s: float | None = None
     elapsed_s: float = 0.0
     left_s: float | None = None
-    varying: tuple[str, ...] = field(default=())
+    varying: tuple[str, ...] = ()
     places: Callable[[], Mapping[str, str]] | None = None
     phase: Callable[[str], str] | None = None
     detail: bool = False
@@ -59,11 +55,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class OpenStudy:
-    """A study whose session is running.
-
-    Attributes:
-        so_far: returns the result so far, and its records.
-    """
+    """A study whose session is running; `so_far` returns its result and records by now."""
 
     spec: StudySpec
     recorder: StudyRecorder
@@ -82,52 +74,12 @@ class Callback:
     def started(self, event: Progress) -> None:
         """Receive a probe that is about to be submitted."""
 
-    def extended(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
-        """Receive further live settings that a running probe is about to visit."""
-
-    def measured(self, record: ProbeRecord) -> None:
-        """Receive the record of a probe that has ended, as measured."""
-
     def finished(self, event: Progress) -> None:
-        """Receive a probe that is in the trace, its record in steps of the job."""
-
-    def interrupted(self) -> None:
-        """React to the end of a session whose probes in flight are lost."""
+        """Receive a probe that is in trace and study, its record in steps of the job."""
 
     def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
         """Return the result of the study, with what this callback adds to it."""
         return result
-
-
-class TraceCallback(Callback):
-    """Appends every record to the trace, before anything else happens to it."""
-
-    def __init__(self, writer: TraceWriter) -> None:
-        self._writer = writer
-
-    def measured(self, record: ProbeRecord) -> None:
-        self._writer.append(record)
-
-
-class StudyCallback(Callback):
-    """Keeps the trials of the study."""
-
-    def __init__(self, recorder: StudyRecorder) -> None:
-        self._recorder = recorder
-
-    def started(self, event: Progress) -> None:
-        if event.request is not None:
-            self._recorder.start(event.request)
-
-    def extended(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
-        self._recorder.extend(request, live)
-
-    def finished(self, event: Progress) -> None:
-        if event.record is not None:
-            self._recorder.finish(event.record)
-
-    def interrupted(self) -> None:
-        self._recorder.interrupt("the driver was stopped")
 
 
 class ProgressCallback(Callback):

@@ -18,36 +18,38 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tuner.problem.configuration_names import same_value
 from tuner.problem.constraints import Constraints
-from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder, new_name, plain, write_toml
+from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder, new_name, write_toml
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.safe_files import make_folder, write_text
-from tuner.search_spaces.short_names import word_knob
+from tuner.search_spaces.short_names import parse_words
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.table import TablePoint, load_table, read_csv
 from tuner.workload.trace import TraceWriter
 
-_TIMES = {"s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "min": 60.0}
-_TIMES |= {"minutes": 60.0, "h": 3600.0, "hours": 3600.0}
-_ENERGIES = {"j": 1.0, "joule": 1.0, "joules": 1.0, "kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6}
-_POWERS = {"w": 1.0, "watt": 1.0, "watts": 1.0, "kw": 1e3, "mw": 1e-3}
 #: By kind of measurement: the unit that it is stored in, words that name a column of it, and what
 #: one of each unit that the name may end with is in the stored one.
 _KINDS: Mapping[str, tuple[str, set[str], dict[str, float]]] = {
-    "time": ("s", {"time", "runtime", "duration", "elapsed", "walltime"}, _TIMES),
-    "energy": ("J", {"energy"}, _ENERGIES),
-    "power": ("W", {"power"}, _POWERS),
+    "time": (
+        "s",
+        {"time", "runtime", "duration", "seconds", "hours"},
+        {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0, "hours": 3600.0},
+    ),
+    "energy": (
+        "J",
+        {"energy", "joules"},
+        {"j": 1.0, "joules": 1.0, "kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6},
+    ),
+    "power": ("W", {"power", "watts"}, {"w": 1.0, "watts": 1.0, "kw": 1e3}),
 }
-#: Units that also end the names of other columns: "batch_min", "seq_h".
-_NO_PROOF = {"h", "min", "mj", "mw"}
 #: Words of columns that describe a run and are no knob of it.
-_NOT_KNOBS = {"id", "run", "name", "date", "timestamp", "host", "hostname", "user", "seed"}
-_NOT_KNOBS |= {"loss", "accuracy", "throughput", "perplexity", "samples", "tokens", "file", "job"}
-_NOT_KNOBS |= {"temperature", "utilization", "utilisation", "repeat", "index", "comment", "std"}
+_NOT_KNOBS = {"id", "run", "name", "date", "timestamp", "host", "user", "seed", "loss", "accuracy"}
+_NOT_KNOBS |= {"throughput", "tokens", "temperature", "utilization", "comment"}
 
 Row = Mapping[str, str]
 
@@ -104,29 +106,21 @@ def _words(column: str) -> list[str]:
 
 
 def _unit(column: str, kind: str) -> float | None:
-    """Return the unit of a column in s, J or W by its name; None if it is another column."""
     words, (_, names, units) = _words(column), _KINDS[kind]
-    last, named = words[-1] if words else "", bool(names.intersection(words))
-    if last in units and (len(words) > 1 or len(last) > 3):  # "joules" alone, but not "s"
-        other = any(others.intersection(words) for _, others, _ in _KINDS.values())
-        return units[last] if named or not (other or last in _NO_PROOF) else None
-    return 1.0 if named and not _NOT_KNOBS.intersection(words) else None
-
-
-def _is_setting(column: str) -> bool:
-    """Return True for a limit or a cap, which is a setting and not a measurement."""
-    return column in KNOBS or not {"limit", "cap", "budget", "target"}.isdisjoint(_words(column))
+    setting = column in KNOBS or not {"limit", "cap", "budget", "target"}.isdisjoint(words)
+    if setting or names.isdisjoint(words):
+        return None
+    return units.get(words[-1], 1.0)
 
 
 def _column(
     kind: str, given: str | None, header: Sequence[str], where: str
 ) -> tuple[str, float] | None:
-    """Return the column of this kind: the one given, else the only one named like it."""
     if given is not None:
         if given not in header:
             raise UnknownName(f"column of {where}", given, header)
-        return given, _unit(given, kind) or 1.0
-    found = [(c, u) for c in header if not _is_setting(c) and (u := _unit(c, kind)) is not None]
+        return given, _KINDS[kind][2].get((_words(given) or [""])[-1], 1.0)
+    found = [(c, u) for c in header if (u := _unit(c, kind)) is not None]
     if len(found) > 1:
         names = ", ".join(repr(column) for column, _ in found)
         raise InputError(
@@ -175,19 +169,13 @@ def read_columns(
 
 
 def _could_be_knob(name: str, rows: Sequence[Row]) -> bool:
-    """Varies, is no description of a run, and is not another number in every single row."""
-    if name in KNOBS:
-        return True
-    another = not _is_setting(name) and any(_unit(name, kind) is not None for kind in _KINDS)
+    another = any(_unit(name, kind) is not None for kind in _KINDS)
     if another or not _NOT_KNOBS.isdisjoint(_words(name)):
         return False
-    values = [row[name] for row in rows]
-    fractions = sum("." in value for value in values) > len(values) / 2
-    return len(set(values)) > 1 and not (fractions and len(set(values)) == len(values) > 3)
+    return name in KNOBS or len({row[name] for row in rows}) > 1
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[str], list[Row]]:
-    """Return the columns that all files share, and the rows of all."""
     headers, rows = [], list[Row]()
     for path in paths:
         columns, mine = read_csv(path, ragged=True)
@@ -204,22 +192,15 @@ def _read(paths: Sequence[Path]) -> tuple[list[str], list[Row]]:
 def _write_table(
     folder: Path, name: str, columns: Columns, rows: Sequence[Row], options: CsvOptions
 ) -> tuple[TablePoint, ...]:
-    """Write the rows as a recorded table in s and J or W, and return its points as read back."""
     figures = {f"{kind}_{_KINDS[kind][0]}": column for kind, column in columns.measured.items()}
     if clash := figures.keys() & set(columns.knobs):
         raise InputError(f"a knob cannot be called {min(clash)!r}; rename that column")
-
-    def scaled(text: str, unit: float) -> str:
-        try:
-            return repr(float(text) * unit)
-        except ValueError:
-            return text  # the table's reader says which line it is
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns.knobs, *figures])
     for row in rows:
-        measured = [scaled(row[column], unit) for column, unit in figures.values()]
+        measured = [_scaled(row[column], unit) for column, unit in figures.values()]
         writer.writerow([*(row[k] for k in columns.knobs), *measured])
     live = [k for k in columns.knobs if k in KNOBS and KNOBS[k].kind == "live"]
     layout = {
@@ -237,10 +218,16 @@ def _write_table(
     return load_table(folder).group().points
 
 
+def _scaled(text: str, unit: float) -> str:
+    try:
+        return repr(float(text) * unit)
+    except ValueError:
+        return text  # the table's reader says which line it is
+
+
 def _record(
     number: int, point: TablePoint, meter: MeterInfo, baseline: Configuration | None
 ) -> ProbeRecord:
-    """Return the record of one configuration, as of a probe that cost nothing."""
     c = point.configuration
     windows = [
         Measurement(live=c.live, steps=1, window_s=t, step_time_s=t, energy_J=t * w, power_W=w)
@@ -252,16 +239,12 @@ def _record(
 
 
 def _baseline(words: Sequence[str], points: Sequence[TablePoint]) -> Configuration | None:
-    """Return the one configuration that has these KNOB=VALUE."""
-    found = [point.configuration for point in points]
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            short = word_knob(word)
-            if short is None:
-                raise InputError(f"--today takes KNOB=VALUE, not {word!r}")
-            name, value = short[0], str(short[1])
-        found = [each for each in found if str(each.get(name)) == value]
+    given = parse_words(" ".join(words), standard=False)
+    found = [
+        point.configuration
+        for point in points
+        if all(same_value(point.configuration.get(n), v) for n, v in given.items())
+    ]
     if words and len(found) != 1:
         raise InputError(
             f"{len(found)} configurations of the past runs have {' '.join(words)}; "
@@ -318,7 +301,7 @@ def import_runs(
             "time_s": 0.0,
         },
     }
-    run.write_study(plain(study))
+    run.write_study(study)
     with closing(TraceWriter(run.trace)) as trace:
         for number, point in enumerate(points):
             trace.append(_record(number, point, meter, today))

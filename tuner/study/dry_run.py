@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.executors.choose import how_started
 from tuner.formatting import duration, energy_text
 from tuner.problem.constraints import Constraints
 from tuner.problem.file_starts import of_files, of_knobs
@@ -83,7 +84,7 @@ class DryRun:
 def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
     """Return what a search of this problem, which has a job and a cluster, would do."""
     assert problem.cluster is not None
-    settings, by = request.search, _executor(request)
+    settings, by = request.search, how_started(request.executor, request.ray_address)
     knobs = problem.job.knobs if problem.job else ()
     baseline, device = problem.baseline, problem.cluster.device.name
     lives = {live for lives in set(problem.candidates.lives) for live in lives}
@@ -125,7 +126,12 @@ def describe_script(script: Script, request: StudyRequest) -> DryRun:
         configurations=0,
         launches=0,
         baseline="",
-        commands=(started, _executor(request), f"each probe: {script.shown}", *more),
+        commands=(
+            started,
+            how_started(request.executor, request.ray_address),
+            f"each probe: {script.shown}",
+            *more,
+        ),
         files=tuple(f"{run.path}/{name}" for name in FILES),
         clocks=("clocks and power limits where they can be set; --no-clocks leaves them alone",),
         limits=limits_of(request.search),
@@ -145,17 +151,6 @@ def limits_of(settings: SearchSettings) -> tuple[str, ...]:
     if settings.search_share is not None:
         found.append(f"at most {100 * settings.search_share:g} % of the training's energy")
     return tuple(found)
-
-
-def _executor(request: StudyRequest) -> str:
-    """Return how the executor starts probes, as a phrase."""
-    if request.simulated:
-        return "nothing: probes are predictions of the models"
-    if request.executor not in (None, "ray"):
-        return "processes of this machine, one probe at a time"
-    if request.ray_address:
-        return f"Ray, by joining {request.ray_address}"
-    return "a Ray of its own, on loopback only"
 
 
 def _limits_of_job(constraints: Constraints) -> list[str]:

@@ -45,11 +45,7 @@ def result_of(folder: RunFolder) -> Result:
 
 
 def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
-    """Parse study.toml.
-
-    Args:
-        records: its trace; candidates that cannot be enumerated again are those that it visited.
-    """
+    """Parse study.toml; candidates that cannot be enumerated again are those of the records."""
     study = folder.read_study()
     if study is None:
         raise InputError(f"{folder.path} holds no study.toml, which says what the study is about")

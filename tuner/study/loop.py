@@ -1,6 +1,6 @@
 """The loop of a search: measure the baseline, then plan, submit, wait and record, until it ends.
 
-Every finished record goes to the trace first and to the study second (`tuner.study.callbacks`). A
+Every finished record goes to the trace first, to the study second and then to the callbacks. A
 probe that is expected to cost more than is left is not started, and a share of each limit is
 reserved for launching the choice and the baseline again once the search is over. No failure of a
 probe ends the loop; an interrupt ends it, and what was recorded stays recorded.
@@ -38,15 +38,15 @@ from tuner.study.rules import (
     further_launches,
     node_failures,
     not_repaid,
-    not_worth_it,
     peak_limit_of,
     question_of,
+    reason_to_stop,
     with_next_probe,
 )
 from tuner.workload.limits import ProbeLimits
 from tuner.workload.pending import read_phase
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.trace import compact
+from tuner.workload.trace import TraceWriter, compact
 
 #: Numbers of launch settings after which the baseline is launched once more.
 REPEAT_AFTER = (4, 7)
@@ -69,15 +69,16 @@ class SearchLoop:
         executor: Executor,
         sampler: ProbePlanner,
         recorder: StudyRecorder,
-        callbacks: Sequence[Callback],
         records: Sequence[ProbeRecord],
+        trace: TraceWriter | None = None,
+        callbacks: Sequence[Callback] = (),
         first_number: int = 0,
         spent_s: float = 0.0,
     ) -> None:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
         self._executor, self._sampler, self._recorder = executor, sampler, recorder
-        self._callbacks = callbacks
+        self._trace, self._callbacks = trace, callbacks
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
         self._flying: dict[str, _Flight] = {}
@@ -98,13 +99,11 @@ class SearchLoop:
         return self._spent_s + self._executor.now_s() - self._began_s
 
     def _measured_launches(self, count: int) -> bool:
-        """Return whether so many launch settings were measured, or all there are."""
         measured = {r.request.launch for r in self.records if r.measurements}
         return len(measured) >= min(count, len(self._problem.candidates.launches))
 
     @property
     def _job_kJ(self) -> float | None:
-        """Energy of the whole training with the baseline, as first measured; None if unknown."""
         for record in self.records if self._problem.length_known else ():
             if record.request.purpose == "baseline" and record.measurements:
                 return record.measurements[0].energy_per_step_J * self._problem.steps / 1000
@@ -154,8 +153,7 @@ class SearchLoop:
     def _limits(self, configurations: Sequence[Configuration], extendable: bool) -> ProbeLimits:
         """Return the limits of a probe, derived from the prediction and the script's inspection.
 
-        Once two probes have ended well, the whole is at most five times the longest of them (a
-        minute at least), and the time for the sweep of an extendable probe.
+        Once two probes have ended well, the whole is at most five times the longest of them.
         """
         settings, job = self._settings, self._problem.job
         visits = self._sampler.max_live if extendable else len(configurations)
@@ -180,7 +178,6 @@ class SearchLoop:
     # -- what to run next ------------------------------------------------------------------------
 
     def _next(self) -> tuple[ProbeRequest, float, str] | None:
-        """Return the next probe, its planned kilojoules and why; None to wait or end."""
         flying = any(f.request.purpose == "baseline" for f in self._flying.values())
         baseline = None if flying else baseline_due(self._problem, self.records)
         if baseline is not None and not self._limit(self.expected_kJ([baseline])):
@@ -260,7 +257,7 @@ class SearchLoop:
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
-        if reason := not_worth_it(self.state, plan, cost_kJ):
+        if reason := reason_to_stop(self.state, plan, cost_kJ):
             if not self._flying:
                 self._stopped = reason
             return None
@@ -280,12 +277,7 @@ class SearchLoop:
         return not self._limit(self.expected_kJ([configuration]), expected_s=cost_s)
 
     def probe_now(self, configuration: Configuration, purpose: str, why: str) -> ProbeRecord | None:
-        """Run one probe to its end, alone; return None if the limits forbid it.
-
-        Raises:
-            KeyboardInterrupt: after the probe is marked interrupted.
-            InputError: the disk or the storage failed.
-        """
+        """Run one probe to its end, alone; return None if the limits forbid it. Raises as `run`."""
         if not self.affords(configuration):
             return None
         with self._interruptible():
@@ -301,9 +293,8 @@ class SearchLoop:
     def run(self) -> StopReason:
         """Search until the end, and return why it ended.
 
-        Raises:
-            KeyboardInterrupt: after what was in flight is marked interrupted.
-            InputError: the disk or the storage failed; the trace holds every finished probe.
+        A KeyboardInterrupt comes after what was in flight is marked interrupted. If the disk or the
+        storage failed (InputError), the trace holds every finished probe.
         """
         with self._interruptible():
             while True:
@@ -316,14 +307,12 @@ class SearchLoop:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """End what is in flight, and mark it interrupted, on any exception."""
         try:
             yield
         except BaseException:
             self._executor.close()
             with contextlib.suppress(InputError):  # nor can a storage that is gone record it
-                for callback in self._callbacks:
-                    callback.interrupted()
+                self._recorder.interrupt("the driver was stopped")
             raise
 
     def _fill(self) -> None:
@@ -338,12 +327,12 @@ class SearchLoop:
         self._number += 1
         self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
         event = replace(self._event(), kind="started", message=why, request=request)
+        self._recorder.start(request)
         for callback in self._callbacks:
             callback.started(event)
         self._executor.submit(request)
 
     def _ask(self) -> None:
-        """Tell the sampler what is to be found, as far as it is known by now."""
         peak = peak_limit_of(self.state)
         self._sampler.peak_limit = peak
         self._sampler.question = question_of(self.state, peak)
@@ -351,7 +340,6 @@ class SearchLoop:
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
-        """Return the further settings of a running launch that are worth it and affordable."""
         flight = self._flying.get(request.probe_id)
         if flight is None or self._stopped or not measurements:
             return ()
@@ -379,8 +367,7 @@ class SearchLoop:
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
         if self._limit(more_kJ, searching=True, count=0):
             return ()
-        for callback in self._callbacks:
-            callback.extended(request, plan.live)
+        self._recorder.extend(request, plan.live)
         self._flying[request.probe_id] = replace(
             flight,
             request=replace(request, live=(*request.live, *plan.live)),
@@ -395,8 +382,8 @@ class SearchLoop:
         flight = self._flying.get(record.request.probe_id)
         if flight is None:
             return
-        for callback in self._callbacks:
-            callback.measured(record)
+        if self._trace is not None:
+            self._trace.append(record)
         record = in_job_steps(record, self._problem.job)
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
@@ -406,6 +393,7 @@ class SearchLoop:
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
+        self._recorder.finish(record)
         for callback in self._callbacks:
             callback.finished(event)
 
@@ -416,7 +404,6 @@ class SearchLoop:
             callback.note(event)
 
     def _event(self) -> Progress:
-        """Return an event with the state of the search; its kind is the caller's."""
         return Progress(
             "note",
             self._executor.meter,

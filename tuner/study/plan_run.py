@@ -75,17 +75,19 @@ def run_plan(
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
     space, chosen = searched_space(request.space, job, cluster)
     corrected = [corrects.sentence] if corrects else []
-    changing = request.allow_changed_training
-    for sentence in (*declared_notes, chosen, *_space_notes(space, changing), *corrected):
+    whole = load_space(space)
+    searched = whole if request.allow_changed_training else whole.same_training()
+    left_out = [f"not in play: {n}: {CHANGES}" for n in whole.choices if n not in searched.choices]
+    left_out = [not_searched(whole), *not_predicted(whole.choices), *left_out]
+    for sentence in (*declared_notes, chosen, *left_out, *corrected):
         if sentence:
             notify(Progress("note", None, sentence))
     table = plan_table(
         job,
         cluster,
-        space,
+        searched,
         today.configuration,
         gpus=gpus,
-        allow_changed_training=request.allow_changed_training,
         correction=corrects,
         on_block=_counter(notify),
     )
@@ -147,16 +149,6 @@ def _of_run(
         allow_changed_training=any(CHANGED in each for each in problem.candidates.launches),
     )
     return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
-
-
-def _space_notes(space: str, allow_changed_training: bool) -> tuple[str, ...]:
-    searched = load_space(space)
-    changing = () if allow_changed_training else searched.changing
-    return (
-        not_searched(searched),
-        *not_predicted(searched.choices),
-        *(f"not in play: {name}: {CHANGES}" for name in changing),
-    )
 
 
 def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:

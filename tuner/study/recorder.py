@@ -34,7 +34,6 @@ INTERRUPTED: Final = "cancelled"
 
 
 def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, Any]:
-    """Return a measurement as flat attributes: numbers are sortable columns of the dashboard."""
     attrs: dict[str, Any] = {
         "step_time_s": measurement.step_time_s,
         "power_W": measurement.power_W,
@@ -87,10 +86,6 @@ class _Outcome:
 class StudyRecorder:
     """The study of one run: asks and tells the trials of whole probes, and resumes.
 
-    Args:
-        identity: digest of what is searched; a study of the same name about something else is
-            refused.
-
     Raises:
         InputError: the storage holds a study of that name that is not this one.
     """
@@ -130,18 +125,6 @@ class StudyRecorder:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
 
-    @classmethod
-    def in_memory(cls, sampler: ProbePlanner, *, steps: int = 1) -> StudyRecorder:
-        """Return a study that ends with this process, for benchmarks and tests."""
-        return cls(
-            name="in memory",
-            storage=optuna.storages.InMemoryStorage(),
-            sampler=sampler,
-            steps=steps,
-            constraints=Constraints(),
-            identity="in memory",
-        )
-
     def start(self, request: ProbeRequest) -> None:
         """Start one trial per configuration of the probe; the sampler sees them as pending."""
         self._open[request.probe_id] = {}
@@ -160,7 +143,6 @@ class StudyRecorder:
                     trial.set_user_attr(name, value)
 
     def _ask_for(self, request: ProbeRequest, configuration: Configuration) -> Trial:
-        """Ask the study for this configuration; what a user enqueued comes first, and fails."""
         params, known = self._params_of(request, configuration)
         while True:
             self._sampler.propose(configuration)
@@ -173,7 +155,6 @@ class StudyRecorder:
     def _params_of(
         self, request: ProbeRequest, configuration: Configuration
     ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """Return the parameters of a configuration and their distributions, which hold them."""
         params, known = self._sampler.params_of(configuration), self._sampler.distributions()
         try:
             create_trial(state=TrialState.FAIL, params=params, distributions=known)
@@ -183,14 +164,6 @@ class StudyRecorder:
                 "study's configurations; its trace is another study's, or was edited"
             ) from error
         return params, known
-
-    def next_settings(self, so_far: ProbeRecord) -> tuple[Settings, ...]:
-        """Return what else the sampler would visit in a running launch, with its trials started."""
-        plan = self._sampler.plan_continuation(self.study, so_far)
-        if plan is None:
-            return ()
-        self.extend(so_far.request, plan.live)
-        return plan.live
 
     def finish(self, record: ProbeRecord) -> None:
         """Finish the probe's trials: measured ones complete, the others fail.
@@ -239,13 +212,10 @@ class StudyRecorder:
         self._open.clear()
 
     def catch_up(self, records: Sequence[ProbeRecord], *, shared: bool = False) -> tuple[str, ...]:
-        """Bring the study in line with the trace, however the session before ended.
+        """Bring the study in line with the trace; return sentences on what was changed.
 
         Args:
             shared: run folders share the storage, and another one may have a study of this name.
-
-        Returns:
-            Sentences on what was changed.
 
         Raises:
             InputError: the study is another run folder's: none of its measurements is in the
@@ -287,7 +257,6 @@ class StudyRecorder:
         return tuple(notes)
 
     def _add(self, record: ProbeRecord, configuration: Configuration) -> None:
-        """Add the finished trial of a configuration of the trace."""
         outcome = self._outcome(record, configuration)
         params, known = self._params_of(record.request, configuration)
         trial = create_trial(
@@ -311,7 +280,6 @@ def _identity(request: ProbeRequest, configuration: Configuration) -> dict[str, 
 
 
 def _place(trial: FrozenTrial) -> tuple[str, str] | None:
-    """Return the probe and the configuration of a trial; None for what a user added."""
     attrs = trial.user_attrs
     return (attrs["probe_id"], attrs["configuration"]) if "probe_id" in attrs else None
 

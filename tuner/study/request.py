@@ -173,7 +173,6 @@ class StudyRequest:
         return problem, run, request
 
     def _on_ray(self, notify: Notify | None) -> Cluster:
-        """Return the cluster of a study on Ray: the one named, or that of its usable nodes."""
         from tuner.executors.ray_cluster import survey
         from tuner.problem.from_job import cluster_of
         from tuner.problem.study_file import parse_cluster
@@ -211,7 +210,6 @@ class StudyRequest:
         return seen.cluster
 
     def _elsewhere(self, device: str) -> str:
-        """Return a sentence for a cluster of devices that this machine does not have."""
         job, cluster = self.job, self.cluster
         name = cluster if isinstance(cluster, str) else cluster.name
         where = f"{name} has {device}, and this machine does not"
@@ -252,7 +250,6 @@ class StudyRequest:
     def _inspected(
         self, script: Script, run: RunFolder, notify: Notify | None
     ) -> tuple[ScriptJob, Cluster]:
-        """Return a script as a job, and the machine or Ray cluster on which it was inspected."""
         from tuner.problem.from_job import cluster_of
         from tuner.problem.user_script import job_of_script, launched_here
 
@@ -278,7 +275,6 @@ class StudyRequest:
 
 
 def _saying(notify: Notify | None) -> Callable[[str], None]:
-    """Return a receiver of sentences that passes them on as notes."""
     return lambda sentence: None if notify is None else notify(Progress("note", None, sentence))
 
 
@@ -290,7 +286,6 @@ def _launched_on_ray(
     address: str,
     say: Callable[[str], None],
 ) -> Iterator[RunProbe]:
-    """Run probes on the nodes of a Ray cluster."""
     from tuner.executors.ray_executor import RayExecutor
 
     open_executor = partial(RayExecutor, run_dir=run.path, address=address, say=say)
@@ -328,7 +323,6 @@ def device_elsewhere(cluster: Cluster | str) -> str | None:
 
 
 def _as_prediction(problem: Problem) -> Problem:
-    """Return the problem with the known errors of the models among its notes."""
     from tuner.models.analytic.known_error import known_error_lines
 
     assert problem.cluster is not None

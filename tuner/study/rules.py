@@ -41,8 +41,7 @@ _LIGHTER = ("micro_batch", "zero_stage", "activation_checkpointing", "optimizer_
 def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | None:
     """Return the failures of a node after which nothing can be measured, or None.
 
-    Args:
-        earlier: number of those of earlier sessions; this one makes at least `NODE_TRIES`.
+    Of those of this session, after `earlier` ones, at least `NODE_TRIES` are made.
     """
     run = list(takewhile(_failed_by_node, reversed(records)))
     of_each = Counter(record.host for record in run)
@@ -56,7 +55,7 @@ def _failed_by_node(record: ProbeRecord) -> bool:
     return record.failure is not None and record.failure.kind == "node"
 
 
-def not_worth_it(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
+def reason_to_stop(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
     """Return why the search may end instead of making this probe, or None.
 
     With a job of known length, what is left to find has to repay the probe (`not_repaid`). Else
@@ -103,11 +102,7 @@ def with_next_probe(
     expected_kJ: Callable[[Sequence[Configuration], float], float],
     question: Question | None,
 ) -> StopReason:
-    """Return a limit that ends the search with what the next probe would take and bring.
-
-    Args:
-        question: what the search is to answer; None for the whole front.
-    """
+    """Return a limit that ends the search with what the next probe would take and bring."""
     if limit.kind not in LIMITS or plan is None or not math.isfinite(plan.score):
         return limit  # without a score the gain is not estimated
     figures = {
@@ -165,10 +160,8 @@ def front_to_beat(
     """Return what the front reaches, for windows to end early (`ProbeRequest.front`).
 
     Empty where a configuration that is slower and takes more energy may still be the choice: under
-    a limit of power, or where each GPU has a price.
-
-    Args:
-        steps: steps of the configuration to measure that make the solution.
+    a limit of power, or where each GPU has a price. `steps` of the configuration to measure make
+    the solution.
     """
     limits = (constraints.power_cap_W, constraints.peak_power_W, constraints.price_per_gpu_hour)
     if any(limit is not None for limit in limits):

@@ -37,14 +37,7 @@ from tuner.search.first_tries import first_tries
 from tuner.search.optuna_samplers import check_sampler, make_sampler
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
-from tuner.study.callbacks import (
-    Callback,
-    OpenStudy,
-    Progress,
-    ProgressCallback,
-    StudyCallback,
-    TraceCallback,
-)
+from tuner.study.callbacks import Callback, OpenStudy, Progress, ProgressCallback
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder, next_probe_number
@@ -61,11 +54,7 @@ MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A study was interrupted; every finished probe is kept.
-
-    Attributes:
-        run: its folder, where the same question under the same name continues.
-    """
+    """A study was interrupted; every finished probe is kept in the folder `run`."""
 
     def __init__(self, run: RunFolder) -> None:
         super().__init__(run.name)
@@ -73,13 +62,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Session:
-    """One session of a study.
+    """One session of a study. Without a surrogate a run keeps that of its earlier session.
 
     Args:
         make_executor: returns the executor, given the run folder and a receiver of sentences.
-        request: limits, sampler, storage and what is expected; None for the defaults. Without a
-            surrogate a run keeps that of its earlier session.
-        callbacks: called with everything that happens, after the trace and the study.
 
     Raises:
         InputError: the sampler is unknown, or the run folder holds another question.
@@ -151,7 +137,6 @@ class Session:
 
     @contextmanager
     def _open(self, writer: TraceWriter, storage: BaseStorage) -> Iterator[SearchLoop]:
-        """Open trace, study and executor, and yield the loop of the search."""
         spec, run = self._spec, self._run
         problem = spec.problem
         records = list(read_trace(run.trace).records)
@@ -186,8 +171,9 @@ class Session:
                 executor=executor,
                 sampler=planner,
                 recorder=recorder,
-                callbacks=(TraceCallback(writer), StudyCallback(recorder), *self._shown),
                 records=records,
+                trace=writer,
+                callbacks=self._shown,
                 first_number=next_probe_number(records, recorder.study),
                 spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
             )
@@ -205,7 +191,6 @@ class Session:
             yield loop
 
     def _search(self, loop: SearchLoop) -> None:
-        """Search and verify; write how it ended, whatever ends it."""
         stop, no_verdict = StopReason("interrupted"), None
         try:
             stop = loop.run()
@@ -222,7 +207,6 @@ class Session:
             self._write_study()
 
     def _write_study(self) -> None:
-        """Write study.toml; an error of that does not replace one that is already raised."""
         failing = sys.exc_info()[0] is not None
         try:
             self._run.write_study(self._spec.to_toml())
@@ -236,7 +220,6 @@ class Session:
         return build_result(spec, loop.records)
 
     def _answer(self) -> Result:
-        """Return the result; from the trace, since the search kept less of each record."""
         records = read_trace(self._run.trace).records
         result = study_result(self._spec, records)
         for callback in self._shown:
@@ -248,7 +231,6 @@ class Session:
 
 
 def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:
-    """Return what differs between two nested tables, as "job.global_batch was 8 and is 16"."""
     found = []
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key), now.get(key)
@@ -279,7 +261,6 @@ def _check_peaks(constraints: Constraints, problem: Problem) -> None:
 
 
 def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
-    """Raise InputError if the run is about another job, cluster or space."""
     if not before:
         return
     if "plan" in before:
@@ -313,7 +294,6 @@ def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any])
 
 
 def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder) -> None:
-    """Raise InputError if earlier probes had another meter: two meters never share a front."""
     for record in records:
         then, now = record.meter, executor.meter
         if (then.name, then.scope, then.mark) != (now.name, now.scope, now.mark):
@@ -325,7 +305,6 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
 
 
 def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> tuple[str, ...]:
-    """Record probes that an earlier session ended before recording; return a sentence on it."""
     known = {record.request.probe_id for record in records}
     found = [r for r in recover_pending(run.path) if r.request.probe_id not in known]
     for record in found:
@@ -339,7 +318,6 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
 
 
 def _forecast(spec: StudySpec) -> tuple[str, ...]:
-    """Return what the search takes, if it is one of real processes."""
     problem = spec.problem
     if problem.simulated or problem.job is None or problem.cluster is None:
         return ()
@@ -347,7 +325,6 @@ def _forecast(spec: StudySpec) -> tuple[str, ...]:
 
 
 def _simulated(problem: Problem) -> tuple[str, ...]:
-    """Return what a search on predictions is not, and the command that predicts everything."""
     if not problem.simulated or problem.job is None or problem.cluster is None:
         return ()
     return (
@@ -359,7 +336,6 @@ def _simulated(problem: Problem) -> tuple[str, ...]:
 def _opening(
     problem: Problem, executor: Executor, run: RunFolder, records: list[ProbeRecord]
 ) -> str:
-    """Return the first sentence: what is searched, where, and by which meter."""
     candidates = problem.candidates
     where = f" on {problem.cluster.name} ({problem.cluster.devices} x " if problem.cluster else ""
     where += f"{problem.cluster.device.name})" if problem.cluster else ""

@@ -2,7 +2,7 @@
 
 The lead sees another node as a `Peer`: a few calls that start that node's ranks, relay their
 events, read its meter and set its clocks. `NodeShare` implements them over that node's own runner;
-the caller transports the calls, by Ray's actor calls in a study (`tuner.executors.ray_agent`).
+the caller transports the calls, by Ray's actor calls in a study (`tuner.executors.ray_cluster`).
 """
 
 from __future__ import annotations

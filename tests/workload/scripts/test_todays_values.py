@@ -18,7 +18,7 @@ from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import StudyRequest
-from tuner.study.rules import not_repaid, not_worth_it
+from tuner.study.rules import not_repaid, reason_to_stop
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
@@ -125,7 +125,7 @@ def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int) -> None:
     state = StudyState(spec, [record()])
     regret = RegretEstimate(np.full(8, 1.0), np.full(8, 0.1), np.full(8, 0.5))
     plan = ProbePlan((job.baseline,), "", expected_gain=1.0, regret=regret)
-    for ends in (not_repaid(state, plan, 1e9), not_worth_it(state, plan, 1e9)):
+    for ends in (not_repaid(state, plan, 1e9), reason_to_stop(state, plan, 1e9)):
         assert (ends is not None) == bool(steps)
     assert all(point.of_step == (not steps) for point in state.points)
 
