@@ -37,7 +37,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError, KnobRefused
 from tuner.workload.clocks.commands import CommandGovernor
 from tuner.workload.measure.stragglers import sentence
-from tuner.workload.meters import Meter, MeterError, Reading, open_meter
+from tuner.workload.meters import Meter, MeterError, Reading
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import platform_of
@@ -328,7 +328,7 @@ def tune_training(
     devices = platform.open_governor(replace(cluster, clock_control=True))
     commands = [knob for knob in request.knobs if knob.set]
     governor = CommandGovernor(devices, commands, Path.cwd()) if commands else devices
-    with _closing(governor), closing(open_meter(cluster)) as meter:
+    with _closing(governor), closing(platform.open_meter(cluster)) as meter:
         setup, earlier = Setup.of(cluster.device.name, meter.info), request.earlier
         if earlier is not None and (why := earlier.why_not(setup)):
             say(why)

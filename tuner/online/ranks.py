@@ -18,7 +18,7 @@ from tuner.workload.measure.stragglers import (
     stragglers,
 )
 from tuner.workload.meters import Meter, MeterError
-from tuner.workload.meters.gpus import device_states
+from tuner.workload.meters.base import device_states
 from tuner.workload.node.device_watch import more_faults
 from tuner.workload.node.host_watch import HostWatch
 from tuner.workload.platforms.base import Platform

@@ -29,7 +29,6 @@ class TestClocks:
         plain = "\n".join(missing_clocks({}).lines)
         assert "systemctl enable --now zeusd" in plain
         assert "ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock" in plain
-        assert "nvidia-smi -acp 0" in plain
         assert plain.count("/usr/local/sbin/joulefront-guard") == 3
         assert '/usr/local/sbin/joulefront-guard ""\'' in plain  # and no words of the caller's
         assert "slurm" not in plain
