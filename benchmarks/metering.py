@@ -60,16 +60,17 @@ def accuracy(windows: int) -> list[Figure]:
 
 def lost_samples(seconds: float, niceness: int) -> list[Figure]:
     """The real timeline of this machine's meter at 100 ms while every core is busy."""
-    from tuner.workload.meters import open_meter
     from tuner.workload.meters.timeline import Timeline
     from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.platforms import platform_of
 
     cores = len(os.sched_getaffinity(0))
     burners = [
         subprocess.Popen(["nice", "-n", str(niceness), sys.executable, "-c", BURN])
         for _ in range(cores)
     ]
-    meter = open_meter(detect_cluster())
+    cluster = detect_cluster()
+    meter = platform_of(cluster).open_meter(cluster)
     try:
         timeline = Timeline(meter)
         time.sleep(seconds)

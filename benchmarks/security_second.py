@@ -496,7 +496,7 @@ class _Nvml:
 
 def foreign_listener(folder: Path) -> Sequence[Attempt]:
     """Finding 16: what is sent to a socket at which another user listens."""
-    from tuner.workload.clocks.zeusd import ZeusdNvml
+    from tuner.workload.clocks.ways import ZeusdNvml
 
     what, path = "another user's zeusd is sent the token", folder / "zeusd.sock"
     if os.geteuid() != 0:

@@ -224,8 +224,6 @@ class Measurement:
         started_s: seconds from the probe's start to the window's opening boundary.
         sampled_energy_J: the same window by integrated power samples, joules: the check on
             `energy_J`; NaN without samples.
-        beside_J: the same window in other scopes, by meter name ({"hwmon": 5120.0}), joules. Shown
-            beside `energy_J` and never added to it.
         power_blocks_W: mean power of blocks of whole steps, watts, in their order, by which the
             energies of two windows are compared.
         phases_s: mean seconds of a step in each phase (`tuner.workload.measure.phases`), as rank 0
@@ -249,7 +247,6 @@ class Measurement:
     step_times_s: tuple[float, ...] = ()
     started_s: float = 0.0
     sampled_energy_J: float = math.nan
-    beside_J: Mapping[str, float] = field(default_factory=dict)
     power_blocks_W: tuple[float, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
     accumulation: AccumulationFit | None = None

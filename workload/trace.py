@@ -214,7 +214,6 @@ def compact(record: ProbeRecord) -> ProbeRecord:
                 step_times_s=(),
                 power_blocks_W=(),
                 phases_s={},
-                beside_J={},
             )
             for m in record.measurements
         ),

@@ -6,6 +6,7 @@ Each returns a sentence if the fault is there, and an empty string if it is mend
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socketserver
 import tempfile
@@ -26,7 +27,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.zeusd import SOCKET
+from tuner.workload.clocks.ways import ZEUSD_SOCKET
 from tuner.workload.hook.link import _lacks_memory
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.meters.nvml import NvmlMeter
@@ -112,12 +113,14 @@ def idle_clocks() -> str:
 
 
 def zeusd() -> str:
-    """Send a lock to a daemon with the routes of 0.3: the request must be one of them."""
+    """Send a lock to a daemon with the routes of 0.5: the request must be one of them."""
     seen: list[str] = []
+    gpus = [{"id": n, "pci_address": f"0000:0{n + 1}:00.0"} for n in range(2)]
+    told = {"gpus": gpus, "enabled_api_groups": ["gpu-control"], "auth_required": False}
 
     class Daemon(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer(b'{"gpu_ids": [0, 1]}' if self.path == "/discover" else b"")
+            self._answer(json.dumps(told).encode() if self.path == "/discover" else b"")
 
         def do_POST(self) -> None:
             seen.append(self.path)
@@ -133,13 +136,13 @@ def zeusd() -> str:
         def log_message(self, *_: object) -> None:
             pass
 
-    with _node(TwinGpu(), TwinGpu(), root=False) as node:
+    with _node(TwinGpu(pci_bus=1), TwinGpu(pci_bus=2), root=False) as node:
         path = str(node.path.parent / "zeusd.sock")
         with socketserver.UnixStreamServer(path, Daemon) as daemon:
             thread = threading.Thread(target=daemon.serve_forever, kwargs={"poll_interval": 0.02})
             thread.start()
             try:
-                governor = NvmlGovernor(environ={SOCKET: path}, guard_nvml="")
+                governor = NvmlGovernor(environ={ZEUSD_SOCKET: path}, guarded=False)
                 governor.apply(Settings(clock_MHz=900))
                 governor.close()
             except InputError as error:
@@ -319,7 +322,7 @@ def looking() -> str:
     """Look at a node as root, as detection and doctor do."""
     with _node(TwinGpu(), TwinGpu()) as node:
         detect_cluster(environ={})
-        NvmlGovernor(environ={}, guard_nvml="").close()
+        NvmlGovernor(environ={}, guarded=False).close()
         return f"set: {node.log}" if node.log else ""
 
 

@@ -54,7 +54,7 @@ def _one(node: TwinNode, draw: random.Random, used: int) -> float:
         if draw.random() < 0.7
         else {"power_limit_W": draw.randint(150, 390)}
     )
-    governor = NvmlGovernor(environ={}, guard_nvml="")
+    governor = NvmlGovernor(environ={}, guarded=False)
     meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
     try:
         for index in range(used):
@@ -97,7 +97,7 @@ def windows_without_a_clock(launches: int = 3) -> int:
     with tempfile.TemporaryDirectory() as folder:
         node = TwinNode(Path(folder) / "node", [TwinGpu(load=1.0, reach_MHz=1290)], call_s=1e-5)
         with node.joined():
-            governor = NvmlGovernor(environ={}, guard_nvml="")
+            governor = NvmlGovernor(environ={}, guarded=False)
             meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
             try:
                 while ran < 3 * launches and (plan := sampler.plan(book.study)):

@@ -1,4 +1,4 @@
-"""The figures and parts beyond the front: power over time, phases, scopes, where it goes, paper."""
+"""The figures and parts beyond the front: power over time, phases, where it goes, paper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tuner.display.figures.power import (
     phase_means,
     phases_figure,
     read_timeline,
-    scopes_figure,
     shown_timelines,
     timeline_figure,
 )
@@ -51,13 +50,13 @@ from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.trace import read_trace
 
 
-def test_a_timeline_keeps_its_windows_scopes_and_idle(tmp_path: Path) -> None:
+def test_a_timeline_keeps_its_windows_and_idle(tmp_path: Path) -> None:
     record = phased(tmp_path)
     timeline = read_timeline(tmp_path, record)
     assert timeline is not None
     figure = timeline_figure(timeline)
     names = [trace.name for trace in figure.data]
-    assert names[:2] == ["gpu (nvml)", "beside: hwmon"]
+    assert names[0] == "gpu (nvml)"
     assert max(figure.data[0].y) == HIGH_W
     assert min(figure.data[0].y) == LOW_W
     (shaded,) = [shape for shape in figure.layout.shapes if shape.type == "rect"]
@@ -140,20 +139,11 @@ def test_power_of_any_size_takes_little_memory(tmp_path: Path) -> None:
     assert 'id="plot-timeline-best"' not in page
 
 
-def test_scopes_stand_side_by_side(tmp_path: Path) -> None:
-    result, _ = result_of_phased(tmp_path)
-    figure = scopes_figure(result)
-    assert figure is not None
-    power = {trace.name: trace.y[0] for trace in figure.data}
-    assert power == pytest.approx({"gpu (nvml)": 200.0, "beside: hwmon": 260.0})
-    assert scopes_figure(large_result()) is None
-
-
 def test_the_report_holds_power_and_phases(tmp_path: Path) -> None:
     result, record = result_of_phased(tmp_path)
-    assert {"timeline-best", "phases-best", "scopes"} <= set(figures(result, [record]))
+    assert {"timeline-best", "phases-best"} <= set(figures(result, [record]))
     page = render_report(result, records=[record])
-    for said in ("plot-timeline-best", "plot-phases-best", "plot-scopes", ">backward<", "50 %"):
+    for said in ("plot-timeline-best", "plot-phases-best", ">backward<", "50 %"):
         assert said in page
 
 

@@ -14,9 +14,10 @@ import tuner
 from tuner.executors.ray_executor import Flight, RayExecutor
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed import dump_fields
 from tuner.study.rules import node_failures
 from tuner.testing.studies import record, request
-from tuner.workload.measure.stragglers import Cause, RankState, Straggler, to_json
+from tuner.workload.measure.stragglers import Cause, RankState, Straggler
 from tuner.workload.probe import Failure, FailureKind, MeterInfo
 
 ray = pytest.importorskip("ray")
@@ -76,7 +77,7 @@ def test_two_nodes_are_set_aside_only_if_two_are_left(nodes: int, aside: bool) -
 
 def straggler(cause: Cause, node: str = "") -> dict[str, Any]:
     state = RankState(5, node, 5, clock_MHz=1305.0)
-    return to_json(Straggler(state, 0.1, 0.09, cause, 1305.0, 1755.0))
+    return dump_fields(Straggler(state, 0.1, 0.09, cause, 1305.0, 1755.0))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def clocked(folder: Path, clocks: tuple[int, ...]) -> LocalRunner:
         folder,
         cluster=replace(here, device=device, clock_control=True, devices_per_node=2),
         meter=NvmlMeter(environ={}),
-        governor=NvmlGovernor(environ={}, guard_nvml=""),
+        governor=NvmlGovernor(environ={}, guarded=False),
     )
     # A meter that lost joules is opened anew, as one that the runner opened itself.
     runner._open_meter = lambda: NvmlMeter(environ={})

@@ -9,7 +9,8 @@ from tuner.formatting import duration, energy_text, label, right_aligned
 from tuner.online.outcome import TuningOutcome
 from tuner.online.promise import Balance
 from tuner.problem.constraints import LIMITS
-from tuner.workload.measure.stragglers import RankState, Straggler, sentence, to_json
+from tuner.search_spaces.typed import dump_fields
+from tuner.workload.measure.stragglers import RankState, Straggler, sentence
 
 #: What is said before the reason why a training was not tuned to its end.
 ENDED: Mapping[str, str] = {
@@ -115,7 +116,7 @@ def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
         "kept": outcome.kept,
         "record": str(outcome.record) if outcome.record else None,
         "ranks": [vars(state) for state in outcome.ranks],
-        "stragglers": [to_json(each) for each in outcome.stragglers],
+        "stragglers": [dump_fields(each) for each in outcome.stragglers],
     }
 
 

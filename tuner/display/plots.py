@@ -20,7 +20,6 @@ from tuner.display.figures.front import front_figure
 from tuner.display.figures.power import (
     Timeline,
     phases_figure,
-    scopes_figure,
     shown_timelines,
     timeline_figure,
 )
@@ -330,7 +329,6 @@ FIGURES = (
         "Power",
         metered=True,
     ),
-    Figure("scopes", lambda of: scopes_figure(of.result), "Power of the same windows by scope"),
     Figure("timeline-best", _of_timeline("best", timeline_figure)),
     Figure("phases-best", _of_timeline("best", phases_figure)),
     Figure("timeline-baseline", _of_timeline("baseline", timeline_figure)),

@@ -39,8 +39,8 @@ from tuner.workload.measure.stragglers import (
     sentence,
     stragglers,
 )
-from tuner.workload.meters import Meter, MeterError, open_meter
-from tuner.workload.meters.gpus import device_states
+from tuner.workload.meters import Meter, MeterError
+from tuner.workload.meters.base import device_states
 from tuner.workload.node.device_watch import more_faults
 from tuner.workload.node.host_watch import HostWatch
 from tuner.workload.node.machine import detect_cluster
@@ -131,7 +131,7 @@ def tune_training(
         governor = CommandGovernor(governor, commands, Path.cwd())
     with (
         _closing(governor),
-        closing(open_meter(cluster)) as meter,
+        closing(platform.open_meter(cluster)) as meter,
         closing(Marks(listener)) as marks,
     ):
         setup = Setup.of(cluster.device.name, meter.info)

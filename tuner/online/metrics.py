@@ -19,7 +19,7 @@ from tuner.online.marks import Mark
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.meters import Meter, MeterError, Reading
-from tuner.workload.meters.gpus import device_states
+from tuner.workload.meters.base import device_states
 from tuner.workload.platforms.base import GpuFacts
 
 #: Least time between two updates, seconds.

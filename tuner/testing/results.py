@@ -197,7 +197,6 @@ def phased(run_dir: Path) -> ProbeRecord:
         energy_J=4.8 * 200,
         power_W=200.0,
         started_s=3.0,
-        beside_J={"hwmon": 4.8 * 260},
         phases_s={"forward": STEP_S / 2, "backward": STEP_S / 2},
     )
     request = ProbeRequest("p0001", Settings(data_parallel=2), (live,))
@@ -205,7 +204,7 @@ def phased(run_dir: Path) -> ProbeRecord:
     for i in range(1000):
         t = i / 100
         backward = t >= 3 and (t - 3) % STEP_S >= STEP_S / 2
-        samples.append(PowerSample(50 + t, HIGH_W if backward else LOW_W, {"hwmon_W": 260.0}))
+        samples.append(PowerSample(50 + t, HIGH_W if backward else LOW_W))
     for step in range(12):
         marks += [(53 + step * STEP_S, "forward"), (53 + (step + 0.5) * STEP_S, "backward")]
     marks.append((53 + 12 * STEP_S, "boundary"))

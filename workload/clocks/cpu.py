@@ -92,9 +92,12 @@ def _policies(root: Path, cpus: frozenset[int]) -> tuple[list[_Policy], str]:
     if not found or not cpus <= frozenset().union(*(policy.cpus for policy in found)):
         return [], "the kernel offers no clock control here (no cpufreq), as in a virtual machine"
     if others:
-        named = ", ".join(str(cpu) for cpu in sorted(others))
-        return [], f"the cores share their clock with CPU {named}, which this process may not use"
+        return [], f"the cores share their clock with {_not_ours(others)}"
     return found, ""
+
+
+def _not_ours(others: set[int]) -> str:
+    return f"CPU {', '.join(map(str, sorted(others)))}, which this process may not use"
 
 
 def _packages(root: Path, cpus: frozenset[int]) -> tuple[list[_Package], str]:
@@ -109,11 +112,7 @@ def _packages(root: Path, cpus: frozenset[int]) -> tuple[list[_Package], str]:
         if not cores & cpus:
             continue
         if others := cores - cpus:
-            named = ", ".join(str(cpu) for cpu in sorted(others))
-            return (
-                [],
-                f"package {number} is shared with CPU {named}, which this process may not use",
-            )
+            return [], f"package {number} is shared with {_not_ours(others)}"
         package = _package(root, number, len(cores))
         if package is None:
             return [], f"RAPL offers no power cap for package {number}"
@@ -123,7 +122,7 @@ def _packages(root: Path, cpus: frozenset[int]) -> tuple[list[_Package], str]:
 
 def _package(root: Path, number: int, cores: int) -> _Package | None:
     for zone in sorted(root.glob("class/powercap/intel-rapl:*")):
-        if not re.fullmatch(rf"package-{number}", _text(zone / "name")):
+        if _text(zone / "name") != f"package-{number}":
             continue
         limits = {}
         for name in sorted(zone.glob("constraint_*_name")):
@@ -270,7 +269,6 @@ class CpuGovernor:
     # ---- the protocol
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
-        """Make `live` the whole live setting (`tuner.workload.clocks.base.Governor.apply`)."""
         require_settable(self, live)
         if "memory_clock_MHz" in live:
             raise InputError("memory_clock_MHz cannot be set: it is a knob of GPUs")
@@ -316,14 +314,12 @@ class CpuGovernor:
         return {FASTEST: max(clocks_kHz) / 1000} if any(clocks_kHz) else {}
 
     def restore(self) -> None:
-        """Restore the files' earlier contents."""
         if problems := put_back_files(self._files()):
             raise GovernorError("; ".join(problems))
         self._earlier = {}
         self._guard.done()
 
     def close(self) -> None:
-        """Restore and end the guard. May be called twice."""
         if self._closed:
             return
         self._closed = True

@@ -35,7 +35,6 @@ TRIES, WAIT_S = 3, 0.2
 NAMES = {
     "GpuLockedClocks": "SM clock lock",
     "MemoryLockedClocks": "memory clock lock",
-    "ApplicationsClocks": "application clocks",
     "PowerManagementLimit": "power limit",
 }
 #: The longest message that root reads, bytes; how long it waits for its answer to be taken, s.
@@ -95,10 +94,10 @@ class Nvml:
     def __getattr__(self, name: str) -> Any:
         return functools.partial(self._call, name)
 
-    def numbers(self, name: str, handle: Any, *arguments: int, count: int = 1) -> list[int]:
+    def numbers(self, name: str, handle: Any, count: int = 1) -> list[int]:
         """Return the numbers that a function writes to its last arguments."""
         out = [ctypes.c_uint() for _ in range(count)]
-        self._call(f"nvmlDeviceGet{name}", handle, *arguments, *map(ctypes.byref, out))
+        self._call(f"nvmlDeviceGet{name}", handle, *map(ctypes.byref, out))
         return [number.value for number in out]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
@@ -116,11 +115,7 @@ class Nvml:
 
     def stands(self, handle: Any, what: str) -> list[int]:
         """Return what stands; empty for locks, for which NVML cannot be asked."""
-        if what == "PowerManagementLimit":
-            return self.numbers(what, handle)
-        if what == "ApplicationsClocks":  # of memory and SM
-            return [self.numbers("ApplicationsClock", handle, kind)[0] for kind in (2, 1)]
-        return []
+        return self.numbers(what, handle) if what == "PowerManagementLimit" else []
 
 
 class Devices:
@@ -140,11 +135,9 @@ class Devices:
             offered = nvml.numbers(f"{what}Constraints", handle, count=2)
         else:
             offered = nvml.clocks_MHz(handle)
-            if what == "ApplicationsClocks":
-                good, low = low in offered, high
-            if what != "MemoryLockedClocks":
+            if what == "GpuLockedClocks":
                 offered = nvml.clocks_MHz(handle, max(offered))
-        if not (good and low <= high and min(offered) <= high <= max(offered)):
+        if not (low <= high and min(offered) <= high <= max(offered)):
             limits = f"{min(offered)} to {max(offered)}"
             raise NvmlError(f"{what} {list(values)} is not within {limits}")
 

@@ -14,7 +14,7 @@ from tuner.workload.measure.accumulation_fit import (
 )
 from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.measure.window import Conductor
-from tuner.workload.measure.window_end import FAR, Reached
+from tuner.workload.measure.window_end import Reached, ahead_of
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.probe import WindowPolicy
 
@@ -38,13 +38,11 @@ class AccumulatedWindow(Window):
         first = parts[0].opened
         length_s = math.fsum(part.length_s for part in parts)
         energy_J = math.fsum(part.energy_J for part in parts)
-        names = dict.fromkeys(name for part in parts for name in part.beside_J)
         return cls(
             first,
             Reading(first.time_s + length_s, first.energy_J + energy_J),
             tuple(time for part in parts for time in part.step_times_s),
             samples=tuple(sample for part in parts for sample in part.samples),
-            beside_J={n: math.fsum(part.beside_J.get(n, 0.0) for part in parts) for n in names},
             phases_s=_phases(parts, estimate.weights),
             parts=tuple(parts),
             estimate=estimate,
@@ -94,7 +92,6 @@ def measure_accumulated(
     *,
     micro_batch_s: float,
     samples: Callable[[], Sequence[PowerSample]] = tuple,
-    beside: Sequence[Meter] = (),
     known: Sequence[Reached] = (),
 ) -> AccumulatedWindow:
     """Measure steps of the accumulations in turn until the extrapolated step is known well enough.
@@ -111,9 +108,7 @@ def measure_accumulated(
             least_s = share * policy.min_s
             short = replace(policy, min_s=least_s, max_s=least_s, min_steps=LEAST_STEPS)
             before = conductor.micro_batches
-            part = conductor.measure(
-                meter, short, each * micro_batch_s, samples=samples, beside=beside
-            )
+            part = conductor.measure(meter, short, each * micro_batch_s, samples=samples)
             taken = conductor.micro_batches - before
             parts.append(part)
             points.append(_point(part, taken / len(part.step_times_s)))
@@ -139,10 +134,7 @@ def _beaten_by(estimate: StepEstimate, known: Sequence[Reached]) -> Reached | No
     both = math.hypot(time_rse, estimate.power_se_W / estimate.power_W)
     low_s = estimate.step_time_s * math.exp(-Z90 * time_rse)
     low_J = estimate.step_time_s * estimate.power_W * math.exp(-Z90 * both)
-    for step_time_s, energy_J in known:
-        if low_s > (1 + FAR) * step_time_s and low_J > (1 + FAR) * energy_J:
-            return step_time_s, energy_J
-    return None
+    return ahead_of(low_s, low_J, known)
 
 
 def _there_and_back(accumulations: Sequence[int], done: int) -> list[tuple[float, int]]:

@@ -16,8 +16,7 @@ from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.accumulated import AccumulatedWindow
 from tuner.workload.measure.phases import COMPILATION
 from tuner.workload.measure.statistics import Z90, Window
-from tuner.workload.meters.base import PowerSample
-from tuner.workload.meters.gpus import device_number, device_states, over_devices
+from tuner.workload.meters.base import PowerSample, device_number, device_states, over_devices
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
@@ -215,7 +214,6 @@ def measurement(
         step_times_s=() if fit else kept_steps(window.step_times_s),
         started_s=window.opened.time_s - began_s,
         sampled_energy_J=window.sampled_energy_J if independent else math.nan,
-        beside_J=window.beside_J,
         power_blocks_W=window.power_blocks_W,
         phases_s=window.phases_s,
         accumulation=fit,

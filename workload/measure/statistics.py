@@ -99,7 +99,6 @@ class Window:
     Attributes:
         step_times_s: wall time of each step, as the last rank finished it.
         ends_s: when each step ended (CLOCK_MONOTONIC).
-        beside_J: the same span by the meters of other scopes, joules.
         beaten_by: the known configuration that beats this one and ended the window, or None.
     """
 
@@ -108,7 +107,6 @@ class Window:
     step_times_s: tuple[float, ...]
     ends_s: tuple[float, ...] = ()
     samples: tuple[PowerSample, ...] = ()
-    beside_J: Mapping[str, float] = field(default_factory=dict)
     phases_s: Mapping[str, float] = field(default_factory=dict)
     beaten_by: tuple[float, float] | None = None
 

@@ -15,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed import read_fields
+
 #: A rank is a straggler from this share of the step on by which it is behind the mean of the
 #: others, in the median of the blocks; in three quarters of them it must be behind by half of that.
 LEAST = 0.03
@@ -100,8 +103,8 @@ class Straggler:
     behind: float
     cost: float
     cause: Cause
-    value: float
-    usual: float
+    value: float = math.nan
+    usual: float = math.nan
 
     @property
     def of_node(self) -> bool:
@@ -198,11 +201,7 @@ def late_ranks(arrivals: Arrivals) -> dict[int, float]:
 
 
 def stragglers(arrivals: Arrivals, states: Mapping[int, RankState]) -> list[Straggler]:
-    """Return the ranks for which the others wait, the worst first, each with its likeliest cause.
-
-    Args:
-        states: of the ranks, as far as they are known.
-    """
+    """Return the ranks for which the others wait, the worst first, each with its cause."""
     late = late_ranks(arrivals)
     if not late:
         return []
@@ -257,32 +256,22 @@ def _pair(state: RankState, others: Sequence[RankState], name: str) -> tuple[flo
     return (value, statistics.median(usual)) if value is not None and usual else None
 
 
-def to_json(straggler: Straggler) -> dict[str, Any]:
-    """Return a straggler as JSON; None for figures that are not known."""
-    return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in {**vars(straggler), "state": vars(straggler.state)}.items()
-    }
-
-
-def from_json(data: Mapping[str, Any]) -> Straggler:
-    """Return a straggler of `to_json`."""
-    figures = {
-        name: math.nan if data[name] is None else float(data[name])
-        for name in ("behind", "cost", "value", "usual")
-    }
-    if data["cause"] not in WORDS:
-        raise ValueError(data["cause"])
-    return Straggler(**{**data, **figures, "state": RankState(**data["state"])})
-
-
 def of_environment(environment: Mapping[str, Any]) -> list[Straggler]:
     """Return the stragglers of a probe's environment; without those that cannot be read, since a
     record may be a stranger's."""
     found, given = list[Straggler](), environment.get("stragglers", ())
     for each in given if isinstance(given, list | tuple) else ():
-        with suppress(KeyError, TypeError, ValueError):
-            found.append(from_json(each))
+        with suppress(InputError, KeyError, TypeError, AttributeError):
+            WORDS[each["cause"]]
+            found.append(
+                read_fields(
+                    Straggler,
+                    each,
+                    "straggler",
+                    finite=("behind", "cost"),
+                    state=lambda part: read_fields(RankState, part, "rank"),
+                )
+            )
     return found
 
 

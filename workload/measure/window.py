@@ -155,7 +155,6 @@ class Conductor:
         step_time_s: float,
         *,
         samples: Callable[[], Sequence[PowerSample]] = tuple,
-        beside: Sequence[Meter] = (),
         known: Sequence[Reached] = (),
         again: int = COMPILED_WINDOWS,
     ) -> Window:
@@ -165,9 +164,7 @@ class Conductor:
         """
         times: list[float] = []
         ends: list[float] = []
-        # A boundary may wait for its counter: the others are read at the edge, not before the wait.
         opened = meter.boundary(opens=True)
-        others = [other.boundary(opens=True) for other in beside]
         while True:
             now_s = ends[-1] if ends else opened.time_s
             window = Window(
@@ -187,12 +184,10 @@ class Conductor:
             step_time_s = sum(times) / len(times)
         if again and compilation_s(self.phases, opened.time_s, ends[-1]):
             meter.boundary(opens=False)
-            named = {"samples": samples, "beside": beside, "known": known, "again": again - 1}
-            return self.measure(meter, policy, statistics.median(times), **named)  # type: ignore[arg-type]
-        energies_beside_J = {
-            other.info.name: other.boundary(opens=False).energy_J - first.energy_J
-            for other, first in zip(beside, others, strict=True)
-        }
+            usual_s = statistics.median(times)
+            return self.measure(
+                meter, policy, usual_s, samples=samples, known=known, again=again - 1
+            )
         closed = meter.boundary(opens=False)
         return Window(
             opened,
@@ -200,7 +195,6 @@ class Conductor:
             tuple(times),
             tuple(ends),
             _between(samples(), opened.time_s, closed.time_s),
-            energies_beside_J,
             seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
             beaten_by(window, known) if missing_s(policy, window) > 0 else None,
         )

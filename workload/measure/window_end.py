@@ -71,11 +71,13 @@ def beaten_by(window: Window, known: Sequence[Reached]) -> Reached | None:
     low_s = time.value * math.exp(-_quantile(time.freedom) * time.rse)
     low_J = time.value * power.value
     low_J *= math.exp(-_quantile(both) * math.hypot(time.rse, power.rse))
+    return ahead_of(low_s, low_J, known)
+
+
+def ahead_of(low_s: float, low_J: float, known: Sequence[Reached]) -> Reached | None:
+    """Return a known configuration that these lower ends are `FAR` behind on both axes, or None."""
     far = 1.0 + FAR
-    for step_time_s, energy_J in known:
-        if low_s > far * step_time_s and low_J > far * energy_J:
-            return step_time_s, energy_J
-    return None
+    return next((each for each in known if low_s > far * each[0] and low_J > far * each[1]), None)
 
 
 def _quantile(freedom: float) -> float:

@@ -7,7 +7,7 @@ estimate; nothing downstream may forget either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -32,6 +32,40 @@ class PowerSample:
     time_s: float
     power_W: float
     extra: Mapping[str, float] = field(default_factory=dict)
+
+
+def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine several devices' states: means, but the hottest temperature and any throttle."""
+    merged: dict[str, float] = {}
+    for name in {name for state in states for name in state}:
+        values = [state[name] for state in states if name in state]
+        worst = name.startswith("throttle") or name == "temperature_C"
+        merged[name] = max(values) if worst else sum(values) / len(values)
+    return dict(sorted(merged.items()))
+
+
+def each_device(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return each device's power and state as "gpu0_power_W", ...; nothing for a single one."""
+    if len(states) < 2:
+        return {}
+    return {
+        f"gpu{number}_{name}": state[name] for number, state in enumerate(states) for name in state
+    }
+
+
+def device_number(name: str) -> int | None:
+    """Return the number in a name like "gpu3_clock_MHz"; None if it names no single device."""
+    number = name.removeprefix("gpu").partition("_")[0]
+    return int(number) if name.startswith("gpu") and number.isdigit() else None
+
+
+def device_states(sample: PowerSample) -> dict[int, dict[str, float]]:
+    """Return what each of several devices told in a sample, by its number."""
+    states: dict[int, dict[str, float]] = {}
+    for name, value in sample.extra.items():
+        if (number := device_number(name)) is not None:
+            states.setdefault(number, {})[name.partition("_")[2]] = value
+    return states
 
 
 @runtime_checkable

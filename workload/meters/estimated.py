@@ -8,15 +8,14 @@ measurement: neither clocks nor the kind of instruction enter it. `info.estimate
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tuner.search_spaces.errors import InvalidValue
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
 from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.integral import Slope
+from tuner.workload.meters.integral import CounterMeter
 from tuner.workload.node.host import busy_ticks
 from tuner.workload.probe import MeterInfo
 
@@ -25,14 +24,7 @@ from tuner.workload.probe import MeterInfo
 MIN_SLOPE_S = 0.05
 
 
-def assumption(cores: int, *, idle_W: float, max_W: float, host_W: float = 0.0) -> str:
-    """Describe the envelope: "2 cores x (5 W idle + 7.5 W x utilisation)"."""
-    host = f"{host_W:g} W + " if host_W else ""
-    plural = "s" if cores != 1 else ""
-    return f"{host}{cores} core{plural} x ({idle_W:g} W idle + {max_W - idle_W:g} W x utilisation)"
-
-
-class EstimatedMeter:
+class EstimatedMeter(CounterMeter):
     """Meter of utilisation times a stated envelope of watts a core; scope "node".
 
     The rest of the node is charged `host_W` all the time. `cpus` are the cores, by default those
@@ -59,26 +51,24 @@ class EstimatedMeter:
         self._cpus = frozenset(os.sched_getaffinity(0) if cpus is None else cpus)
         self._stat = Path(stat)
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK") if tick_s is None else tick_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._closed = False
         self._always_W = host_W + len(self._cpus) * idle_W
         self._busy_W = max_W - idle_W
         self._busy_ticks = 0
         self._last_ticks = self._ticks()
         self._start_s = clock()
-        text = assumption(len(self._cpus), idle_W=idle_W, max_W=max_W, host_W=host_W)
+        host, plural = f"{host_W:g} W + " if host_W else "", "s" if len(self._cpus) != 1 else ""
+        each = f"({idle_W:g} W idle + {max_W - idle_W:g} W x utilisation)"
         self.info = MeterInfo(
             name="estimated",
             scope="node",
-            source=text,
+            source=f"{host}{len(self._cpus)} core{plural} x {each}",
             estimated=True,
             host="all of these cores' assumed power, whoever used them"
             + (f", and {host_W:g} W for the rest of the node" if host_W else "")
             + "; nothing else of the node",
         )
         self.resolution_s = self._tick_s
-        self._slope = Slope(self.read, min_s=MIN_SLOPE_S, sleep=sleep)
+        super().__init__("estimated", min_s=MIN_SLOPE_S, clock=clock, sleep=sleep)
 
     def _ticks(self) -> dict[int, int]:
         """Return busy ticks since boot, by core. A core that is switched off has no line."""
@@ -90,28 +80,11 @@ class EstimatedMeter:
             raise MeterError(f"{self._stat} holds none of the cores {sorted(self._cpus)}")
         return ticks
 
-    def read(self) -> Reading:
-        """Return the estimated joules since the meter was opened."""
-        with self._lock:
-            if self._closed:
-                raise MeterError("the estimated meter is closed")
-            ticks, now_s = self._ticks(), self._clock()
-            for cpu, busy in ticks.items():
-                # A core that comes back online may count from a lower value.
-                self._busy_ticks += max(0, busy - self._last_ticks.get(cpu, busy))
-            self._last_ticks.update(ticks)
-            energy_J = self._always_W * (now_s - self._start_s)
-            return Reading(now_s, energy_J + self._busy_W * self._busy_ticks * self._tick_s)
-
-    def boundary(self, *, opens: bool) -> Reading:
-        """Return a reading; the counter is fine enough to need no wait."""
-        return self.read()
-
-    def sample(self) -> PowerSample:
-        """Return the mean power since the previous sample, watts."""
-        return self._slope.sample()
-
-    def close(self) -> None:
-        """Close the meter; reading afterwards is an error. May be called twice."""
-        with self._lock:
-            self._closed = True
+    def _count(self) -> Reading:
+        ticks, now_s = self._ticks(), self._clock()
+        for cpu, busy in ticks.items():
+            # A core that comes back online may count from a lower value.
+            self._busy_ticks += max(0, busy - self._last_ticks.get(cpu, busy))
+        self._last_ticks.update(ticks)
+        energy_J = self._always_W * (now_s - self._start_s)
+        return Reading(now_s, energy_J + self._busy_W * self._busy_ticks * self._tick_s)

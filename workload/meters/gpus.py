@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters.base import PowerSample
 from tuner.workload.meters.errors import MeterError, NoDriver
 
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
@@ -48,22 +47,20 @@ class Gpu:
     handle: Any = field(compare=False, repr=False)
 
 
-def open_nvml(nvml: Any = None, *, dev: str | Path = "/dev") -> Any:
-    """Initialise NVML: `nvml` itself, or the pynvml module. Each call needs one `nvmlShutdown`.
+def open_nvml(*, dev: str | Path = "/dev") -> Any:
+    """Initialise NVML and return its module. Each call needs one `nvmlShutdown`.
 
     Raises:
         NoDriver: this machine has no driver, or the Python package is missing, and no GPU's file.
         MeterError: NVML does not start, although there are GPUs.
     """
     absent = NoDriver if not any(Path(dev).glob("nvidia[0-9]*")) else MeterError
-    if nvml is None:
-        try:
-            import pynvml
-        except ImportError as error:
-            raise absent(
-                "NVML cannot be asked: the Python package nvidia-ml-py is not installed"
-            ) from error
-        nvml = pynvml
+    try:
+        import pynvml as nvml
+    except ImportError as error:
+        raise absent(
+            "NVML cannot be asked: the Python package nvidia-ml-py is not installed"
+        ) from error
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -144,10 +141,8 @@ def no_gpu_wanted(environ: Mapping[str, str]) -> bool:
     return named is not None and named.partition(",")[0].strip() in ("", *_NONE)
 
 
-def _choose(
-    entries: Sequence[str], listed: _Listed, where: str, environ: Mapping[str, str]
-) -> tuple[Gpu, ...]:
-    gpus, names = listed.gpus, listed.names
+def _choose(entries: Sequence[str], listed: _Listed, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    gpus, names, where = listed.gpus, listed.names, "CUDA_VISIBLE_DEVICES"
     chosen: list[Gpu] = []
     for entry in entries:
         if entry in _NONE:
@@ -189,13 +184,8 @@ def _mig(nvml: Any, gpu: Gpu) -> bool:
     return bool(current)
 
 
-def visible_gpus(
-    nvml: Any, *, devices: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
-) -> tuple[Gpu, ...]:
-    """Return the GPUs this process may use, in CUDA's order.
-
-    Devices are indices, UUIDs or prefixes of UUIDs; None takes CUDA_VISIBLE_DEVICES, and every GPU
-    where that is not set.
+def visible_gpus(nvml: Any, *, environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
+    """Return the GPUs this process may use, in CUDA's order: every GPU without its variable.
 
     Raises:
         InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
@@ -203,14 +193,10 @@ def visible_gpus(
     """
     environ = os.environ if environ is None else environ
     listed = _list(nvml)
-    where, entries = "devices", devices
-    if entries is None:
-        where, named = "CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")
-        if named is not None:
-            entries = [part.strip() for part in named.split(",") if part.strip()]
-    chosen = listed.gpus
-    if entries is not None and (listed.gpus or listed.unusable):
-        chosen = _choose([str(entry) for entry in entries], listed, where, environ)
+    named, chosen = environ.get("CUDA_VISIBLE_DEVICES"), listed.gpus
+    if named is not None and (listed.gpus or listed.unusable):
+        entries = [part.strip() for part in named.split(",") if part.strip()]
+        chosen = _choose(entries, listed, environ)
     elif listed.unusable and not listed.gpus:
         raise MeterError(f"NVML opens no GPU: {listed.names}")
     for gpu in chosen:
@@ -234,30 +220,23 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return order
     try:
-        nvml = open_nvml()
+        with opened_gpus(environ) as (nvml, chosen):
+            listed = _list(nvml)
     except MeterError:
         return order
-    try:
-        chosen, listed = visible_gpus(nvml, environ=environ), _list(nvml)
-    finally:
-        ask(nvml, None, nvml.nvmlShutdown)
     numbers = {gpu.uuid: str(number) for number, gpu in enumerate(listed.gpus)}
     certain = all(gpu.index < listed.damaged for gpu in chosen)
     names = [numbers[gpu.uuid] if certain else gpu.uuid for gpu in chosen]
     return {**order, "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
-def field_W(nvml: Any, gpu: Gpu, name: str, of: str = "GPU") -> float:
-    """Return a power that NVML provides as a field value, watts.
+def field_W(nvml: Any, gpu: Gpu, of: str = "GPU") -> float:
+    """Return the instant power of a scope ("GPU" or "MODULE") as NVML's field value, watts.
 
-    Names are "NVML_FI_DEV_POWER_INSTANT" or "..._AVERAGE", scopes "GPU", "MODULE" or "MEMORY".
     NVMLError or AttributeError if the GPU, driver or binding does not offer it.
     """
-    field = getattr(nvml, name)
-    scope = getattr(nvml, f"NVML_POWER_SCOPE_{of}", None)
-    if scope is None and of != "GPU":
-        raise AttributeError(f"this binding knows no power scope {of}")
-    asked = field if of == "GPU" else (field, scope)
+    field = nvml.NVML_FI_DEV_POWER_INSTANT
+    asked = field if of == "GPU" else (field, getattr(nvml, f"NVML_POWER_SCOPE_{of}"))
     value = nvml.nvmlDeviceGetFieldValues(gpu.handle, [asked])[0]
     if value.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(value.nvmlReturn)
@@ -318,37 +297,3 @@ def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
         ):
             state[name] = float(bool(reasons & mask))
     return state
-
-
-def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine several GPUs' `clock_state`: means, but the hottest temperature and any throttle."""
-    merged: dict[str, float] = {}
-    for name in {name for state in states for name in state}:
-        values = [state[name] for state in states if name in state]
-        worst = name.startswith("throttle") or name == "temperature_C"
-        merged[name] = max(values) if worst else sum(values) / len(values)
-    return dict(sorted(merged.items()))
-
-
-def each_device(states: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each GPU's power and state as "gpu0_power_W", ...; nothing for a single GPU."""
-    if len(states) < 2:
-        return {}
-    return {
-        f"gpu{number}_{name}": state[name] for number, state in enumerate(states) for name in state
-    }
-
-
-def device_number(name: str) -> int | None:
-    """Return the number in a name like "gpu3_clock_MHz"; None if it names no single device."""
-    number = name.removeprefix("gpu").partition("_")[0]
-    return int(number) if name.startswith("gpu") and number.isdigit() else None
-
-
-def device_states(sample: PowerSample) -> dict[int, dict[str, float]]:
-    """Return what each of several devices told in a sample, by its number."""
-    states: dict[int, dict[str, float]] = {}
-    for name, value in sample.extra.items():
-        if (number := device_number(name)) is not None:
-            states.setdefault(number, {})[name.partition("_")[2]] = value
-    return states

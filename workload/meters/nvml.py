@@ -13,20 +13,18 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import PowerSample, Reading, each_device, over_devices
 from tuner.workload.meters.errors import MeterError
 from tuner.workload.meters.gpus import (
     Gpu,
     ask,
     clock_state,
-    each_device,
     field_W,
     on_twin,
     open_nvml,
-    over_devices,
     visible_gpus,
 )
 from tuner.workload.meters.integral import SILENT_S, Integral, LostJoules
@@ -49,8 +47,6 @@ USUAL_PERIOD_S = 0.1
 TRIAL_S = 0.5
 #: NVML averages power over so long where it does not tell the instant one (Ampere and later).
 AVERAGED_S = 1.0
-#: Powers that only the picture shows are asked so often: each query takes the driver's lock.
-FURTHER_S = 1.0
 
 #: Least length of a span whose slope is taken: an update period of the slowest counters.
 SPAN_S = 0.1
@@ -166,21 +162,19 @@ class _Edge:
 class NvmlMeter:
     """Energy and power of the visible GPUs, scope "gpu", or "module" if NVML tells no other.
 
-    Devices are indices or UUIDs, by default of CUDA_VISIBLE_DEVICES. MeterError if NVML does not
-    start, no GPU is visible, or one tells neither energy nor power; InputError if misnamed.
+    MeterError if NVML does not start, no GPU is visible, or one tells neither energy nor power;
+    InputError if CUDA_VISIBLE_DEVICES misnames one.
     """
 
     def __init__(
         self,
-        devices: Sequence[str] | None = None,
         *,
-        nvml: Any = None,
         environ: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         sample_period_s: float = 0.05,
     ) -> None:
-        self._nvml = open_nvml(nvml)
+        self._nvml = open_nvml()
         self._clock, self._sleep, self._sample_period_s = clock, sleep, sample_period_s
         self._lock = threading.Lock()
         self._broken = ""
@@ -188,14 +182,11 @@ class NvmlMeter:
         self._ticker: Ticker | None = None
         self._period_s: float | None = None
         self._averaged: set[str] = set()  # GPUs that tell a 1 s average only
-        self._further: dict[str, float] = {}
-        self._further_s = -math.inf
         try:
-            self.gpus = visible_gpus(self._nvml, devices=devices, environ=environ)
+            self.gpus = visible_gpus(self._nvml, environ=environ)
             if not self.gpus:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._powers = {gpu.uuid: self._find_power(gpu) for gpu in self.gpus}
-            self._more = {gpu.uuid: self._find_more(gpu) for gpu in self.gpus}
             self._sources = [self._find_source(gpu) for gpu in self.gpus]
         except BaseException:
             self._nvml.nvmlShutdown()
@@ -211,7 +202,7 @@ class NvmlMeter:
             else "none of the host: the GPUs' boards alone, idle ones of the lease included",
             independent=sampled < len(self.gpus)
             and all(power is not None for power in self._powers.values()),
-            twin=nvml is None and on_twin(),
+            twin=on_twin(),
         )
         if sampled:
             self._ticker = Ticker(
@@ -233,7 +224,7 @@ class NvmlMeter:
         nvml = self._nvml
 
         def instant_W() -> float:
-            return field_W(nvml, gpu, "NVML_FI_DEV_POWER_INSTANT")
+            return field_W(nvml, gpu)
 
         def averaged_W() -> float:
             return float(nvml.nvmlDeviceGetPowerUsage(gpu.handle)) / 1000
@@ -244,16 +235,6 @@ class NvmlMeter:
                     self._averaged.add(gpu.uuid)
                 return power_W
         return None
-
-    def _find_more(self, gpu: Gpu) -> dict[str, Callable[[], float]]:
-        """Return queries of further powers of this GPU, watts: averaged, memory, module."""
-        nvml = self._nvml
-        offers: dict[str, Callable[[], float]] = {
-            "averaged_W": lambda: float(nvml.nvmlDeviceGetPowerUsage(gpu.handle)) / 1000,
-            "memory_W": lambda: field_W(nvml, gpu, "NVML_FI_DEV_POWER_AVERAGE", "MEMORY"),
-            "module_W": lambda: field_W(nvml, gpu, "NVML_FI_DEV_POWER_INSTANT", "MODULE"),
-        }
-        return {name: offer for name, offer in offers.items() if ask(nvml, 0.0, offer) > 0}
 
     def _find_source(self, gpu: Gpu) -> _Counter | Integral:
         power_W = self._powers[gpu.uuid]
@@ -274,17 +255,23 @@ class NvmlMeter:
         As with some Grace Hopper drivers (Zeus, `nvidia.py:_resolve_power_field_scope`).
         """
         nvml = self._nvml
-        alone = ask(nvml, 0.0, lambda: field_W(nvml, gpu, "NVML_FI_DEV_POWER_INSTANT"))
-        return alone <= 0 and "module_W" in self._more[gpu.uuid]
+        return ask(nvml, 0.0, lambda: field_W(nvml, gpu)) <= 0 < self._module_W(gpu)
+
+    def _module_W(self, gpu: Gpu) -> float:
+        """Return the power of the superchip's module; 0 if NVML tells none."""
+        return float(ask(self._nvml, 0.0, lambda: field_W(self._nvml, gpu, "MODULE")))
 
     def _counts_the_module(self, gpu: Gpu, power_W: Callable[[], float]) -> bool:
         """Return True if the energy counter is the superchip module's, found by watching it.
 
         Only where NVML tells a module's power that differs from the GPU's (GH200; Zeus PR 172).
         """
-        module_W = self._more[gpu.uuid].get("module_W")
-        if module_W is None or module_W() < 1.05 * power_W():
+        if not (told_W := self._module_W(gpu)) or told_W < 1.05 * power_W():
             return False
+
+        def module_W() -> float:
+            return field_W(self._nvml, gpu, "MODULE")
+
         counter = _Counter(self._nvml, gpu, self._clock())
         gpu_J, module_J = Integral(power_W, self._clock()), Integral(module_W, self._clock())
         began_s = self._clock()
@@ -380,8 +367,7 @@ class NvmlMeter:
     def sample(self) -> PowerSample:
         """Return the power of all GPUs, with clocks, temperature, utilisation and throttling.
 
-        `extra` holds the means over the GPUs of `clock_state` and, where offered, "averaged_W",
-        "memory_W" and "module_W" (sums, asked once a second); of several GPUs also each one's
+        `extra` holds the means over the GPUs of `clock_state` and, of several GPUs, each one's
         "gpu0_power_W", "gpu0_clock_MHz", ... in the order in which CUDA numbers them.
         """
         self._check()
@@ -398,22 +384,9 @@ class NvmlMeter:
         extra = over_devices(states) | each_device(
             [{"power_W": power, **state} for power, state in zip(powers, states, strict=True)]
         )
-        if now_s - self._further_s >= FURTHER_S:
-            self._further, self._further_s = self._further_powers(), now_s
-        return PowerSample(now_s, math.fsum(powers), extra | self._further)
-
-    def _further_powers(self) -> dict[str, float]:
-        """Return averaged, memory and module power, sums over the GPUs, watts."""
-        found = {}
-        for name in {name for more in self._more.values() for name in more}:
-            offers = [more[name] for more in self._more.values() if name in more]
-            told = [ask(self._nvml, math.nan, offer) for offer in offers]
-            if len(told) == len(self.gpus) and not math.isnan(sum(told)):
-                found[name] = sum(told)
-        return found
+        return PowerSample(now_s, math.fsum(powers), extra)
 
     def close(self) -> None:
-        """Stop sampling and release NVML; reading afterwards is an error. May be called twice."""
         if self._ticker is not None:
             self._ticker.stop()
             self._ticker = None

@@ -53,6 +53,8 @@ _PLAIN = (
     "nvmlDeviceGetPowerManagementDefaultLimit",
     "nvmlDeviceGetPowerManagementLimitConstraints",
     "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetC2cModeInfoV",
     "nvmlDeviceGetSupportedMemoryClocks",
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetPowerUsage",
@@ -68,8 +70,8 @@ class NvmlRecording:
     """What NVML answered on one node.
 
     Attributes:
-        system: answers about the node, by function; an error is {"error": code}.
-        devices: answers about each GPU, in NVML's order, likewise.
+        system, devices: answers about the node, and about each GPU in NVML's order, by function; an
+            error is {"error": code}.
         rows: readings of each GPU, (rows, 1 + len(COLUMNS)): seconds since the recording began, and
             `COLUMNS`; None for a reading that failed.
         errors: failed calls by GPU, function and code ({"0 nvmlDeviceGetPowerUsage 3": 6000}).
@@ -143,7 +145,6 @@ class _Recorder:
         uuid = ask("nvmlDeviceGetUUID", handle)
         told["nvmlDeviceGetUUID"] = uuid if self._names else f"GPU-recorded-{index}"
         told["nvmlDeviceGetPciInfo.bus"] = _part(ask("nvmlDeviceGetPciInfo", handle), "bus")
-        told["nvmlDeviceGetMemoryInfo"] = ask("nvmlDeviceGetMemoryInfo", handle)
         second = getattr(nvml, "nvmlMemory_v2", 2)
         told["nvmlDeviceGetMemoryInfo.v2"] = ask("nvmlDeviceGetMemoryInfo", handle, second)
         memory = told["nvmlDeviceGetSupportedMemoryClocks"]
@@ -154,10 +155,6 @@ class _Recorder:
             of = getattr(nvml, f"NVML_CLOCK_{kind}")
             for name in ("nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetDefaultApplicationsClock"):
                 told[f"{name}.{kind}"] = ask(name, handle, of)
-        told["nvmlDeviceGetAPIRestriction.application_clocks"] = ask(
-            "nvmlDeviceGetAPIRestriction", handle, 0
-        )
-        told["nvmlDeviceGetC2cModeInfoV"] = ask("nvmlDeviceGetC2cModeInfoV", handle)
         links = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(_MOST_LINKS)]
         told["nvmlDeviceGetNvLinkState.active"] = links.count(1)
         for name in _PROCESSES:
@@ -171,8 +168,8 @@ class _Recorder:
         """Return the readings of a GPU, in the order of `COLUMNS`."""
         nvml = self._nvml
 
-        def power(name: str, scope: str) -> Any:
-            asked = (getattr(nvml, name), getattr(nvml, f"NVML_POWER_SCOPE_{scope}"))
+        def power(scope: str) -> Any:
+            asked = (nvml.NVML_FI_DEV_POWER_INSTANT, getattr(nvml, f"NVML_POWER_SCOPE_{scope}"))
             value = nvml.nvmlDeviceGetFieldValues(handle, [asked])[0]
             if value.nvmlReturn:
                 raise nvml.NVMLError(value.nvmlReturn)
@@ -181,18 +178,16 @@ class _Recorder:
         def plain(name: str, *arguments: Any) -> tuple[str, Callable[[], Any]]:
             return name, lambda: getattr(nvml, name)(handle, *arguments)
 
+        utilisation = "nvmlDeviceGetUtilizationRates"
         questions: tuple[tuple[str, Callable[[], Any]], ...] = (
             plain("nvmlDeviceGetTotalEnergyConsumption"),
-            ("power.instant", lambda: power("NVML_FI_DEV_POWER_INSTANT", "GPU")),
+            ("power.instant", lambda: power("GPU")),
             plain("nvmlDeviceGetPowerUsage"),
-            ("power.module", lambda: power("NVML_FI_DEV_POWER_INSTANT", "MODULE")),
+            ("power.module", lambda: power("MODULE")),
             plain("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
             plain("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
             ("nvmlDeviceGetTemperature", lambda: temperature_C(nvml, handle)),
-            (
-                "nvmlDeviceGetUtilizationRates",
-                lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-            ),
+            (utilisation, lambda: getattr(nvml, utilisation)(handle).gpu),
             plain("nvmlDeviceGetCurrentClocksEventReasons"),
             plain("nvmlDeviceGetPowerManagementLimit"),
         )
@@ -219,14 +214,13 @@ def record_nvml(
     seconds: float = 60.0,
     *,
     names: bool = False,
-    nvml: Any = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> NvmlRecording:
     """Record what NVML answers here; MeterError if it does not start, InputError without a GPU."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise InputError(f"a recording of {seconds:g} s is not possible; give a positive length")
-    nvml = open_nvml(nvml)
+    nvml = open_nvml()
     try:
         recorder = _Recorder(nvml, names)
         system = {

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
 from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.integral import Slope
+from tuner.workload.meters.integral import CounterMeter
 from tuner.workload.meters.ticker import Ticker
 from tuner.workload.probe import MeterInfo
 
@@ -89,11 +88,13 @@ def _zones(root: Path) -> list[_Zone]:
     return zones
 
 
-class RaplMeter:
+class RaplMeter(CounterMeter):
     """Meter of all packages and their DRAM; scope "node" (without fans, disks, GPUs).
 
     MeterError if there are no such zones, or they may not be read, with what to run.
     """
+
+    resolution_s = RAPL_UPDATE_S
 
     def __init__(
         self,
@@ -102,12 +103,10 @@ class RaplMeter:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._closed = False
         self._zones = _zones(Path(root))
         if not self._zones:
             raise MeterError(f"this machine has no RAPL: no package zone under {root}")
+        super().__init__("RAPL", min_s=MIN_SLOPE_S, clock=clock, sleep=sleep)
         names = ", ".join(zone.name for zone in self._zones)
         self.info = MeterInfo(
             name="rapl",
@@ -116,33 +115,17 @@ class RaplMeter:
             host="processor packages and their memory, whoever used them; GPUs, disks, network, "
             "fans and power supplies are not charged",
         )
-        self.resolution_s = RAPL_UPDATE_S
-        self._slope = Slope(self.read, min_s=MIN_SLOPE_S, sleep=sleep)
         self._ticker = Ticker(self._keep, period_s=KEEP_S, name="joulefront-rapl")
 
     def _keep(self) -> None:
         with contextlib.suppress(MeterError):  # the next reader is told
             self.read()
 
-    def read(self) -> Reading:
-        """Return the joules of all zones since the meter was opened."""
-        with self._lock:
-            if self._closed:
-                raise MeterError("the RAPL meter is closed")
-            before_s = self._clock()
-            energy_uJ = sum(zone.energy_uJ() for zone in self._zones)
-            return Reading((before_s + self._clock()) / 2, energy_uJ / 1e6)
-
-    def boundary(self, *, opens: bool) -> Reading:
-        """Return a reading; the counter is fine enough to need no wait."""
-        return self.read()
-
-    def sample(self) -> PowerSample:
-        """Return the mean power since the previous sample, watts."""
-        return self._slope.sample()
+    def _count(self) -> Reading:
+        before_s = self._clock()
+        energy_uJ = sum(zone.energy_uJ() for zone in self._zones)
+        return Reading((before_s + self._clock()) / 2, energy_uJ / 1e6)
 
     def close(self) -> None:
-        """Close the meter; reading afterwards is an error. May be called twice."""
-        with self._lock:
-            self._closed = True
+        super().close()
         self._ticker.stop()

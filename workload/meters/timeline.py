@@ -6,9 +6,8 @@ outside the training processes. A sample that could not be taken is counted, nev
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tuner.workload.meters.base import Meter, PowerSample
@@ -19,8 +18,8 @@ from tuner.workload.meters.ticker import Ticker
 class Timeline:
     """Sampler of a meter's power from construction until `stop`.
 
-    The power of the meters `beside` goes with each sample as "<name>_W". `errors` holds a sentence
-    for each sample that was refused, `busy_s` the processor time of the thread.
+    `errors` holds a sentence for each sample that was refused, `busy_s` the processor time of the
+    thread.
     """
 
     def __init__(
@@ -28,23 +27,17 @@ class Timeline:
         meter: Meter,
         period_s: float = 0.1,
         *,
-        beside: Sequence[Meter] = (),
         state: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         self.errors: list[str] = []
         self.busy_s = 0.0
-        self._meter, self._beside, self._state = meter, tuple(beside), state
+        self._meter, self._state = meter, state
         self._samples: list[PowerSample] = []
         self._ticker = Ticker(self._tick, period_s=period_s, name="joulefront-timeline")
 
     def _tick(self) -> None:
         try:
             sample = self._meter.sample()
-            for other in self._beside:
-                with contextlib.suppress(MeterError):  # the meter's own sample stands without it
-                    more = other.sample()
-                    extra = {**sample.extra, **more.extra, f"{other.info.name}_W": more.power_W}
-                    sample = replace(sample, extra=extra)
             if self._state is not None:
                 sample = replace(sample, extra={**sample.extra, **self._state()})
             self._samples.append(sample)

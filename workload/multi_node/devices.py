@@ -79,7 +79,6 @@ class MultiNodeMeter:
         self.resolution_s = max(self.resolution_s, *resolutions_s)
 
     def read(self) -> Reading:
-        """Return the sum of all nodes' counters now."""
         others = self._nodes.ask(lambda i, peer: peer.read())
         own = self._own.read()
         return Reading(own.time_s, own.energy_J + sum(other.energy_J for other in others()))
@@ -108,7 +107,6 @@ class MultiNodeMeter:
         return Reading(edge_s, sum(reading.energy_J for reading, _ in edges) + late_J)
 
     def sample(self) -> PowerSample:
-        """Return the power of all nodes now."""
         others = self._nodes.ask(lambda i, peer: peer.sample())
         return merged([self._own.sample(), *others()], self._devices)
 

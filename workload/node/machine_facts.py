@@ -19,9 +19,9 @@ from platform import python_version
 from sys import executable
 from typing import Any
 
-from tuner.search_spaces.cluster import load_device
+from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters import METERS, MeterError, open_named
+from tuner.workload.meters import MeterError
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     LEAST_CORES,
@@ -34,7 +34,7 @@ from tuner.workload.node.ops import extensions_dir, installed_version
 from tuner.workload.node.readiness import NEEDED, Missing, missing_parts
 from tuner.workload.node.torch_build import installed_torch
 from tuner.workload.platforms import PLATFORMS
-from tuner.workload.platforms.base import DeviceFacts, GpuFacts
+from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
 
 PACKAGES = ("torch", "deepspeed", "transformers", "ray", "optuna", "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")
@@ -157,17 +157,16 @@ class MachineFacts:
         ]
 
 
-def _meter_facts(**roots: Any) -> Iterator[tuple[MeterFacts, MeterError | None]]:
-    for name in METERS:
+def _meter_facts(platforms: Sequence[Platform], core: str) -> Iterator[MeterFacts]:
+    cores = Cluster("this-machine", load_device(core), 1)
+    for name, opened in (pair for each in platforms for pair in each.meters(cores).items()):
         try:
-            meter = open_named(name, **roots)
-        except MeterError as error:
-            yield MeterFacts(name, False, str(error)), error
-        except InputError as error:
-            yield MeterFacts(name, False, str(error)), None
+            meter = opened()
+        except (MeterError, InputError) as error:
+            yield MeterFacts(name, False, str(error))
         else:
             meter.close()
-            yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: ")), None
+            yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
 
 
 def _deepspeed_ops(extensions: Path) -> tuple[dict[str, str], list[str]]:
@@ -191,15 +190,10 @@ def _deepspeed_ops(extensions: Path) -> tuple[dict[str, str], list[str]]:
     return dict(sorted(ops.items())), notes
 
 
-def _notes(gpus: int, cores: float, meters: Sequence[MeterFacts]) -> Iterator[str]:
+def _notes(gpus: int, cores: float) -> Iterator[str]:
     few = why_few_cores(cores, gpus, ENOUGH_CORES)
     if few and not why_few_cores(cores, gpus, LEAST_CORES):  # which is missing
         yield few
-    if gpus and any(meter.name == "hwmon" and meter.available for meter in meters):
-        yield (
-            "energy is that of the GPUs; hwmon meters the whole superchips, with the processors to "
-            "which offload moves work, and is shown beside"
-        )
 
 
 def _read(file: Path) -> str:
@@ -213,8 +207,6 @@ def machine_facts(
     *,
     proc: str | Path = "/proc",
     cgroup: str | Path = "/sys/fs/cgroup",
-    powercap: str | Path = "/sys/class/powercap",
-    hwmon: str | Path = "/sys/class/hwmon",
     extensions: str | Path | None = None,
     core: str = "cpu-core",
     which: Callable[[str], str | None] = shutil.which,
@@ -229,16 +221,13 @@ def machine_facts(
     unseen = (platforms[-1], DeviceFacts(why_none="; ".join(f.why_none for _, f in looked[:-1])))
     platform, found = next((pair for pair in looked if pair[1].devices), unseen)
     gpus, broken = found.devices, [facts.why_none for _, facts in looked if facts.broken]
-    metered = list(_meter_facts(powercap=powercap, hwmon=hwmon, envelope=load_device(core)))
-    meters = tuple(facts for facts, _ in metered)
-    no_energy = next(error for facts, error in metered if facts.name == "rapl")
-    clocks = platform.clocks(no_energy)
+    clocks = platform.clocks()
     ops, of_ops = _deepspeed_ops(Path(extensions_dir() if extensions is None else extensions))
     cores = granted_cores(proc=proc, cgroup=cgroup)
     notes = (
         *(note for _, facts in looked for note in facts.notes),
         *of_ops,
-        *_notes(len(gpus), cores, meters),
+        *_notes(len(gpus), cores),
     )
     compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
     if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
@@ -256,7 +245,7 @@ def machine_facts(
         driver=found.driver,
         gpus=gpus,
         gpu_note=f"none usable: {found.why_none}" if broken else found.why_none,
-        meters=meters,
+        meters=tuple(_meter_facts(platforms, core)),
         clock_control=clocks.can_set,
         clock_note=clocks.note,
         compilers=compilers,

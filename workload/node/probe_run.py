@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed import dump_fields
 from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
@@ -25,12 +26,11 @@ from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumu
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import Window
-from tuner.workload.measure.stragglers import device_state, sentence, stragglers, to_json
+from tuner.workload.measure.stragglers import device_state, sentence, stragglers
 from tuner.workload.measure.warm_up import longest_s
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError, Reading
-from tuner.workload.meters.base import PowerSample
-from tuner.workload.meters.gpus import device_states
+from tuner.workload.meters.base import PowerSample, device_states
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.first_steps import choose_accumulation, look_further, require_batches
@@ -205,7 +205,7 @@ class Probe:
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
         state = None if self._platform.meter_tells_clocks else self.governor.delivered
-        return Timeline(self.meter, beside=self.node.beside, state=state)
+        return Timeline(self.meter, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:
         """Start the ranks, which report to the socket at `address`."""
@@ -311,7 +311,7 @@ class Probe:
             for rank, device in enumerate(numbers)
         }
         if found := stragglers(conductor.arrivals, states):
-            self.environment["stragglers"] = [to_json(straggler) for straggler in found]
+            self.environment["stragglers"] = [dump_fields(straggler) for straggler in found]
             flags = [f"straggler: {sentence(straggler)}" for straggler in found]
             self.measurements = [replace(m, flags=(*m.flags, *flags)) for m in self.measurements]
 
@@ -367,12 +367,11 @@ class Probe:
 
     def _window(self, conductor: Conductor, timeline: Timeline, step_time_s: float) -> Window:
         """Measure whole steps, or steps of fewer micro-batches; `step_time_s` is of the current."""
-        samples, beside = (lambda: timeline.samples), self.node.beside
         policy, accumulations = self.request.window, self._accumulations
         known = self._known()
         if not accumulations:
             return conductor.measure(
-                self.meter, policy, step_time_s, samples=samples, beside=beside, known=known
+                self.meter, policy, step_time_s, samples=lambda: timeline.samples, known=known
             )
         return measure_accumulated(
             conductor,
@@ -381,8 +380,7 @@ class Probe:
             accumulations,
             self.launch.accumulations.own,
             micro_batch_s=step_time_s / accumulations[0],
-            samples=samples,
-            beside=beside,
+            samples=lambda: timeline.samples,
             known=known,
         )
 

@@ -59,7 +59,6 @@ class ProbeNode:
     run_dir: Path
     server: RankServer
     meter: Meter
-    beside: tuple[Meter, ...]
     governor: Governor
     program: Path
     fresh: bool

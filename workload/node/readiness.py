@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.guard_client import DEFAULT_SOCKET, PROGRAM
-from tuner.workload.clocks.zeusd import SOCKET
+from tuner.workload.clocks.ways import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
 from tuner.workload.node.host import why_few_cores, why_shm_is_small
 
 #: The packages without which nothing trains.
@@ -49,16 +48,11 @@ def user_name() -> str:
 def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missing:
     """Return the lines that permit clocks of GPUs to a user without root."""
     lines = [
-        f"zeusd:  systemctl enable --now zeusd; then: export {SOCKET}=/run/zeusd/zeusd.sock",
+        f"zeusd:  systemctl enable --now zeusd; then: export {ZEUSD_SOCKET}=/run/zeusd/zeusd.sock",
         *_guard_lines(user_name()),
     ]
     if slurm or environ.get("SLURM_JOB_ID"):
-        lines.append("slurm:  in Prolog: nvidia-smi -acp 0; in Epilog: nvidia-smi -rac, -acp 1")
-        lines.append("        or one clock for a whole job: srun --gpu-freq=MHZ")
-    else:
-        lines.append(
-            "nvidia: nvidia-smi -acp 0 (application clocks for every user, no power limits)"
-        )
+        lines.append("slurm:  one clock for a whole job: srun --gpu-freq=MHZ")
     return Missing("permission to set the clocks and power limits of the GPUs", tuple(lines))
 
 

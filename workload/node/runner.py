@@ -20,7 +20,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.clocks.commands import with_commands
-from tuner.workload.meters import Meter, MeterError, open_beside, open_meter
+from tuner.workload.meters import Meter, MeterError
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
@@ -49,7 +49,6 @@ class LocalRunner:
     Args:
         run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
         meter, governor: opened for this cluster if not given; closed with the runner.
-        beside: meters of other scopes, read at the same boundaries.
         keep: save what was measured after every window, until the driver has the whole record.
     """
 
@@ -61,19 +60,16 @@ class LocalRunner:
         run_dir: str | Path,
         meter: Meter | None = None,
         governor: Governor | None = None,
-        beside: Sequence[Meter] | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         fresh: bool = False,
         step_limit_s: float | None = None,
         program: Path | None = None,
         keep: bool = False,
     ) -> None:
-        # The caller's own meter is not opened again.
-        self._open_meter = None if meter is not None else lambda: open_meter(cluster)
-        if beside is None:
-            beside = () if meter is not None else None
-        meter = meter or open_meter(cluster)
         self._platform = platform = platform_of(cluster)
+        # The caller's own meter is not opened again.
+        self._open_meter = None if meter is not None else lambda: platform.open_meter(cluster)
+        meter = meter or platform.open_meter(cluster)
         self._say = say
         self._said = ""  # why ranks are not forked
         self._one_at_a_time = threading.Lock()
@@ -97,7 +93,6 @@ class LocalRunner:
                 ],
             ),
             meter=meter,
-            beside=tuple(open_beside(meter) if beside is None else beside),
             governor=governor or platform.open_governor(cluster),
             program=program or training_program(),
             fresh=fresh,
@@ -212,25 +207,16 @@ class LocalRunner:
                     renewed.close()
                     raise MeterError(f"{', '.join(sorted(gone))} cannot be used any more") from None
                 self.node = replace(self.node, meter=renewed)
-        for other in self.node.beside:
-            try:
-                other.read()
-            except MeterError as error:  # what is only shown beside must not cost a probe
-                self._say(f"no energy by {other.info.name} from here on: {error}")
-                other.close()
-                left = tuple(meter for meter in self.node.beside if meter is not other)
-                self.node = replace(self.node, beside=left)
 
     def close(self) -> None:
-        """End the ranks and their server, put back the clocks and close the meters."""
+        """End the ranks and their server, put back the clocks and close the meter."""
         self.node.cancelled.set()
         self.node.server.close()
         try:
             self.node.governor.close()
         except GovernorError as error:
             self._say(f"what was changed on the GPUs could not all be put back: {error}")
-        for meter in (self.node.meter, *self.node.beside):
-            meter.close()
+        self.node.meter.close()
 
 
 def _gpus_of(meter: Meter) -> set[str]:

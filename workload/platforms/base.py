@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor
-from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters import Meter, MeterError
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.readiness import Missing
 from tuner.workload.node.torch_build import TorchBuild
@@ -67,15 +68,11 @@ class Platform:
 
     Attributes:
         accelerator: DeepSpeed's name of the devices on which ranks compute.
-        meters: those that charge a job on these devices, by preference.
-        on_request: further meters that may, because they charge the devices, too; None for any.
         binds_offload: True if ranks that offload are bound to the processor next to their device.
         meter_tells_clocks: True if the meter's samples hold the clocks.
     """
 
     accelerator: str = "cpu"
-    meters: ClassVar[tuple[str, ...]] = ()
-    on_request: ClassVar[tuple[str, ...] | None] = None
     binds_offload = False
     meter_tells_clocks = False
 
@@ -83,6 +80,22 @@ class Platform:
         self, environ: Mapping[str, str] | None = None, *, sys: str | Path = "/sys"
     ) -> None:
         self.environ, self.sys = os.environ if environ is None else environ, Path(sys)
+
+    def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
+        """Return how to open each meter that charges a job on these devices, by preference."""
+        raise NotImplementedError
+
+    def open_meter(self, cluster: Cluster) -> Meter:
+        """Open the best meter for this node of `cluster`; InputError if none opens."""
+        reasons = []
+        for opened in self.meters(cluster).values():
+            try:
+                return opened()
+            except MeterError as error:
+                reasons.append(str(error))
+        raise InputError(
+            f"the energy of cluster {cluster.name!r} cannot be metered: {'; '.join(reasons)}"
+        )
 
     def open_governor(self, cluster: Cluster) -> Governor:
         """Return the governor of this node, or a fixed one with its reason."""
@@ -93,7 +106,7 @@ class Platform:
         with closing(self.open_governor(replace(cluster, clock_control=True))) as governor:
             return governor.why_not
 
-    def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
+    def clocks(self) -> ClockFacts:
         """Find out whether clocks may be set, without changing anything."""
         raise NotImplementedError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import ClassVar
@@ -11,7 +11,8 @@ from typing import ClassVar
 from tuner.search_spaces.cluster import Cluster, Device, load_device
 from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters import Meter, MeterError
+from tuner.workload.meters.estimated import EstimatedMeter
 from tuner.workload.meters.rapl import RaplMeter
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.readiness import missing_of_cores
@@ -24,24 +25,39 @@ LOOPBACK_BPS = 5e9
 class Cores(Platform):
     """The cores that this process may use."""
 
-    meters: ClassVar = ("rapl", "estimated")
     compile_environment: ClassVar = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a rank has one core
+
+    def _rapl(self) -> Meter:
+        return RaplMeter(self.sys / "class" / "powercap")
+
+    def _no_energy(self) -> MeterError | None:
+        try:
+            self._rapl().close()
+        except MeterError as error:
+            return error
+        return None
+
+    def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
+        core, host_W = cluster.device, cluster.host_W
+        return {
+            "rapl": self._rapl,
+            "estimated": lambda: EstimatedMeter(
+                idle_W=core.idle_W, max_W=core.max_W, host_W=host_W
+            ),
+        }
 
     def open_governor(self, cluster: Cluster) -> Governor:
         """Return the governor; a fixed one where energy is estimated, which knows no clock."""
         governor = CpuGovernor(self.sys)
-        if governor.can_set:
-            try:
-                RaplMeter(self.sys / "class" / "powercap").close()
-            except MeterError as error:
-                governor.close()
-                return FixedGovernor(
-                    "clocks are set only where energy is metered, and here it is estimated: "
-                    f"{error}"
-                )
+        if governor.can_set and (error := self._no_energy()):
+            governor.close()
+            return FixedGovernor(
+                f"clocks are set only where energy is metered, and here it is estimated: {error}"
+            )
         return governor
 
-    def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
+    def clocks(self) -> ClockFacts:
+        no_energy = self._no_energy()
         with closing(CpuGovernor(self.sys, guarded=False)) as cores:
             missing = tuple(missing_of_cores(cores, no_energy.grant if no_energy else ""))
             if cores.can_set and no_energy:

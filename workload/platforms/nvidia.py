@@ -13,12 +13,13 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.meters import Meter
 from tuner.workload.meters.errors import MeterError, NoDriver
 from tuner.workload.meters.gpus import (
     Gpu,
@@ -31,6 +32,7 @@ from tuner.workload.meters.gpus import (
     unusable_gpus,
     visible_gpus,
 )
+from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -68,8 +70,6 @@ _UNASKED = (
 class Nvidia(Platform):
     """The visible GPUs."""
 
-    meters: ClassVar = ("nvml",)
-    on_request: ClassVar = ("hwmon",)
     binds_offload = True
     meter_tells_clocks = True
 
@@ -78,6 +78,9 @@ class Nvidia(Platform):
         """DeepSpeed's name of the devices; ranks of a twin compute on cores."""
         return "cpu" if on_twin() else "cuda"
 
+    def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
+        return {"nvml": lambda: NvmlMeter(environ=self.environ)}
+
     def open_governor(self, cluster: Cluster) -> Governor:
         """Return the governor; it leaves clocks alone unless `Cluster.clock_control` is set."""
         try:
@@ -85,14 +88,14 @@ class Nvidia(Platform):
         except MeterError as error:
             return FixedGovernor(f"clocks are set through NVML, and that is not to be had: {error}")
 
-    def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
+    def clocks(self) -> ClockFacts:
         try:
-            governor = NvmlGovernor(environ=self.environ, guard_nvml="")
+            governor = NvmlGovernor(environ=self.environ, guarded=False)
         except (MeterError, InputError) as error:
             return ClockFacts(False, f"cannot be set: {error}", str(error))
         governor.close()
-        if not governor.needs_root or governor.can_set:
-            return ClockFacts(governor.can_set, governor.why_not, governor.why_not)
+        if governor.can_set:
+            return ClockFacts(True, "")
         missing = missing_clocks(self.environ, slurm=shutil.which("sbatch") is not None)
         return ClockFacts(False, "not permitted", governor.why_not, (missing,))
 
@@ -245,7 +248,11 @@ class Nvidia(Platform):
         try:
             with opened_gpus(self.environ, dev=host.dev) as (nvml, gpus):
                 try:
-                    return cluster_of_gpus(nvml, gpus, host.memory_bytes) if gpus else None
+                    if not gpus:
+                        return None
+                    governor = NvmlGovernor(environ=self.environ, guarded=False)
+                    governor.close()
+                    return cluster_of_gpus(nvml, gpus, host.memory_bytes, governor.can_set)
                 except nvml.NVMLError as error:
                     raise InputError(_UNASKED.format(error)) from error
         except NoDriver:

@@ -10,7 +10,6 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, Device, device_names, load_device
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters.gpus import Gpu, ask
 
 #: Dense 16-bit tensor FLOP a CUDA core and clock: times cores and top clock, about the peaks of the
@@ -169,7 +168,9 @@ def _nvlink_Bps(nvml: Any, gpu: Gpu) -> float:
     return active * (NVLINK5_BPS if compute[0] >= 10 else NVLINK_BPS)
 
 
-def cluster_of_gpus(nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int) -> Cluster:
+def cluster_of_gpus(
+    nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int, clock_control: bool
+) -> Cluster:
     """Describe the GPUs of this node; InputError if they differ, or are of an unknown kind."""
     kinds = {gpu.name + _power_profile(nvml, gpu) for gpu in gpus}
     if len(kinds) > 1:
@@ -177,8 +178,6 @@ def cluster_of_gpus(nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int) -> Clus
             f"this machine has different GPUs ({', '.join(sorted(kinds))}); choose those of one "
             "kind with CUDA_VISIBLE_DEVICES"
         )
-    governor = NvmlGovernor([gpu.uuid for gpu in gpus], nvml=nvml)
-    governor.close()
     host_link_Bps = _host_link_Bps(nvml, gpus[0])
     return Cluster(
         name="this-machine",
@@ -187,6 +186,6 @@ def cluster_of_gpus(nvml: Any, gpus: tuple[Gpu, ...], memory_bytes: int) -> Clus
         link_Bps=_nvlink_Bps(nvml, gpus[0]) or host_link_Bps,
         host_link_Bps=host_link_Bps,
         host_memory_bytes=memory_bytes,
-        clock_control=governor.can_set,
+        clock_control=clock_control,
         sources=("detected: NVML, /proc/meminfo; links from their PCIe and NVLink generation",),
     )

@@ -58,7 +58,7 @@ def fake(busy: Make) -> TwinNode:
 
 @pytest.fixture
 def governor(fake: TwinNode) -> Iterator[NvmlGovernor]:
-    made = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+    made = NvmlGovernor(environ=NO_ENV, guarded=False)
     yield made
     made.close()
 
@@ -76,13 +76,13 @@ class TestNvmlGovernor:
 
     def test_knows_the_limits_that_all_gpus_take(self, busy: Make) -> None:
         busy(TwinGpu(limit_W=350.0), TwinGpu(limit_W=375.0, min_limit_W=150.0))
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         assert governor.limit_range_W == (150.0, 350.0)
         governor.close()
 
     def test_a_lock_that_no_gpu_takes_leaves_nothing_to_put_back(self, busy: Make) -> None:
         busy(TwinGpu(lockable=False))
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         with pytest.raises(GovernorError, match=r"Not Supported$"):
             governor.apply(Settings(clock_MHz=1200))
         governor.apply(Settings(power_limit_W=300))
@@ -124,7 +124,7 @@ class TestNvmlGovernor:
     def test_a_lock_of_the_administrator_is_put_back_where_it_is_known(
         self, fake: TwinNode
     ) -> None:
-        governor = NvmlGovernor(nvml=pynvml, environ={**NO_ENV, "EARLIER_CLOCKS_MHZ": "600,1110"})
+        governor = NvmlGovernor(environ={**NO_ENV, "EARLIER_CLOCKS_MHZ": "600,1110"}, guarded=False)
         assert governor.apply(Settings(clock_MHz=1200)).notes == ()
         governor.close()
         assert locks(fake) == [(600, 1110)] * 2
@@ -133,12 +133,12 @@ class TestNvmlGovernor:
         self, fake: TwinNode
     ) -> None:
         """finding_20: NVML cannot be asked for a lock, so an administrator's was lost."""
-        governor = NvmlGovernor(nvml=pynvml, environ={"EARLIER_CLOCKS_MHZ": "600,1110"})
+        governor = NvmlGovernor(environ={"EARLIER_CLOCKS_MHZ": "600,1110"}, guarded=False)
         assert governor.apply(Settings(clock_MHz=1200)).notes == ()
         governor.close()
         assert locks(fake) == [(600, 1110)] * 2
         with pytest.raises(InvalidValue, match="MIN,MAX in MHz"):
-            NvmlGovernor(nvml=pynvml, environ={"EARLIER_CLOCKS_MHZ": "600"})
+            NvmlGovernor(environ={"EARLIER_CLOCKS_MHZ": "600"}, guarded=False)
 
     def test_an_unknown_earlier_lock_is_said_once(self, governor: NvmlGovernor) -> None:
         assert "released" in governor.apply(Settings(clock_MHz=1200)).notes[0]
@@ -171,7 +171,7 @@ class TestNvmlGovernor:
 
     def test_without_permission_it_says_so_at_once(self, busy: Make) -> None:
         fake = busy(root=False)
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         assert not governor.can_set
         assert "nvidia-smi -i 0 -lgc" in governor.why_not
         assert governor.why_not.index("zeusd") < governor.why_not.index("joulefront's guard")
@@ -191,7 +191,7 @@ class TestNvmlGovernor:
     @pytest.mark.parametrize("root", [True, False])
     def test_a_card_without_limits_may_still_lock_its_clock(self, busy: Make, root: bool) -> None:
         fake = busy(TwinGpu(limit_settable=False), root=root)
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         assert governor.can_set == root
         if root:
             governor.apply(Settings(clock_MHz=1200))
@@ -202,7 +202,7 @@ class TestNvmlGovernor:
 
     def test_delivered_is_what_runs_and_not_what_was_asked(self, busy: Make) -> None:
         busy(TwinGpu(ignores_lock=True))
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         governor.apply(Settings(clock_MHz=900))
         assert governor.delivered()["clock_MHz"] == 1410
         governor.close()
@@ -247,14 +247,14 @@ class TestNvmlGovernor:
         fake.set(1, lost=0)
 
     def test_closing_restores_and_may_be_done_twice(self, fake: TwinNode) -> None:
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         governor.apply(Settings(clock_MHz=900))
         governor.close()
         governor.close()
         assert locks(fake) == [None, None]
 
     def test_only_visible_gpus_are_touched(self, fake: TwinNode) -> None:
-        governor = NvmlGovernor(nvml=pynvml, environ={"CUDA_VISIBLE_DEVICES": "1"})
+        governor = NvmlGovernor(environ={"CUDA_VISIBLE_DEVICES": "1"}, guarded=False)
         governor.apply(Settings(clock_MHz=900))
         assert locks(fake) == [None, (900, 900)]
         governor.close()
@@ -308,33 +308,21 @@ class TestStages:
         assert fake.limit_W(3) == 400.0
 
 
-class TestApplicationClocks:
-    def test_are_used_where_anybody_may_set_them(self, busy: Make) -> None:
-        fake = busy(TwinGpu(application_free=True), root=False)
-        fake.set(application_memory=1593, application_sm=1200)
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
-        assert (governor.can_set, governor.means) == (True, "application clocks")
-        assert governor.apply(Settings(clock_MHz=900)).notes == ()
-        assert fake.application_MHz() == (1593, 900)
-        assert governor.delivered()["clock_MHz"] == 900
-        with pytest.raises(InputError, match="takes no limit"):
-            governor.apply(Settings(power_limit_W=200))
-        governor.close()
-        assert fake.application_MHz() == (1593, 1200)  # what stood before, not the default
-
-    def test_are_used_on_cards_older_than_the_lock(self, busy: Make) -> None:
+class TestWithoutLocks:
+    def test_cards_older_than_the_lock_have_no_clock_to_choose(self, busy: Make) -> None:
         fake = busy(TwinGpu(compute=(6, 0), lockable=False))
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
-        governor.apply(Settings(clock_MHz=900, power_limit_W=200))
-        assert (fake.application_MHz(), fake.limit_W()) == ((1593, 900), 200.0)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.supported_clocks_MHz == ()
+        governor.apply(Settings(power_limit_W=200))
+        assert fake.limit_W() == 200.0
         governor.close()
-        assert (fake.application_MHz(), fake.limit_W()) == ((1593, 1410), 400.0)
+        assert fake.limit_W() == 400.0
 
-    def test_are_not_where_they_are_restricted(self, busy: Make) -> None:
+    def test_without_the_right_what_an_administrator_can_do_is_said(self, busy: Make) -> None:
         busy(root=False)
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         assert not governor.can_set
-        for what in ("root", "-lgc MIN,MAX", "-acp 0", "zeusd"):
+        for what in ("root", "-lgc MIN,MAX", "zeusd"):
             assert what in governor.why_not
         governor.close()
 
@@ -457,7 +445,8 @@ class TestGuard:
         assert locks(fake) == [None, None]
 
     def test_without_a_guard_nothing_is_touched(self, fake: TwinNode) -> None:
-        governor = NvmlGovernor(nvml=pynvml, environ=NO_ENV, guard_nvml="no_such_module")
+        governor = NvmlGovernor(environ=NO_ENV)
+        governor._guard = Guard("no_such_module")
         before = fake.log
         with pytest.raises(GovernorError, match="ModuleNotFoundError"):
             governor.apply(Settings(clock_MHz=900))

@@ -78,7 +78,7 @@ class TestOnTwin:
 
     def test_a_limit_that_the_card_refuses_is_not_offered_again(self, node: TwinNode) -> None:
         node.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)
-        with closing(NvmlGovernor(guard_nvml="")) as governor:
+        with closing(NvmlGovernor(guarded=False)) as governor:
             assert governor.can_set
             for _ in range(2):
                 with pytest.raises(InputError, match="takes no limit"):

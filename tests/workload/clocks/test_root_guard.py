@@ -19,10 +19,12 @@ import pytest
 from benchmarks.governor import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks import guard, guard_client
+from tuner.workload.clocks import guard
+from tuner.workload.clocks import ways as ways_to_set
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.guard_client import SOCKET, RootGuardNvml
+from tuner.workload.clocks.ways import GUARD_SOCKET, RootGuardNvml, ways
+from tuner.workload.meters.gpus import Gpu
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -88,10 +90,10 @@ def asker(listens: Path) -> Iterator[Asker]:
 
 
 def stands(node: TwinNode) -> tuple[object, ...]:
-    return (node.locked_MHz(), node.memory_locked_MHz(), node.application_MHz(), node.limit_W())
+    return (node.locked_MHz(), node.memory_locked_MHz(), node.limit_W())
 
 
-BEFORE = (None, None, None, 350.0)
+BEFORE = (None, None, 350.0)
 
 
 def becomes(true: Callable[[], bool], limit_s: float = 30.0) -> None:
@@ -109,18 +111,18 @@ def test_no_clock_is_left_wrong(tmp_path: Path, fault: str) -> None:
 def test_a_governor_without_rights_sets_all_three_by_the_guard(
     node: TwinNode, listens: Path
 ) -> None:
-    governor = NvmlGovernor(nvml=pynvml, environ={SOCKET: str(listens)})
+    governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
     assert (governor.can_set, governor.means, node.log) == (True, "guard", [])
     governor.apply(Settings(clock_MHz=900, memory_clock_MHz=405, power_limit_W=200))
-    assert stands(node) == ((900, 900), (405, 405), None, 200.0)
+    assert stands(node) == ((900, 900), (405, 405), 200.0)
     governor.apply(Settings(clock_MHz=1200))
-    assert stands(node) == ((1200, 1200), None, None, 350.0)
+    assert stands(node) == ((1200, 1200), None, 350.0)
     governor.close()
     assert stands(node) == BEFORE
 
 
 def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens: Path) -> None:
-    governor = NvmlGovernor(nvml=pynvml, environ={SOCKET: str(listens)})
+    governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
     governor.apply(Settings(power_limit_W=200))
     os.kill(governor._nvml.ask(verb="state")["pid"], 9)
     governor.apply(Settings(power_limit_W=250))
@@ -129,8 +131,8 @@ def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens:
 
 
 def test_a_lock_that_an_administrator_has_set_comes_back(node: TwinNode, listens: Path) -> None:
-    environ = {SOCKET: str(listens), "EARLIER_CLOCKS_MHZ": "300,1095"}
-    governor = NvmlGovernor(nvml=pynvml, environ=environ)
+    environ = {GUARD_SOCKET: str(listens), "EARLIER_CLOCKS_MHZ": "300,1095"}
+    governor = NvmlGovernor(environ=environ, guarded=False)
     governor.apply(Settings(clock_MHz=900))
     governor._nvml._drop()  # as if this process were gone
     becomes(lambda: node.locked_MHz() == (300, 1095))
@@ -139,17 +141,16 @@ def test_a_lock_that_an_administrator_has_set_comes_back(node: TwinNode, listens
 def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
     listens: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.workload.clocks.ways import ways
-
-    monkeypatch.setattr(guard_client, "DEFAULT_SOCKET", str(folder / "none"))
-    monkeypatch.setattr(guard_client, "PROGRAM", str(folder / "none"))
-    both = {SOCKET: str(listens), "ZEUSD_SOCK_PATH": "/run/zeusd.sock"}
-    assert [way.means for way in ways(pynvml, both)] == ["locked clocks", "zeusd", "guard"]
-    assert [way.means for way in ways(pynvml, {})] == ["locked clocks"]
+    monkeypatch.setattr(ways_to_set, "DEFAULT_SOCKET", str(folder / "none"))
+    monkeypatch.setattr(ways_to_set, "PROGRAM", str(folder / "none"))
+    gpu = Gpu(0, GPU, "", None)
+    both = {GUARD_SOCKET: str(listens), "ZEUSD_SOCK_PATH": "/run/zeusd.sock"}
+    assert [way.means for way in ways(pynvml, gpu, both)] == ["locked clocks", "zeusd", "guard"]
+    assert [way.means for way in ways(pynvml, gpu, {})] == ["locked clocks"]
     (folder / "none").touch()
     if os.geteuid() == 0:
         os.chown(folder / "none", FOREIGN, FOREIGN)
-    assert [way.means for way in ways(pynvml, {})] == ["locked clocks"]  # it is not root's
+    assert [way.means for way in ways(pynvml, gpu, {})] == ["locked clocks"]  # it is not root's
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
         ("GpuLockedClocks", (True, 900)),
         ("GpuLockedClocks", ("900", "900")),
         ("MemoryLockedClocks", (405, 2**40)),
-        ("ApplicationsClocks", (900, 405)),
+        ("ApplicationsClocks", (405, 900)),
         ("PowerManagementLimit", (1,)),
         ("PowerManagementLimit", (401_000,)),
         ("PowerManagementLimit", (200_000.0,)),
@@ -215,11 +216,10 @@ def test_restore_takes_back_one_thing_or_all(node: TwinNode, asker: Asker) -> No
     asker.set("PowerManagementLimit", 200_000)
     asker.set("PowerManagementLimit", 250_000)
     assert asker.ask(verb="restore", gpu=GPU, what="GpuLockedClocks") == {}
-    assert stands(node) == (None, None, None, 250.0)
-    asker.set("ApplicationsClocks", 405, 900)
+    assert stands(node) == (None, None, 250.0)
+    asker.set("MemoryLockedClocks", 405, 405)
     assert asker.ask(verb="restore") == {}
-    assert node.limit_W() == 350.0
-    assert node.application_MHz() == (1593, 1410)
+    assert stands(node) == BEFORE
 
 
 @pytest.mark.root
@@ -309,7 +309,7 @@ class TestAsRoot:
             becomes(path.exists)
             time.sleep(0.1)
             assert f"UID {FOREIGN} listens" in RootGuardNvml(pynvml, str(path)).why_not()
-            governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": str(path)})
+            governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": str(path)}, guarded=False)
             assert f"UID {FOREIGN} listens" in governor.why_not
             governor.close()
         finally:
@@ -319,7 +319,7 @@ class TestAsRoot:
 
 def test_a_guard_that_is_gone_for_good_is_a_failed_setting(node: TwinNode, folder: Path) -> None:
     with unit(node, folder) as path:
-        governor = NvmlGovernor(nvml=pynvml, environ={SOCKET: str(path)})
+        governor = NvmlGovernor(environ={GUARD_SOCKET: str(path)}, guarded=False)
         os.kill(governor._nvml.ask(verb="state")["pid"], 9)
         path.unlink()
         (folder / "other").touch()

@@ -1,4 +1,4 @@
-"""Zeus's daemon as the way to set clocks: its protocols, frozen from its route tables."""
+"""Zeus's daemon as the way to set clocks: its protocol, frozen from its route tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pynvml
@@ -16,7 +17,7 @@ import pytest
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.zeusd import ZeusdNvml
+from tuner.workload.clocks.ways import ZeusdNvml
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -38,15 +39,34 @@ class Daemon(BaseHTTPRequestHandler):
     log: list[str]
     unsupported = 400, b"NVML error: the requested operation is not available on target device"
 
+    FIELDS = {  # noqa: RUF012
+        "set_power_limit": ("power_limit_mw",),
+        "set_gpu_locked_clocks": ("min_clock_mhz", "max_clock_mhz"),
+        "reset_gpu_locked_clocks": (),
+        "set_mem_locked_clocks": ("min_clock_mhz", "max_clock_mhz"),
+        "reset_mem_locked_clocks": (),
+    }
+    #: What /discover answers (zeusd/src/routes/server.rs, DiscoveryInfo); None: no such route.
+    told: Any = None
+
     def do_GET(self) -> None:
-        """Release 0.2 has no such routes."""
-        self.answer(404)
+        if self.path == "/discover" and self.told is not None:
+            self.answer(200, json.dumps(self.told).encode())
+        else:
+            self.answer(404)
 
     def do_POST(self) -> None:
-        _, _, index, command = self.path.split("/")
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body.pop("block") is True
-        self.carry_out(int(index), command, body)
+        url = urlsplit(self.path)
+        command = url.path.removeprefix("/gpu/")
+        if command not in self.FIELDS:
+            self.answer(404)
+            return
+        words = dict(parse_qsl(url.query, strict_parsing=True))
+        if set(words) != {"gpu_ids", *self.FIELDS[command], "block"} or words["block"] != "true":
+            self.answer(400)
+            return
+        fields = {name: int(words[name]) for name in self.FIELDS[command]}
+        self.carry_out(int(words["gpu_ids"]), command, fields)
 
     def answer(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
@@ -59,7 +79,6 @@ class Daemon(BaseHTTPRequestHandler):
         self.log.append(f"{index} {command}")
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         calls: dict[str, Callable[..., None]] = {
-            "set_persistence_mode": pynvml.nvmlDeviceSetPersistenceMode,
             "set_power_limit": pynvml.nvmlDeviceSetPowerManagementLimit,
             "set_gpu_locked_clocks": pynvml.nvmlDeviceSetGpuLockedClocks,
             "reset_gpu_locked_clocks": pynvml.nvmlDeviceResetGpuLockedClocks,
@@ -85,50 +104,25 @@ class Daemon(BaseHTTPRequestHandler):
         return "unix"
 
 
-class Daemon03(Daemon):
-    """Release 0.3 and later: query parameters, unknown ones denied, and GPUs that are told."""
-
-    FIELDS = {  # noqa: RUF012
-        "set_persistence_mode": ("enabled",),
-        "set_power_limit": ("power_limit_mw",),
-        "set_gpu_locked_clocks": ("min_clock_mhz", "max_clock_mhz"),
-        "reset_gpu_locked_clocks": (),
-        "set_mem_locked_clocks": ("min_clock_mhz", "max_clock_mhz"),
-        "reset_mem_locked_clocks": (),
-    }
-    told: tuple[str, bytes] = ("/discover", b'{"gpu_ids": [0, 1], "cpu_ids": [0]}')
-    token = False
-
-    def do_GET(self) -> None:
-        path, body = self.told
-        if self.token:
-            self.answer(401)
-        else:
-            self.answer(200, body) if self.path == path else self.answer(404)
-
-    def do_POST(self) -> None:
-        url = urlsplit(self.path)
-        command = url.path.removeprefix("/gpu/")
-        if command not in self.FIELDS:
-            self.answer(404)
-            return
-        words = dict(parse_qsl(url.query, strict_parsing=True))
-        if set(words) != {"gpu_ids", *self.FIELDS[command], "block"} or words["block"] != "true":
-            self.answer(400)
-            return
-        fields = {name: int(words[name].replace("true", "1")) for name in self.FIELDS[command]}
-        self.carry_out(int(words["gpu_ids"]), command, fields)
+GPUS = [{"id": n, "name": "A100", "pci_address": f"0000:0{n + 1}:00.0"} for n in range(2)]
+TOLD = {
+    "gpus": GPUS,
+    "cpus": [{"id": 0, "dram_available": True}],
+    "enabled_api_groups": ["gpu-control", "gpu-read", "cpu-read"],
+    "auth_required": False,
+}
 
 
-@pytest.fixture(params=[Daemon, Daemon03], ids=["0.2", "0.3"])
+@pytest.fixture
 def daemon(
-    request: pytest.FixtureRequest, twin_node: Make, tmp_path: Path
+    twin_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[TwinNode, str, list[str]]]:
     gpus = TwinGpu(limit_W=350.0, pci_bus=1), TwinGpu(limit_W=375.0, pci_bus=2)
     fake = twin_node(*gpus, root=False)
     pynvml.nvmlInit()
     log: list[str] = []
-    handler = type("Handler", (request.param,), {"fake": fake, "log": log})
+    monkeypatch.setattr(Daemon, "told", TOLD)
+    handler = type("Handler", (Daemon,), {"fake": fake, "log": log})
     path = str(tmp_path / "zeusd.sock")
     server = socketserver.UnixStreamServer(path, handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -144,7 +138,7 @@ class TestZeusd:
         self, daemon: tuple[TwinNode, str, list[str]]
     ) -> None:
         fake, path, log = daemon
-        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
+        governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": path}, guarded=False)
         assert (governor.can_set, governor.means) == (True, "zeusd")
         assert governor.supported_clocks_MHz[-1] == 1410
         governor.apply(Settings(clock_MHz=(900, 1200), power_limit_W=250))
@@ -158,7 +152,7 @@ class TestZeusd:
     def test_a_daemon_that_is_not_there_is_said(self, twin_node: Make, tmp_path: Path) -> None:
         path = str(tmp_path / "nobody.sock")
         twin_node(root=False)
-        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
+        governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": path}, guarded=False)
         assert not governor.can_set
         assert "needs root" in governor.why_not
         assert f"zeusd at {path} does not do it either" in governor.why_not
@@ -174,7 +168,7 @@ class TestZeusd:
             nvml.nvmlDeviceSetPowerManagementLimit(handle, 5_000_000)
         assert nvml.nvmlDeviceGetPowerManagementLimit(handle) == 350_000
         with pytest.raises(pynvml.NVMLError_NotSupported):
-            nvml.nvmlDeviceSetApplicationsClocks(handle, 1593, 900)
+            nvml.nvmlDeviceSetPersistenceMode(handle, 1)
 
     @pytest.mark.parametrize(
         "unsupported",
@@ -195,98 +189,50 @@ class TestZeusd:
         fake, path, _ = daemon
         fake.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)
         monkeypatch.setattr(Daemon, "unsupported", unsupported)
-        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
+        governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": path}, guarded=False)
         assert (governor.why_not, governor.means) == ("", "zeusd")
         governor.apply(Settings(clock_MHz=900))
         assert locks(fake) == [(900, 900), (900, 900)]
         governor.close()
 
-    @pytest.mark.parametrize(
-        "told",
-        [
-            ("/discover", b'{"gpu_ids": [0, 1, 2, 3], "cpu_ids": []}'),
-            ("/gpu/get_cumulative_energy", b'{"0": {}, "1": {}, "2": {}, "3": {}}'),
-        ],
-        ids=["discover", "readings"],
-    )
-    def test_a_daemon_with_other_gpus_sets_none(
-        self,
-        daemon: tuple[TwinNode, str, list[str]],
-        told: tuple[str, bytes],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """In a container index 0 is another GPU of the host's."""
-        _, path, log = daemon
-        monkeypatch.setattr(Daemon, "do_GET", Daemon03.do_GET)
-        for kind in (Daemon, Daemon03):
-            monkeypatch.setattr(kind, "told", told, raising=False)
-            monkeypatch.setattr(kind, "token", False, raising=False)
-        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
-        assert not governor.can_set
-        assert "has 4 GPUs and NVML shows 2 here" in governor.why_not
-        governor.close()
-        assert log == []
-
-    @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
-    def test_a_daemon_that_asks_for_a_token_is_no_permission(
-        self, daemon: tuple[TwinNode, str, list[str]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        _, path, log = daemon
-        monkeypatch.setattr(Daemon03, "token", True)
-        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
-        assert not governor.can_set
-        governor.close()
-        assert log == []
-
-    def of_release_05(self, monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
-        """Answer /discover as release 0.5 does (zeusd/src/routes/server.rs, DiscoveryInfo)."""
-        told = {
-            "cpus": [{"id": 0, "dram_available": True}],
-            "enabled_api_groups": ["gpu-control", "gpu-read", "cpu-read"],
-            "auth_required": False,
-            **more,
-        }
-        monkeypatch.setattr(Daemon03, "told", ("/discover", json.dumps(told).encode()))
-
-    @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
-    def test_release_05_in_a_container_finds_its_gpus_by_their_pci_address(
+    def test_in_a_container_its_gpus_are_found_by_their_pci_address(
         self, daemon: tuple[TwinNode, str, list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The host's four GPUs, of which numbers 2 and 1 are this container's 0 and 1."""
         _, path, _ = daemon
         addresses = ["0000:81:00.0", "0000:02:00.0", "0000:01:00.0", "0000:c1:00.0"]
         gpus = [{"id": n, "name": "A100", "pci_address": a} for n, a in enumerate(addresses)]
-        self.of_release_05(monkeypatch, gpus=gpus)
+        monkeypatch.setattr(Daemon, "told", {**TOLD, "gpus": gpus})
         nvml = ZeusdNvml(pynvml, path)
         assert nvml.why_not() == ""
         asked: list[str] = []
         monkeypatch.setattr(
-            Daemon03, "carry_out", lambda self, index, *_: (asked.append(index), self.answer(200))
+            Daemon, "carry_out", lambda self, index, *_: (asked.append(index), self.answer(200))
         )
         for index in range(2):
             nvml.nvmlDeviceSetGpuLockedClocks(pynvml.nvmlDeviceGetHandleByIndex(index), 900, 900)
         assert asked == [2, 1]
 
     @pytest.mark.parametrize(
-        ("change", "says"),
+        ("told", "says"),
         [
-            ({"auth_required": True}, "set ZEUSD_TOKEN"),
-            ({"enabled_api_groups": ["gpu-read"]}, "--enable gpu-control,gpu-read"),
-            ({"gpus": [{"id": 0, "pci_address": "0000:81:00.0"}] * 2}, "GPUs of others"),
+            ({**TOLD, "auth_required": True}, "set ZEUSD_TOKEN"),
+            ({**TOLD, "enabled_api_groups": ["gpu-read"]}, "--enable gpu-control,gpu-read"),
+            ({**TOLD, "gpus": [{"id": 0, "pci_address": "0000:81:00.0"}] * 2}, "none of the GPUs"),
+            ({"gpu_ids": [0, 1], "cpu_ids": [0]}, "releases before 0.5"),
+            (None, "releases before 0.5"),
         ],
     )
-    @pytest.mark.parametrize("daemon", [Daemon03], indirect=True)
-    def test_release_05_that_may_not_be_used_says_why(
+    def test_one_that_may_not_be_used_says_why_and_sets_nothing(
         self,
         daemon: tuple[TwinNode, str, list[str]],
         monkeypatch: pytest.MonkeyPatch,
-        change: dict[str, object],
+        told: Any,
         says: str,
     ) -> None:
         _, path, log = daemon
-        gpus = [{"id": n, "pci_address": f"0000:0{n + 1}:00.0"} for n in range(2)]
-        self.of_release_05(monkeypatch, **{"gpus": gpus, **change})
-        governor = NvmlGovernor(nvml=pynvml, environ={"ZEUSD_SOCK_PATH": path})
+        monkeypatch.setattr(Daemon, "told", told)
+        governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": path}, guarded=False)
         assert not governor.can_set
         assert says in governor.why_not
         governor.close()

@@ -15,16 +15,16 @@ import pynvml
 import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters import Meter, MeterError, PowerSample, open_beside, open_meter
+from tuner.workload.meters import Meter, MeterError, PowerSample
 from tuner.workload.meters.estimated import EstimatedMeter
-from tuner.workload.meters.gpus import Gpu, open_nvml, visible_gpus
-from tuner.workload.meters.hwmon import HwmonMeter
+from tuner.workload.meters.gpus import Gpu, visible_gpus
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.rapl import RaplMeter
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.platforms import PLATFORMS
 from tuner.workload.probe import MeterInfo
 
 Make = Callable[..., TwinNode]
@@ -81,48 +81,6 @@ def nvml_sampled_rig(make: Make) -> Rig:
 
 def nvml_averaged_rig(make: Make) -> Rig:
     return nvml_rig(make, has_counter=False, gpu_scope=0)
-
-
-class Hwmon:
-    """The power channels of a GH200 node, as the kernel shows them: two superchips."""
-
-    WATTS = {  # noqa: RUF012 - a constant of the test
-        "Module Power Socket 0": 520.0,
-        "Grace Power Socket 0": 120.0,
-        "CPU Power Socket 0": 80.0,
-        "SysIO Power Socket 0": 25.0,
-        "Module Power Socket 1": 480.0,
-        "Grace Power Socket 1": 110.0,
-        "CPU Power Socket 1": 70.0,
-        "SysIO Power Socket 1": 24.0,
-    }
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        for number, (label, watts) in enumerate(self.WATTS.items(), start=1):
-            device = root / f"hwmon{number}" / "device"
-            device.mkdir(parents=True)
-            (root / f"hwmon{number}" / "name").write_text("power_meter\n")
-            (device / "power1_oem_info").write_text(f"{label}\n")
-            (device / "power1_average").write_text(f"{round(watts * 1e6)}\n")
-            (device / "power1_average_interval").write_text("50\n")
-        nvme = root / "hwmon0"  # another chip, without any power
-        nvme.mkdir()
-        (nvme / "name").write_text("nvme\n")
-
-
-def hwmon_rig(tmp: Path) -> Rig:
-    clock, tree = FakeClock(), Hwmon(tmp)
-    meter = HwmonMeter(tmp, clock=clock)
-
-    def advance(seconds: float) -> None:
-        until_s = clock.now_s + seconds
-        while clock.now_s < until_s:
-            clock.advance(min(0.1, until_s - clock.now_s))
-            meter.read()
-
-    vanish = (tree.root / "hwmon5" / "device" / "power1_average").unlink
-    return Rig(meter, advance, 1000.0, 1e-3, vanish, "module")  # the modules, and no part twice
 
 
 class Powercap:
@@ -215,7 +173,7 @@ def estimated_rig(tmp: Path) -> Rig:
 
 
 @pytest.fixture(
-    params=[nvml_rig, nvml_sampled_rig, nvml_averaged_rig, hwmon_rig, rapl_rig, estimated_rig],
+    params=[nvml_rig, nvml_sampled_rig, nvml_averaged_rig, rapl_rig, estimated_rig],
     ids=lambda make: make.__name__.removesuffix("_rig"),
 )
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
@@ -320,7 +278,7 @@ SUPERCHIP = replace(BUSY, name="NVIDIA GH200 480GB", c2c=True, module_W=150.0)
 class TestNvml:
     def test_sources_are_named(self, twin_node: Make) -> None:
         without = TwinGpu(has_counter=False)
-        meter = meter_on(twin_node(TwinGpu(), without, without), nvml=pynvml)
+        meter = meter_on(twin_node(TwinGpu(), without, without))
         meter.close()
         assert meter.info.source == (
             "NVML total-energy counter of 1 twin GPU, and NVML power of 2 twin GPUs without a "
@@ -413,20 +371,6 @@ class TestNvml:
         assert meter.resolution_s == pytest.approx(period_s, abs=0.0015)
         meter.close()
 
-    def test_further_powers_are_on_the_timeline_where_offered(self, twin_node: Make) -> None:
-        node = twin_node(*[TwinGpu(memory_share=0.2)] * 2)
-        meter = meter_on(node)
-        node.sleep(5.0)
-        node.set(load=1.0)
-        node.sleep(0.5)
-        sample = meter.sample()
-        assert sample.power_W == 760.0
-        assert sample.extra["averaged_W"] == pytest.approx(440.0, abs=0.1)  # half of 1 s was idle
-        assert sample.extra["memory_W"] == pytest.approx(88.0, abs=0.1)
-        assert (sample.extra["gpu1_power_W"], sample.extra["gpu0_clock_MHz"]) == (380.0, 1410.0)
-        assert "module_W" not in sample.extra
-        meter.close()
-
     @pytest.mark.parametrize("module_counter", [True, False])
     def test_a_counter_of_the_module_does_not_pass_for_the_gpus(
         self, twin_node: Make, module_counter: bool
@@ -440,7 +384,6 @@ class TestNvml:
             node.sleep(0.05)
             meter.read()
         assert meter.read().energy_J - first.energy_J == pytest.approx(5 * 380.0, rel=0.03)
-        assert meter.sample().extra["module_W"] == 530.0
         meter.close()
 
     @pytest.mark.parametrize(("gpu_scope", "period_s"), [(1, 0.05), (0, 1.0)])
@@ -450,21 +393,6 @@ class TestNvml:
         """finding_20: a 1 s average smears the edges, so short windows are flagged."""
         meter = meter_on(twin_node(TwinGpu(has_counter=False, gpu_scope=gpu_scope)))
         assert meter.resolution_s == period_s
-        meter.close()
-
-    def test_finding_20_what_only_the_picture_shows_is_asked_once_a_second(
-        self, twin_node: Make
-    ) -> None:
-        """finding_20: every query takes the driver's lock, ten times a second for each GPU."""
-        node = twin_node(SUPERCHIP)
-        meter = meter_on(node)
-        asked = []
-        plain = meter._further_powers
-        meter._further_powers = lambda: asked.append(node.clock()) or plain()  # type: ignore
-        for _ in range(30):
-            assert meter.sample().extra["module_W"] == 530.0
-            node.sleep(0.1)
-        assert len(asked) == 3
         meter.close()
 
     def test_one_call_that_fails_costs_one_reading(self, twin_node: Make) -> None:
@@ -578,69 +506,6 @@ class TestVisibleGpus:
         meter.close()
 
 
-class TestHwmon:
-    def test_parts_are_told_and_not_added(self, tmp_path: Path) -> None:
-        Hwmon(tmp_path)
-        meter = HwmonMeter(tmp_path)
-        sample = meter.sample()
-        meter.close()
-        assert meter.info.scope == "module"
-        assert meter.info.source == (
-            "hwmon module power of socket 0, 1, 50 ms averages integrated every 100 ms"
-        )
-        assert sample.power_W == 1000.0
-        assert sample.extra == {"grace_W": 230.0, "cpu_W": 150.0, "sysio_W": 49.0}
-
-    def test_channels_are_found_by_their_labels_wherever_they_are(self, tmp_path: Path) -> None:
-        Hwmon(tmp_path / "old")
-        new = tmp_path / "new" / "hwmon7"  # newer kernels: the attributes in the class's folder
-        new.mkdir(parents=True)
-        for file in (tmp_path / "old" / "hwmon5" / "device").iterdir():
-            (new / file.name).write_text(file.read_text())
-        meter = HwmonMeter(tmp_path / "new")
-        meter.close()
-        assert meter.info.source.startswith("hwmon module power of socket 1,")
-
-    def test_other_monitors_are_no_module(self, tmp_path: Path) -> None:
-        device = tmp_path / "hwmon3" / "device"
-        device.mkdir(parents=True)
-        (device / "power1_oem_info").write_text("Chassis Power\n")
-        (device / "power1_average").write_text("900000000\n")
-        with pytest.raises(MeterError, match="no superchip module"):
-            HwmonMeter(tmp_path)
-
-    def test_power_that_nobody_sampled_is_not_made_up(self, tmp_path: Path) -> None:
-        clock = FakeClock()
-        Hwmon(tmp_path)
-        meter = HwmonMeter(tmp_path, clock=clock, sample_period_s=60.0)
-        clock.advance(30.0)
-        for _ in range(2):
-            with pytest.raises(MeterError, match=r"modules' power was not sampled for 30\.0 s"):
-                meter.read()
-        meter.close()
-
-    def test_stands_beside_the_gpus_meter_and_no_other(
-        self, twin_node: Make, tmp_path: Path
-    ) -> None:
-        Hwmon(tmp_path / "hwmon")
-        gpus = meter_on(twin_node(BUSY))
-        (module,) = open_beside(gpus, hwmon=tmp_path / "hwmon")
-        assert {gpus.info.scope, module.info.scope} == {"gpu", "module"}
-        timeline = Timeline(gpus, period_s=0.01, beside=[module])
-        threading.Event().wait(0.1)
-        sample = timeline.stop()[-1]
-        assert (sample.power_W, sample.extra["hwmon_W"]) == (380.0, 1000.0)
-        module.close()  # it may fail: the GPUs' own samples go on
-        alone = Timeline(gpus, period_s=0.01, beside=[module])
-        threading.Event().wait(0.05)
-        assert "hwmon_W" not in alone.stop()[-1].extra
-        assert not alone.errors
-        assert open_beside(module, hwmon=tmp_path / "hwmon") == ()
-        assert open_beside(gpus, hwmon=tmp_path / "none") == ()
-        for meter in (gpus, module):
-            meter.close()
-
-
 class TestRapl:
     def test_counts_packages_and_dram_once(self, tmp_path: Path) -> None:
         Powercap(tmp_path)
@@ -725,55 +590,37 @@ CPUS, GPUS = Cluster("cpus", CORE, 2), Cluster("gpus", GPU, 2)
 
 
 class TestOpenMeter:
-    def open(self, *args: object, **more: object) -> MeterInfo:
-        meter = open_meter(*args, **more)  # type: ignore[arg-type]
+    def open(self, cluster: Cluster, sys: Path) -> MeterInfo:
+        meter = PLATFORMS[cluster.device.type](sys=sys).open_meter(cluster)
         meter.read()
         meter.close()
         return meter.info
 
-    def test_gpus_are_metered_by_nvml(self, twin_node: Make) -> None:
+    def test_gpus_are_metered_by_nvml(self, twin_node: Make, tmp_path: Path) -> None:
         twin_node()
-        assert self.open(GPUS).name == "nvml"
+        assert self.open(GPUS, tmp_path).name == "nvml"
 
     def test_cores_by_rapl_where_it_is(self, twin_node: Make, tmp_path: Path) -> None:
         twin_node()
-        Powercap(tmp_path)
-        assert self.open(CPUS, powercap=tmp_path).name == "rapl"
+        Powercap(tmp_path / "class" / "powercap")
+        assert self.open(CPUS, tmp_path).name == "rapl"
 
     def test_cores_by_an_estimate_of_the_clusters_own_envelope(self, tmp_path: Path) -> None:
-        info = self.open(CPUS, powercap=tmp_path)
+        info = self.open(CPUS, tmp_path)
         assert info.name == "estimated"
         assert "x (3 W idle + 6 W x utilisation)" in info.source
 
     @pytest.mark.parametrize("missing", ["package", "library"])
-    def test_without_nvml_the_next_meter_is_taken(
+    def test_gpus_without_nvml_are_not_passed_off_as_cores(
         self, twin_node: Make, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        Powercap(tmp_path / "class" / "powercap")
         if missing == "package":
             monkeypatch.setitem(sys.modules, "pynvml", None)
         else:
             twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-        with pytest.raises(MeterError, match="NVML"):
-            open_nvml()
-        assert self.open(powercap=tmp_path, envelope=CORE).name == "estimated"
-        Powercap(tmp_path)
-        assert self.open(powercap=tmp_path).name == "rapl"
-
-    def test_gpus_without_nvml_are_not_passed_off_as_cores(self, twin_node: Make) -> None:
-        twin_node().fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        with pytest.raises(InputError, match="cluster 'gpus' cannot be metered: NVML does not"):
-            open_meter(GPUS)
-
-    def test_a_wish_is_kept_or_refused(self, twin_node: Make, tmp_path: Path) -> None:
-        twin_node()
-        Powercap(tmp_path)
-        assert self.open(CPUS, powercap=tmp_path, prefer="estimated").name == "estimated"
-        with pytest.raises(InputError, match="has no RAPL"):
-            open_meter(CPUS, powercap=tmp_path / "none", prefer="rapl")
-        with pytest.raises(InputError, match="would leave out the GPUs"):
-            open_meter(GPUS, powercap=tmp_path, prefer="rapl")
-        with pytest.raises(UnknownName, match="nvml, rapl"):
-            open_meter(CPUS, prefer="wattmeter")
+        with pytest.raises(InputError, match="cluster 'gpus' cannot be metered: NVML"):
+            self.open(GPUS, tmp_path)
 
 
 class TestTimeline:

@@ -105,7 +105,9 @@ def _busy_recording(node: TwinNode) -> NvmlRecording:
 
 def _scope(node: TwinNode) -> str:
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the node has GPUs of two kinds
-    meter = NvmlMeter(devices=["0"], environ=order, clock=node.clock, sleep=node.sleep)
+    meter = NvmlMeter(
+        environ={**order, "CUDA_VISIBLE_DEVICES": "0"}, clock=node.clock, sleep=node.sleep
+    )
     try:
         return meter.info.scope
     finally:

@@ -50,7 +50,7 @@ def runner_on(run_dir: Path, *, keep: bool = False, **changes: int) -> LocalRunn
         replace(here, device=device, clock_control=True, **changes),
         run_dir=run_dir,
         meter=NvmlMeter(environ={}),
-        governor=NvmlGovernor(environ={}, guard_nvml=""),
+        governor=NvmlGovernor(environ={}, guarded=False),
         keep=keep,
     )
 

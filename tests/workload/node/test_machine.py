@@ -244,7 +244,7 @@ class TestFacts:
         facts = machine_facts(
             proc=host.proc,
             cgroup=host.cgroup,
-            powercap=host.cgroup,
+            sys=host.cgroup,
             core=str(host.core),
             extensions=tmp_path / "none",
             which=lambda name: None,
@@ -252,7 +252,6 @@ class TestFacts:
         assert facts.gpus == ()
         assert [(meter.name, meter.available) for meter in facts.meters] == [
             ("nvml", False),
-            ("hwmon", False),
             ("rapl", False),
             ("estimated", True),
         ]
@@ -277,7 +276,7 @@ class TestFacts:
         facts = machine_facts(
             proc=host.proc,
             cgroup=host.cgroup,
-            powercap=host.cgroup,
+            sys=host.cgroup,
             core=str(host.core),
             extensions=tmp_path / "none",
         )
@@ -296,7 +295,7 @@ class TestFacts:
         self, twin_node: Callable[..., TwinNode], tmp_path: Path
     ) -> None:
         twin_node(TwinGpu(), TwinGpu()).set(1, persistence=0)
-        facts = machine_facts(powercap=tmp_path, hwmon=tmp_path, extensions=tmp_path)
+        facts = machine_facts(sys=tmp_path, extensions=tmp_path)
         assert [gpu.persistence_mode for gpu in facts.gpus] == [True, False]
         (line,) = [line for line in facts.lines() if "persistence mode off" in line]
         assert line.startswith("GPU 1")
@@ -311,7 +310,7 @@ class TestFacts:
         facts = machine_facts(
             proc=host.proc,
             cgroup=host.cgroup,
-            powercap=host.cgroup,
+            sys=host.cgroup,
             core=str(host.core),
             extensions=tmp_path / "ext",
         )

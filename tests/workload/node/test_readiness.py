@@ -29,12 +29,10 @@ class TestClocks:
         plain = "\n".join(missing_clocks({}).lines)
         assert "systemctl enable --now zeusd" in plain
         assert "ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock" in plain
-        assert "nvidia-smi -acp 0" in plain
         assert plain.count("/usr/local/sbin/joulefront-guard") == 3
         assert '/usr/local/sbin/joulefront-guard ""\'' in plain  # and no words of the caller's
         assert "slurm" not in plain
         here = "\n".join(missing_clocks({"SLURM_JOB_ID": "7"}).lines)
-        assert "Prolog" in here
         assert "srun --gpu-freq=MHZ" in here
 
     def test_cores_name_the_files_to_open(

@@ -13,7 +13,7 @@ from tuner.workload.platforms.base import GpuFacts
 
 @pytest.fixture
 def facts(tmp_path: Path) -> MachineFacts:
-    found = machine_facts(powercap=tmp_path, hwmon=tmp_path, extensions=tmp_path)
+    found = machine_facts(sys=tmp_path, extensions=tmp_path)
     found = replace(found, missing=())
     versions = {"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.23.0", "ray": None}
     return replace(found, packages=versions)

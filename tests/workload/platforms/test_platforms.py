@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
-from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.measure.window import ProbeFailed
-from tuner.workload.meters import MeterError, open_meter
+from tuner.workload.meters import Meter
+from tuner.workload.meters.estimated import EstimatedMeter
 from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster
@@ -30,14 +30,15 @@ class Other(Platform):
     """Two devices of another vendor, of which the second is in use and has failed before."""
 
     accelerator = "xpu"
-    meters = ("estimated",)
-    on_request = ()
     damage = 3
+
+    def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
+        return {"own": lambda: EstimatedMeter(idle_W=60.0, max_W=400.0)}
 
     def open_governor(self, cluster: Cluster) -> Governor:
         return FixedGovernor("its clocks are the firmware's")
 
-    def clocks(self, no_energy: MeterError | None = None) -> ClockFacts:
+    def clocks(self) -> ClockFacts:
         return ClockFacts(False, "the firmware's", "its clocks are the firmware's")
 
     def cluster(self, host: Host) -> Cluster | None:
@@ -78,10 +79,8 @@ class TestAnotherVendor:
 
     def test_it_is_metered_watched_and_set_by_its_own_means(self) -> None:
         cluster = detect_cluster()
-        with pytest.raises(InputError, match="would leave out"):
-            open_meter(cluster, prefer="rapl")
-        meter = open_meter(cluster)
-        assert meter.info.name == "estimated"
+        meter = platform_of(cluster).open_meter(cluster)
+        assert "60 W idle" in meter.info.source
         meter.close()
         assert platform_of(cluster).why_fixed(cluster) == "its clocks are the firmware's"
         watch = DeviceWatch(platform_of(cluster))
@@ -111,7 +110,7 @@ def test_every_platform_answers_on_a_machine_without_its_devices(
     assert platform.wait_for_release() < 5.0
     assert platform.facts().devices == ()
     assert platform.capabilities() == ""
-    assert platform.meters
+    assert platform.meters(load_cluster("cpu-2"))
 
 
 def test_a_machine_whose_gpus_are_hidden_is_one_of_cores(tmp_path: Path) -> None:

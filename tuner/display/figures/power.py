@@ -1,4 +1,4 @@
-"""A probe's power over time: its launch, its windows, the phases of a step, and other scopes.
+"""A probe's power over time: its launch, its windows, and the phases of a step.
 
 The timeline is the meter's sampled power, which only draws the picture; every energy comes from the
 counter at the windows' boundaries. Phases are the training program's own marks, where it made any
@@ -20,19 +20,15 @@ from typing import TYPE_CHECKING, Any
 from tuner.display.figures.style import (
     BLUE,
     FAINT,
-    GRID,
     PAPER,
     SERIES,
     TEXT,
     add_small_text,
-    bar_trace,
     empty_figure,
     line_trace,
 )
-from tuner.formatting import after_comma, label, number, percent, short, varying_knobs
-from tuner.results.parts import Point
+from tuner.formatting import after_comma, label, number
 from tuner.results.result import Result
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.power_samples import read_power
@@ -63,16 +59,6 @@ class Timeline:
     record: ProbeRecord
     samples: tuple[PowerSample, ...]
     phases: tuple[tuple[float, str], ...] = ()
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Names of other meters whose power was sampled too, as "hwmon_W"."""
-        names = {name for sample in self.samples for name in sample.extra}
-        return tuple(sorted(name for name in names if name in _BESIDE))
-
-
-#: How the power of a meter that stands beside the main one is called in the samples.
-_BESIDE = {f"{name}_W": name for name in ("nvml", "hwmon", "rapl", "estimated")}
 
 
 @lru_cache(maxsize=2)  # a report draws two timelines, and each in several figures
@@ -159,14 +145,8 @@ def _power_axis(mark: str) -> str:
     return f"Power (W{after_comma(mark)})"
 
 
-def _line(
-    timeline: Timeline, column: str | None, name: str, colour: str, until_s: float
-) -> dict[str, Any]:
-    pairs = [
-        (s.time_s, s.power_W if column is None else s.extra.get(column, math.nan))
-        for s in timeline.samples
-        if s.time_s <= until_s
-    ]
+def _line(timeline: Timeline, name: str, colour: str, until_s: float) -> dict[str, Any]:
+    pairs = [(s.time_s, s.power_W) for s in timeline.samples if s.time_s <= until_s]
     pairs = [(t, w) for t, w in pairs if math.isfinite(w)]
     x, y = thinned([t for t, _ in pairs], [w for _, w in pairs])
     times, watts = [round(t, 3) for t in x], [round(w, 2) for w in y]
@@ -179,8 +159,7 @@ def _line(
 def timeline_figure(timeline: Timeline) -> go.Figure:
     """Power over the whole probe, the windows shaded and named by their live setting.
 
-    Each other scope that was sampled is a line of its own. The launch is what stands before the
-    first window's settling.
+    The launch is what stands before the first window's settling.
     """
     record = timeline.record
     meter = record.meter
@@ -192,9 +171,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
         {"rangemode": "tozero"},
     )
     main = f"{meter.scope} ({meter.name})"
-    figure.add_trace(_line(timeline, None, main, BLUE, end_s))
-    for column, colour in zip(timeline.beside, SERIES[1:], strict=False):
-        figure.add_trace(_line(timeline, column, f"beside: {_BESIDE[column]}", colour, end_s))
+    figure.add_trace(_line(timeline, main, BLUE, end_s))
     shapes = []
     crowded = len(record.measurements) > 4
     for number_, m in enumerate(record.measurements, 1):
@@ -211,7 +188,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
         ends = [m.started_s, m.started_s + m.window_s]
         dotted = {"color": TEXT, "width": 1.5, "dash": "dot"}
         figure.add_trace(line_trace(ends, [m.power_W] * 2, dotted, hover=[mean] * 2))
-    figure.update_layout(shapes=shapes, showlegend=bool(timeline.beside))
+    figure.update_layout(shapes=shapes, showlegend=False)
     if record.idle_W is not None:
         figure.add_hline(y=record.idle_W, line={"color": FAINT, "width": 1, "dash": "dash"})
         at = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y"}
@@ -279,7 +256,7 @@ def phases_figure(timeline: Timeline) -> go.Figure | None:
                 "marker": {"color": colours[name], "symbol": "square", "size": 11, "opacity": 0.55},
             }
         )
-    line = _line(timeline, None, "power", TEXT, math.inf)
+    line = _line(timeline, "power", TEXT, math.inf)
     around = [s for s in timeline.samples if start_s - 0.5 <= s.time_s <= end_s + 0.5]
     inside = [(s.time_s, s.power_W) for s in around]
     line |= {"x": [t for t, _ in inside], "y": [w for _, w in inside], "mode": "lines+markers"}
@@ -309,55 +286,3 @@ def phase_means(timeline: Timeline) -> list[tuple[str, float, float]]:
         )
         if name != BOUNDARY
     ]
-
-
-def _scopes_of(result: Result, point: Point) -> dict[str, float]:
-    """Mean power by meter over the windows of a point: its own, and those read beside it."""
-    windows = [m for m in result.windows.get(point.configuration, ()) if m.beside_J]
-    if not windows:
-        return {}
-    length = math.fsum(m.window_s for m in windows)
-    own = f"{point.meter.scope} ({point.meter.name})"
-    power = {own: math.fsum(m.energy_J for m in windows) / length}
-    for name in dict.fromkeys(name for m in windows for name in m.beside_J):
-        some = [m for m in windows if name in m.beside_J]
-        power[f"beside: {name}"] = math.fsum(m.beside_J[name] for m in some) / math.fsum(
-            m.window_s for m in some
-        )
-    return power
-
-
-def scopes_figure(result: Result) -> go.Figure | None:
-    """Power of the same windows by each scope that was read: front points and the baseline."""
-    points = [*result.front_points]
-    base = result.baseline
-    if base is not None and all(p.configuration != base.configuration for p in points):
-        points.append(base)
-    by_point = [(p, _scopes_of(result, p)) for p in points]
-    by_point = [(p, scopes) for p, scopes in by_point if scopes]
-    if not by_point:
-        return None
-    figure = empty_figure("", "Mean power of the windows (W)", {"showgrid": False}, {})
-    figure.update_layout(yaxis={"rangemode": "tozero", "gridcolor": GRID}, barmode="group")
-    names = varying_knobs(p.configuration for p, _ in by_point)
-    labels = [_short(p.configuration, names) for p, _ in by_point]
-    scopes = dict.fromkeys(name for _, said in by_point for name in said)
-    for name, colour in zip(scopes, SERIES, strict=False):
-        values = [said.get(name) for _, said in by_point]
-        main = [next(iter(said.values())) for _, said in by_point]
-        hover = [
-            ""
-            if v is None
-            else f"{html.escape(name)}: {number(v)} W, {percent(v / m)} of the metered scope"
-            for v, m in zip(values, main, strict=True)
-        ]
-        figure.add_trace(bar_trace(labels, values, {"color": colour}, hover, html.escape(name)))
-    return figure
-
-
-def _short(configuration: Configuration, names: Sequence[str]) -> str:
-    return (
-        "<br>".join(map(html.escape, short(configuration, names).split()))
-        if names
-        else "one setting"
-    )

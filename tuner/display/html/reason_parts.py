@@ -68,7 +68,7 @@ def explanation_part(explanation: Explanation | None, figures: Mapping[str, go.F
 def power_part(
     timelines: Mapping[str, Timeline], left_out: Sequence[str], figures: Mapping[str, go.Figure]
 ) -> str:
-    """Return the section on the power of probes over time, with windows, phases and scopes.
+    """Return the section on the power of probes over time, with windows and phases.
 
     Args:
         timelines, left_out: as of `tuner.display.figures.power.shown_timelines`.
@@ -98,9 +98,6 @@ def power_part(
             )
         if means := phase_means(timeline):
             text += _phase_table(means)
-    if "scopes" in figures:
-        text += "<h3>The same windows in other scopes</h3>"
-        text += plot_div("scopes", figures["scopes"], "Power by scope", small=True)
     if not text:
         return ""
     return section(

@@ -27,7 +27,7 @@ _CALLS = {
     "limit_mW": "nvmlDeviceGetPowerManagementLimit",
 }
 #: What a function is called by where errors are injected, if not by its own name.
-_SUFFIXES = (".SM", ".MEM", ".bytes", ".bus", ".v2", ".active", ".application_clocks")
+_SUFFIXES = (".SM", ".MEM", ".bytes", ".bus", ".v2", ".active")
 NOT_SUPPORTED = 3
 
 
@@ -71,7 +71,6 @@ def _gpu(told: Mapping[str, Any]) -> TwinGpu:
         clock_MHz=tuple(sorted(clocks))[-layout.MAX_CLOCKS :],
         memory_MHz=tuple(sorted(memory_clocks))[-layout.MAX_MEMORY_CLOCKS :],
         default_application_MHz=get("nvmlDeviceGetDefaultApplicationsClock.SM", 0),
-        application_free=get("nvmlDeviceGetAPIRestriction.application_clocks", 1) == 0,
         limit_W=get("nvmlDeviceGetPowerManagementLimit", default_mW) / 1000,
         default_limit_W=default_mW / 1000,
         min_limit_W=low_mW / 1000,
