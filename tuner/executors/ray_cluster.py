@@ -28,7 +28,7 @@ from tuner.executors.ray_security import (
 )
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.node.preflight import NodeFacts
+from tuner.workload.node.facts import NodeFacts
 
 #: A node that has not answered by then (worker start, imports) is left out.
 LOOK_S = 120.0
@@ -189,11 +189,11 @@ class Survey:
         lines = []
         for node in self.nodes:
             facts = node.facts
-            clocks = "clocks may be set" if not facts.clock_note else "clocks fixed"
+            clocks = "clocks may be set" if not facts.why_clocks_fixed else "clocks fixed"
             properties = [
                 f"{node.devices} x {facts.kind or 'unknown'}",
                 f"driver {facts.driver}, {clocks}" if facts.driver else "no GPU driver",
-                f"compiler {facts.compiler or 'none'}",
+                f"compiler {facts.compilers.get('g++') or 'none'}",
                 f"{facts.cores:g} cores",
                 f"{facts.free_bytes / 2**30:.1f} of {facts.memory_bytes / 2**30:.1f} GiB free",
             ]
