@@ -1,8 +1,6 @@
 """Measurement of micro-batches in place of whole optimizer steps: plan, rule and result.
 
-Of k micro-batches a step takes T(k) = a + k b, with a what occurs once (reduction, optimizer, the
-fill of a pipeline). A few steps of small k in one launch tell a and b, in seconds and in joules
-(`tuner.workload.measure.accumulation_fit`).
+Of k micro-batches a step takes T(k) = a + k b; a occurs once (reduction, optimizer, pipeline fill).
 """
 
 from __future__ import annotations
@@ -56,17 +54,14 @@ class AccumulationPlan:
 def accumulation_plan(
     configuration: Configuration, job: TrainingJob, why_not_set: str = ""
 ) -> AccumulationPlan:
-    """Return the accumulations to measure for a configuration.
-
-    The least is one micro-batch; in a pipeline as many as are in flight, and with the optimizer on
-    the host two, because a single micro-batch skips the sum that is kept there (DeepSpeed's
-    `async_accumulate_grad_in_cpu_via_gpu`). The largest is at most half of the job's own.
-    """
+    """Return the accumulations to measure for a configuration, at most half of the job's own."""
     try:
         own = configuration.accumulation(job.at(configuration).global_batch)
     except InvalidValue:
         return AccumulationPlan()
     offloaded = configuration.get("optimizer_offload") != "none"
+    # In a pipeline as many as are in flight. With the optimizer on the host two: one micro-batch
+    # skips the sum that is kept there (DeepSpeed's `async_accumulate_grad_in_cpu_via_gpu`).
     unit = max(configuration.pipeline_parallel, 2 if offloaded else 1)
     if own >= 8 * unit:
         measured: tuple[int, ...] = (unit, 2 * unit, 4 * unit)

@@ -1,7 +1,5 @@
-"""Agent of a node: runs the probes that a driver sends it, whatever carries the calls.
+"""Agent of a node: runs the probes that a driver sends it, or its share of another node's.
 
-It inspects its node before it takes any probe, and serves a share of a probe that another node
-leads. Records are returned as plain JSON; logs and power samples stay in the run folder.
 `tuner.executors.ray_cluster` makes it a Ray actor; an executor of one process calls `run_safely`.
 """
 
@@ -20,7 +18,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.preflight import NodeFacts, look
+from tuner.workload.node.facts import NodeFacts, look
 from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
@@ -229,8 +227,6 @@ class Agent:
 
 
 class _Dialogue:
-    """Extendable probe in a thread: reports (ended, record so far), each answered by settings."""
-
     def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
         self.reports: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()
         self.answers: SimpleQueue[tuple[Settings, ...]] = SimpleQueue()
@@ -250,8 +246,6 @@ class _Dialogue:
 
 
 class _Leading:
-    """Runner whose probes span this node and its peers."""
-
     def __init__(self, runner: Any, peers: Sequence[Peer], address: str) -> None:
         self.meter: MeterInfo = runner.meter
         self._runner, self._peers, self._address = runner, peers, address

@@ -1,7 +1,7 @@
 """Application of declared knobs: to the environment, DeepSpeed's settings, files and commands.
 
-`tuner.search_spaces.declared` says what they are. A knob that is not set in a configuration,
-because its condition does not hold, is applied at its baseline.
+A knob that is not set in a configuration, because its condition does not hold, is applied at its
+baseline.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ _READ_LATE = re.compile(r"(NCCL|RCCL|GLOO)_\w+")
 
 
 def _value(knob: Knob, configuration: Configuration) -> Value | None:
-    """Return a knob's value in a configuration; None if nothing is to be set."""
     value = configuration.get(knob.name)
     return knob.baseline if value is None else value
 
@@ -248,7 +247,6 @@ def set_by_script(knob: Knob, live: Mapping[str, Any]) -> Knob:
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:
-    """Return a setting of DeepSpeed's configuration; None where there is none, or "auto"."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -76,7 +76,6 @@ def render_deepspeed_config(
 
 
 def _kept_on(device: str, nvme_path: str) -> dict[str, Any]:
-    """Return a section that moves a part of the training state to the host or its drive."""
     where = {"nvme_path": nvme_path} if device == "nvme" else {}
     return {"device": device, "pin_memory": True, **where}
 

@@ -98,8 +98,7 @@ def _changed(text: str, path: Path, wanted: Any, key: str, value: Any) -> str:
 def changed_yaml(text: str, keys: Sequence[str], value: Any, path: Path) -> str:
     """Return the text of a YAML file with one value changed, by its key and the keys above it.
 
-    PyYAML's composer says where each value stands in the text, so it is replaced in place. A key
-    that its section lacks is added at the section's end. InputError if a section is missing.
+    A key that its section lacks is added at the section's end; InputError if that is missing.
     """
     check_plain(text, path)
     node = yaml.compose(text, Loader=yaml.SafeLoader)

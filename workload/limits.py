@@ -1,9 +1,4 @@
-"""Time limits of a probe: to its first step, from step to step, and as a whole.
-
-Each is derived from what the inspection of a script saw and from the predicted step time, and each
-can be set. The first step may import, compile and load a checkpoint, so it is never given less than
-the inspection itself was (`FIRST_STEP_LIMIT_S`).
-"""
+"""Time limits of a probe: to its first step, from step to step, and as a whole."""
 
 from __future__ import annotations
 
@@ -14,7 +9,8 @@ from tuner.workload.probe import ProbeRequest, WindowPolicy
 
 #: A step that takes longer than this is a hang, unless longer steps are predicted.
 STEP_LIMIT_S = 120.0
-#: Time to the first step in the inspection of a script, and at least in every probe.
+#: Time to the first step in an inspection, and at least in every probe: it may import, compile and
+#: load a checkpoint.
 FIRST_STEP_LIMIT_S = 300.0
 #: A look at a script ends after a further step that takes as long as this, seconds.
 LONG_STEP_S = 60.0

@@ -1,8 +1,7 @@
 """Files beside a probe's own: its record until it is in the trace, and its phase while it runs.
 
-A runner saves what it has measured after every window, and the whole record before it hands it
-over, so that a driver that dies in between finds it again (`recover_pending`). The phase is one
-short line, "measuring 2 of 4 at 1050MHz", which the driver reads for its live view.
+The record is saved after every window, so that a dead driver's is found (`recover_pending`). The
+phase is one short line, "measuring 2 of 4 at 1050MHz", for the live view.
 """
 
 from __future__ import annotations

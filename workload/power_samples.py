@@ -24,8 +24,7 @@ def write_power_samples(
 ) -> Path | None:
     """Write a probe's power timeline as `<run_dir>/trace/power/<probe_id>.csv.gz`, if any.
 
-    Columns: time_s, power_W, the samples' other values, phase. A phase mark of the training program
-    is a row of its own: its time, its name and nothing else.
+    A phase mark of the training program is a row of its own: its time and its name.
     """
     rows = list(samples)
     if not rows:

@@ -1,9 +1,4 @@
-"""Requests and records of probes: the protocol between a search and what runs its probes.
-
-A *runner* takes a `ProbeRequest` and returns a `ProbeRecord`: the real one
-(`tuner.workload.node.runner`), the replay (`tuner.workload.replay`) or the simulation
-(`tuner.models.simulated`); a caller cannot tell them apart.
-"""
+"""Requests and records of probes: the protocol between a search and its runners."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed import dump_fields, read_fields
 from tuner.workload.accumulation import AccumulationFit
-from tuner.workload.drift import Drift
 from tuner.workload.window_policy import WindowPolicy
 
 #: Version of a record's JSON. A reader takes this one and older ones (`tuner.workload.trace`).
@@ -43,25 +37,17 @@ FailureKind = Literal[
 
 @dataclass(frozen=True)
 class FailureClass:
-    """Meaning of a kind of failure.
-
-    Attributes:
-        blames: what may not be tried again: every launch, as long as none was measured; every
-            launch on more than one rank, every setting of the launch, or this setting; None if the
-            failure says nothing of the configuration.
-        t4: the kind in Kernel Tuner's T4 results schema ("invalidity", version 1.0.0).
-        order: place among the causes that ranks report, the likeliest cause of the others first; 0
-            for what no rank reports.
-        lacks_memory: a launch that needs less memory may run.
-        split: the batch may have been split in a way that the script cannot train.
-    """
+    """Meaning of a kind of failure; `t4` is its kind in Kernel Tuner's T4 results schema, 1.0.0."""
 
     phrase: str
+    #: What may not be tried again: every launch, as long as none was measured; every launch on more
+    #: than one rank, every setting of the launch, or this setting; None: nothing.
     blames: Literal["program", "ranks", "launch", "setting"] | None
     t4: Literal["constraints", "runtime", "timeout"] = "runtime"
+    #: Place among the causes that ranks report, the likeliest first; 0 for what no rank reports.
     order: int = 0
-    lacks_memory: bool = False
-    split: bool = False
+    lacks_memory: bool = False  # a launch that needs less may run
+    split: bool = False  # the batch may be split in a way that the script cannot train
 
 
 FAILURES: Mapping[str, FailureClass] = {
@@ -102,20 +88,13 @@ SAME_CLOCK_MHZ = 7.5
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """One launch to make and the live settings to visit in it.
+    """One launch to make and the live settings to visit in it; no settings change nothing.
 
-    Attributes:
-        probe_id: unique in the study, e.g. "p0007".
-        live: the live settings to visit, in this order; an empty `Settings` changes nothing.
-        time_limit_s: the whole probe is killed after this.
-        first_step_limit_s, step_limit_s: the longest that the first optimizer step and any other
-            may take; None for the defaults of `tuner.workload.limits`.
-        purpose: why it runs: "baseline", "search", "verify", "probe", or one of `INSPECTIONS`.
-        extendable: once these are visited, further settings of the same launch may follow
-            (`tuner.workload.runners.Continuation`). The stored key is "open".
-        front: (step time in s, energy of a step in J) that measured configurations reach, at the
-            upper ends of their intervals. A window that is shown to be beaten by one of them ends
-            early; empty: every window is measured to its target.
+    `purpose` is "baseline", "search", "verify", "probe", "record", "training" or one of
+    `INSPECTIONS`; limits of None are the defaults of `tuner.workload.limits`. If `extendable`,
+    further settings may follow in the same launch (`tuner.workload.runners.Continuation`). `front`
+    is what measured configurations reach at the upper ends of their intervals, (s, J) of a step:
+    a window that is shown to be beaten by one of them ends early.
     """
 
     probe_id: str
@@ -171,12 +150,9 @@ def _settings(data: Any) -> Settings:
 class MeterInfo:
     """Source of an energy figure; one that is estimated or of a twin is labelled wherever shown.
 
-    Attributes:
-        name: "nvml", "rapl", "estimated", "table", "simulated".
-        host: what of the node besides the GPUs is charged to the job; empty if unknown.
-        independent: True if sampled power is another source than the energy, so that the two check
-            each other; False if one is computed from the other.
-        twin: True if the devices are those of `tuner.testing.twin`: no figure is a measurement.
+    `host` is what of the node besides the GPUs is charged to the job; empty if unknown. Sampled
+    power checks the energy only if it is `independent`, another source. No figure of a twin
+    (`tuner.testing.twin`) is a measurement.
     """
 
     name: str
@@ -205,50 +181,31 @@ class MeterInfo:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Figures of one window, of the whole job (all ranks, all nodes).
+    """Figures of one window, of the whole job (all ranks, all nodes); NaN or None if unknown.
 
-    Attributes:
-        delivered: what the devices really did, means over the window and the devices
-            ({"clock_MHz": 1395}), and of each stage if it was set by stage ("clock_MHz.0");
-            empty if unknown. Models learn from this (`as_delivered`).
-        steps: whole optimizer steps in the window.
-        energy_J: energy between the window's boundaries, joules.
-        power_W: energy_J / window_s, watts; of the extrapolated step if there is one.
-        power_se_W: its standard error, watts, by blocks of whole steps and corrected for their
-            correlation; NaN if unknown.
-        peak_memory_bytes: the fullest rank's peak; None if unknown.
-        temperature_C: the hottest device at the end; None if unknown.
-        flags: what a reader must know ("throttled: thermal", "window shorter than 5 s").
-        step_times_s: each step's time, seconds; of a window with more than 512 steps, the means of
-            equal runs of neighbours.
-        started_s: seconds from the probe's start to the window's opening boundary.
-        sampled_energy_J: the same window by integrated power samples, joules: the check on
-            `energy_J`; NaN without samples.
-        power_blocks_W: mean power of blocks of whole steps, watts, in their order, by which the
-            energies of two windows are compared.
-        phases_s: mean seconds of a step in each phase (`tuner.workload.measure.phases`), as rank 0
-            marked them and, on CUDA, its device ran them; empty if nothing was marked.
-        accumulation: the smaller accumulations that were measured, if time and power of a step are
-            extrapolated from them. Steps, length and energy of the window are then theirs.
+    With an `accumulation`, time and power are extrapolated from smaller accumulations, whose are
+    steps, length and energy of the window.
     """
 
     live: Settings
-    steps: int
+    steps: int  # whole optimizer steps
     window_s: float
     step_time_s: float
-    energy_J: float
+    energy_J: float  # between the window's boundaries
     power_W: float
     step_time_se_s: float = math.nan
-    power_se_W: float = math.nan
+    power_se_W: float = math.nan  # by blocks of whole steps, corrected for their correlation
+    #: What the devices did, means over window and devices ({"clock_MHz": 1395}), and of each stage
+    #: that was set by itself ("clock_MHz.0"). Models learn from this (`as_delivered`).
     delivered: Mapping[str, float] = field(default_factory=dict)
-    peak_memory_bytes: int | None = None
-    temperature_C: float | None = None
+    peak_memory_bytes: int | None = None  # of the fullest rank
+    temperature_C: float | None = None  # of the hottest device at the end
     flags: tuple[str, ...] = ()
-    step_times_s: tuple[float, ...] = ()
-    started_s: float = 0.0
-    sampled_energy_J: float = math.nan
-    power_blocks_W: tuple[float, ...] = ()
-    phases_s: Mapping[str, float] = field(default_factory=dict)
+    step_times_s: tuple[float, ...] = ()  # of more than 512 steps, means of runs of neighbours
+    started_s: float = 0.0  # from the probe's start to the opening boundary
+    sampled_energy_J: float = math.nan  # by integrated power samples: the check on `energy_J`
+    power_blocks_W: tuple[float, ...] = ()  # by which energies of two windows are compared
+    phases_s: Mapping[str, float] = field(default_factory=dict)  # mean of a step, as rank 0 marked
     accumulation: AccumulationFit | None = None
 
     @property
@@ -268,10 +225,7 @@ class Measurement:
 
     @property
     def as_delivered(self) -> Settings:
-        """The live setting as the devices delivered it, from which models learn.
-
-        A requested clock is replaced by the one that ran; what was not read back stays.
-        """
+        """The live setting with the clocks that ran; what was not read back stays."""
         live = dict(self.live)
         for name in ("clock_MHz", "memory_clock_MHz"):
             asked = live.get(name)
@@ -336,6 +290,38 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Drift:
+    """Difference of one live setting's two visits in one probe, an effect of warming up.
+
+    Changes are relative (0.01 is 1 %), `apart_s` is seconds between openings; errors are NaN and
+    `temperature_C`, of the hottest device, None if unknown.
+    """
+
+    live: Settings
+    apart_s: float
+    step_time: float
+    step_time_se: float
+    power: float
+    power_se: float = math.nan
+    temperature_C: float | None = None
+
+    @property
+    def notable(self) -> bool:
+        """More than 1 % and more than twice its error, in step time or in power."""
+        pairs = ((self.step_time, self.step_time_se), (self.power, self.power_se))
+        return any(abs(change) > max(0.01, 2 * se) for change, se in pairs if se == se)
+
+    @property
+    def sentence(self) -> str:
+        """The drift as a phrase for people."""
+        heat = f" and {self.temperature_C:+.0f} C" if self.temperature_C is not None else ""
+        return (
+            f"{self.live.short} visited again after {self.apart_s:.0f} s{heat}: step time "
+            f"{100 * self.step_time:+.1f} %, power {100 * self.power:+.1f} %"
+        )
+
+
+@dataclass(frozen=True)
 class NotApplied:
     """A live setting that was visited and is no data point, for the devices ran otherwise."""
 
@@ -348,32 +334,22 @@ class NotApplied:
 class ProbeRecord:
     """Outcome of one probe. A failed probe keeps what it had measured before it failed.
 
-    Attributes:
-        request: the request, with the settings that an extendable one visited besides.
-        measurements: one for each visit of a live setting, in the order of visiting; the setting
-            that was visited twice has two.
-        launch_s: from the request to the first step after warm-up, seconds.
-        wall_s: from the request to the end, seconds.
-        energy_J: everything the probe drew from the request to the end, joules: what probing cost.
-        started_at: UTC, ISO 8601.
-        environment: versions, device names, what was rendered (DeepSpeed JSON, argv).
-        idle_W: what the meter's scope drew before the ranks started, watts; None if unknown.
-        waiting_devices: devices of the lease that no rank used. The lease is the whole node, so
-            what they drew is in every figure of energy here.
+    The request holds the settings that an extendable one visited besides; each visit has a
+    measurement, in their order. The lease is the whole node, so energies hold its waiting devices.
     """
 
     request: ProbeRequest
     measurements: tuple[Measurement, ...]
     meter: MeterInfo
     failure: Failure | None = None
-    launch_s: float = 0.0
+    launch_s: float = 0.0  # from the request to the first step after warm-up
     wall_s: float = 0.0
-    energy_J: float = 0.0
-    started_at: str = ""
+    energy_J: float = 0.0  # everything from the request to the end: what probing cost
+    started_at: str = ""  # UTC, ISO 8601
     host: str = ""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    idle_W: float | None = None
-    waiting_devices: int = 0
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, what was rendered
+    idle_W: float | None = None  # before the ranks started
+    waiting_devices: int = 0  # that no rank used
     drift: Drift | None = None
     missed: tuple[NotApplied, ...] = ()
 

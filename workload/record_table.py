@@ -1,8 +1,6 @@
 """The recorder: measures a space, or a random part of it, and writes a recorded table.
 
-Launch settings are probed in random order, so that drift is not mistaken for a knob's effect. Every
-record goes to a trace, so an interrupted recording continues from there. It needs only a runner,
-neither Optuna nor Ray. The replayer reads its output, and any search can be tried on it.
+Every record goes to a trace, from which an interrupted recording continues.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def record_space(
     launches = list(candidates.launches)
     if sample is not None and (isinstance(sample, bool) or sample < 1):
         raise InvalidValue("sample", sample, f"an integer from 1 to {len(launches)}")
-    random.Random(seed).shuffle(launches)
+    random.Random(seed).shuffle(launches)  # drift must not be mistaken for a knob's effect
     launches = launches[:sample]
     trace = folder / "trace" / "probes.jsonl"
     records = list(read_trace(trace).records) if trace.exists() else []
@@ -100,9 +98,8 @@ def write_table(
 ) -> int:
     """Write the measurements as table.csv and table.toml; return the number of rows.
 
-    A configuration that was measured several times becomes one row with the mean, and with the
-    deviation of its windows. `[cost]` is what these probes really cost. InputError if nothing was
-    measured, or two meters or scopes are mixed.
+    A row holds mean and deviation of a configuration's windows. InputError if nothing was measured,
+    or two meters or scopes are mixed.
     """
     measured = [record for record in records if record.measurements]
     if not measured:
@@ -162,7 +159,6 @@ def _toml(
     live_knobs: Sequence[str],
     name: str,
 ) -> str:
-    """Describe the table, with the cost of its probes and the scatter of its windows."""
     meter = measured[0].meter
     launch_s = statistics.median(record.launch_s for record in measured)
     window_s = statistics.median(m.window_s for r in measured for m in r.measurements)
@@ -205,7 +201,6 @@ window_s = {window_s:.4g}
 
 
 def _spread(measured: Sequence[ProbeRecord]) -> tuple[float, float]:
-    """Return the median relative standard errors of time and power; never NaN."""
     windows = [m for record in measured for m in record.measurements]
     times = [m.step_time_rse for m in windows if m.step_time_se_s >= 0]
     powers = [m.power_rse for m in windows if m.power_se_W >= 0]

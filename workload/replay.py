@@ -1,8 +1,7 @@
-"""Runners that answer from recorded results instead of starting processes.
+"""Runners that answer from a recorded table or a trace instead of starting processes.
 
-`TraceRunner` answers from a trace of this project's own recorder, `TableRunner` from a recorded
-table. A configuration that was never recorded is a refused probe. A visit's draw depends only on
-the seed, the configuration and the probe's name, so a resumed study gets the same values.
+A visit's draw depends only on the seed, the configuration and the probe's name, so a resumed study
+gets the same values.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from tuner.workload.trace import read_trace
 
 
 def _draws(seed: int, configuration: Configuration, probe_id: str) -> np.random.Generator:
-    """Return the random generator of one visit, independent of the order of visits."""
     text = f"{seed}\n{configuration.key}\n{probe_id}".encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
@@ -39,8 +37,7 @@ class TableRunner:
     """Runner that answers from one group of a recorded table.
 
     A visit draws from the point's repeats where there are several, else from its standard
-    deviations, else from the table's [noise], else it returns the recorded mean. Seconds and
-    joules of a record follow the table's [cost].
+    deviations, else from the table's [noise].
     """
 
     def __init__(self, table: RecordedTable, group: str | None = None, *, seed: int = 0) -> None:
@@ -114,10 +111,8 @@ class TableRunner:
 class TraceRunner:
     """Runner that answers from a trace, or the run folder that holds one.
 
-    A configuration that was measured several times gives one of those measurements, drawn. A
-    launch that only ever failed fails again in the same way. Cost: the launch's own part is what
-    its record spent outside the windows; each visited setting adds its share of the rest.
-    InputError if the trace cannot be read, is empty, or mixes two scopes of energy.
+    One of a configuration's measurements is drawn. A launch that only ever failed fails again in
+    the same way. InputError if the trace cannot be read, is empty, or mixes two scopes of energy.
     """
 
     def __init__(self, path: str | Path, *, seed: int = 0) -> None:

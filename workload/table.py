@@ -1,8 +1,7 @@
 """Recorded tables: finite lists of configurations with measured time and power, from any source.
 
-A folder holds `table.csv` and `table.toml`; the toml says which columns are knobs, which are
-measurements, how the rows fall into groups (each one search problem), how noisy a repeated window
-is and what probing would have cost. Nothing here knows any table, workload or column by name.
+`table.toml` says what the columns of `table.csv` are, how its rows fall into groups (each one
+search problem), how noisy a repeated window is and what probing would have cost.
 """
 
 from __future__ import annotations
@@ -42,11 +41,7 @@ class TableCost:
         return self.launch_s + settings * (self.settle_s + self.window_s)
 
     def energy_J(self, powers_W: Iterable[float]) -> float:
-        """Return the joules of one launch that visits points of these powers, in this order.
-
-        launch_s x launch_power x P(first) + sum over visited (settle_s + window_s) x P: the launch
-        happens at the first setting visited.
-        """
+        """Return the joules of one launch, at the first of these powers, that visits them all."""
         powers = list(powers_W)
         launch = self.launch_s * self.launch_power * powers[0] if powers else 0.0
         return launch + (self.settle_s + self.window_s) * math.fsum(powers)
@@ -91,19 +86,12 @@ class TableGroup:
     """Search problem of a table, named by its grouping columns; points in the order of the file."""
 
     name: str
-    values: Mapping[str, str]
     points: tuple[TablePoint, ...]
 
 
 @dataclass(frozen=True)
 class RecordedTable:
-    """Table of recorded configurations.
-
-    Attributes:
-        noise: spread to draw from where it has neither repeats nor deviations.
-        unit_of_work: what one "step" of it is.
-        estimated: True if the energy is not metered (`estimated = true` in the toml).
-    """
+    """Table of recorded configurations; `unit_of_work` is what one "step" of it is."""
 
     name: str
     folder: Path
@@ -144,8 +132,6 @@ _TABLES = ("cost", "noise", "baseline", "predicted_by")
 
 @dataclass(frozen=True)
 class _Columns:
-    """Roles of the columns, from a checked table.toml: of lists of columns, and of single ones."""
-
     where: str
     lists: Mapping[str, tuple[str, ...]]
     single: Mapping[str, str]
@@ -173,7 +159,6 @@ def _read_columns(data: Mapping[str, Any], path: Path) -> _Columns:
 
 
 def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
-    """Return the table without its groups, and the roles of its columns."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -233,7 +218,6 @@ def _predicted_by(data: Any, path: Path) -> PredictedBy:
 
 
 def _figures(cls: type, data: Any, what: str) -> Any:
-    """Build a dataclass of non-negative figures from a toml table."""
     fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
     if not isinstance(data, dict):
         raise InputError(f"{what} is {data!r}; it must be a table of {', '.join(fields)}")
@@ -248,7 +232,6 @@ def _figures(cls: type, data: Any, what: str) -> Any:
 
 
 def _value(text: str) -> int | float | str:
-    """Return a CSV value: a number if it reads as a finite one, else the text."""
     for kind in (int, float):
         with suppress(ValueError, OverflowError):
             if math.isfinite(number := kind(text)):
@@ -297,7 +280,6 @@ def read_csv(
 
 
 def _read_rows(path: Path, layout: _Columns) -> list[tuple[int, dict[str, str]]]:
-    """Return the rows of a table whose columns are those of its layout."""
     header, rows = read_csv(path)
     wanted = [
         *(name for key in (*_LISTS[:3], *_REPEATS) for name in layout.lists[key]),
@@ -363,7 +345,6 @@ def _point(row: Mapping[str, str], line: int, layout: _Columns, path: Path) -> T
 
 
 def _merged(points: list[TablePoint]) -> TablePoint:
-    """Merge rows of one configuration into one point: further rows are further repeats."""
     if len(points) == 1:
         return points[0]
     repeats = tuple(
@@ -393,7 +374,6 @@ def load_table(folder: str | Path) -> RecordedTable:
     groups = tuple(
         TableGroup(
             name=", ".join(values) or table.name,
-            values=dict(zip(layout.lists["group_by"], values, strict=True)),
             points=tuple(_merged(same) for same in by_configuration.values()),
         )
         for values, by_configuration in grouped.items()

@@ -1,8 +1,7 @@
 """The trace: an append-only file of probe records, one JSON line for each probe.
 
 The log is the state: resume, replay and report all read it. A record is on disk (fsynced) before it
-is used. A line that a crash cut short is moved aside on reopening, never overwritten; a line that
-is broken anywhere else is an error, because then the file was edited.
+is used. A broken line before the last is an error: then the file was edited.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class TraceContents:
 
 
 def _torn_tail(data: bytes) -> int | None:
-    """Return the offset of a torn last line, one that is no JSON object, or None."""
     end = len(data.rstrip(b"\n"))
     start = data.rfind(b"\n", 0, end) + 1
     if end <= start:
@@ -84,9 +82,8 @@ RESERVE_BYTES = 256 * 1024
 class TraceWriter:
     """Writer that appends probe records to a trace; usable as a context manager.
 
-    Opening repairs what a crash left (`repair_torn_tail`) and reserves a little disk, which is
-    released when the disk is full: the last record is then still written before the writer refuses.
-    InputError if the file cannot be opened for writing, or the disk is full.
+    Opening repairs what a crash left (`repair_torn_tail`) and reserves a little disk for the last
+    record. InputError if the file cannot be opened for writing, or the disk is full.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -106,10 +103,9 @@ class TraceWriter:
             raise InputError(f"cannot write the trace {self.path}: {error.strerror}") from error
 
     def append(self, record: ProbeRecord) -> None:
-        """Write one record as one line and wait until it is on disk.
+        """Write one record as one line and wait until it is on disk; InputError if it refuses.
 
-        InputError if the disk is full or refuses. If the reserve was enough, this record is in the
-        trace and the error says so; else the trace is as it was before.
+        If the reserve was enough, the record is in the trace nevertheless, and the error says so.
         """
         try:
             self._write(record)

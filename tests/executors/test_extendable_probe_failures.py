@@ -36,8 +36,9 @@ from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import METER, measured, record
 from tuner.workload import agent as node_agent
 from tuner.workload.agent import Entered, run_safely
-from tuner.workload.node.preflight import NodeFacts
+from tuner.workload.node.facts import NodeFacts
 from tuner.workload.pending import recover_pending
+from tuner.workload.platforms.base import GpuFacts
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation
 from tuner.workload.trace import TraceWriter
@@ -427,7 +428,8 @@ def test_gpus_that_no_part_has_are_charged_to_none(
     asked: list[Slot] = []
     monkeypatch.setattr("tuner.executors.ray_nodes.place_agent", lambda *_, **__: object())
     monkeypatch.setattr(pool, "_ask", asked.append)
-    facts = NodeFacts("a", cluster, cores=cores, gpus=("GPU-0", "GPU-1", "GPU-2", "GPU-3"))
+    gpus = tuple(GpuFacts(number, f"GPU-{number}", "", 0) for number in range(4))
+    facts = NodeFacts("a", cluster, cores=cores, gpus=gpus)
     meter = replace(METER, scope="gpu")
     pool._take(Slot("a", "a", "1.2.3.4", object(), 4.0), Entered(facts, (), meter))
     assert [slot.devices for slot in asked] == [("GPU-0", "GPU-1"), ("GPU-2", "GPU-3")][:parts]

@@ -21,7 +21,7 @@ import pytest
 from tuner.executors.ray_cluster import SurveyedNode, _choose_kind, join_ray
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.node.preflight import NodeFacts
+from tuner.workload.node.facts import NodeFacts
 
 GIB = 2**30
 
@@ -34,8 +34,8 @@ def node(
         f"n{number}",
         here,
         driver="580.1",
-        clock_note="" if clocks else "they need root",
-        compiler="/usr/bin/c++",
+        why_clocks_fixed="" if clocks else "they need root",
+        compilers={"g++": "/usr/bin/g++"},
         memory_bytes=512 * GIB,
         free_bytes=400 * GIB,
         busy=(busy,) if busy else (),

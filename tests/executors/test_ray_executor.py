@@ -19,8 +19,8 @@ from tuner.search_spaces.job import load_job
 from tuner.testing import studies as study_tools
 from tuner.workload import agent
 from tuner.workload.agent import Entered
+from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.preflight import NodeFacts
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.runners import Continuation
 

@@ -200,10 +200,10 @@ def _doctor(args: argparse.Namespace) -> int:
         recording.write(args.record_nvml)
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
-    from tuner.workload.node.machine_facts import machine_facts
+    from tuner.workload.node.facts import look
 
-    facts = machine_facts()
-    answer(args, facts.to_json(), facts.lines() if args.verbose else facts.verdict())
+    facts = look()
+    answer(args, facts.to_json(), facts.lines(verbose=args.verbose))
     return OK if facts.ready or args.brief else FAILED
 
 

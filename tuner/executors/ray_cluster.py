@@ -2,7 +2,7 @@
 
 Nodes are grouped by the kind of their devices, because a front never mixes two kinds: the survey
 takes the requested kind, or else the one with the most devices, and lists what it left out. Each
-node is inspected by an agent on it (`tuner.workload.node.preflight`); those that cannot be used are
+node is inspected by an agent on it (`tuner.workload.node.facts`); those that cannot be used are
 listed with a sentence each.
 """
 
@@ -35,7 +35,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import Agent, Entered, MakeRunner, unusable
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.multi_node.peer import PeerLost
-from tuner.workload.node.preflight import NodeFacts
+from tuner.workload.node.facts import NodeFacts
 
 #: A node that has not answered by then (worker start, imports) is left out.
 LOOK_S = 120.0
@@ -268,11 +268,11 @@ class Survey:
         lines = []
         for node in self.nodes:
             facts = node.facts
-            clocks = "clocks may be set" if not facts.clock_note else "clocks fixed"
+            clocks = "clocks may be set" if not facts.why_clocks_fixed else "clocks fixed"
             properties = [
                 f"{node.devices} x {facts.kind or 'unknown'}",
                 f"driver {facts.driver}, {clocks}" if facts.driver else "no GPU driver",
-                f"compiler {facts.compiler or 'none'}",
+                f"compiler {facts.compilers.get('g++') or 'none'}",
                 f"{facts.cores:g} cores",
                 f"{facts.free_bytes / 2**30:.1f} of {facts.memory_bytes / 2**30:.1f} GiB free",
             ]

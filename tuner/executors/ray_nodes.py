@@ -311,7 +311,7 @@ class NodePool:
             same = (slot.node, slot.name, slot.address, slot.agent, slot.amount)
             self.slots += [slot, *(Slot(*same) for _ in range(parts - 1))]
             return
-        gpus = entered.facts.gpus
+        gpus = tuple(gpu.uuid for gpu in entered.facts.gpus)
         parts = min(parts, len(gpus) // each)
         if cores := entered.facts.cores:  # parts train at the same time
             parts = max(1, min(parts, int(cores // each)))

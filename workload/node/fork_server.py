@@ -39,13 +39,11 @@ _nvml_opened = False
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
-    """Leave everything of the server behind, in the forked child."""
     os.setpgid(0, group)
     _die_with_parent()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -82,7 +80,6 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
 
 
 def _set_memory_policy(policy: int, nodes: list[int]) -> None:
-    """Allocate this process's memory on these nodes, by set_mempolicy(2), as numactl does."""
     call = {"x86_64": 238, "aarch64": 237}.get(os.uname().machine)
     if call is None:
         return
@@ -94,12 +91,10 @@ def _set_memory_policy(policy: int, nodes: list[int]) -> None:
 
 
 def _visible(spec: dict[str, Any]) -> str:
-    """Leave out the environment, which may hold secrets: every user sees a command line (`ps`)."""
     return json.dumps({name: value for name, value in spec.items() if name != "env"})
 
 
 def _prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Import modules and load DeepSpeed ops, so that ranks forked later find them done."""
     began = time.monotonic()
     for name in request.get("imports", ()):
         importlib.import_module(name)
@@ -128,7 +123,6 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _torch_build() -> dict[str, str] | None:
-    """Return what torch is built for, as compiled in; None if it is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -143,7 +137,6 @@ def _torch_build() -> dict[str, str] | None:
 
 
 def _in_child(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in a forked child, as JSON holds it; None if it failed."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -182,7 +175,6 @@ def _why_fork_is_unsafe() -> str:
 
 
 def _release_nvml() -> None:
-    """Close NVML as often as imports have opened it: a forked child inherits none of its state."""
     global _nvml_opened
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD)
@@ -193,7 +185,6 @@ def _release_nvml() -> None:
 
 
 def _open_nvml_again() -> None:
-    """Open NVML in a rank if an import had opened it, whose modules do not open it twice."""
     pynvml = sys.modules.get("pynvml")
     if _nvml_opened and pynvml is not None:
         with contextlib.suppress(Exception):  # the program that asks NVML is told why
@@ -228,7 +219,6 @@ def _load_op(name: str, *, own_folder: bool) -> None:
 
 
 def _ask_processor_once() -> None:
-    """Keep py-cpuinfo's answer, which takes a second, for this process and its forks."""
     with contextlib.suppress(ImportError):
         cpuinfo = importlib.import_module("cpuinfo")
         if not hasattr(cpuinfo, "joulefront_known"):
@@ -343,7 +333,6 @@ class ForkServer:
 
 
 def _children() -> list[int]:
-    """Return the pids of this process's children that have not been reaped."""
     found: list[int] = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:

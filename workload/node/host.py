@@ -101,7 +101,6 @@ def cgroup_folders(proc: Path, cgroup: Path, controller: str, pid: str = "self")
 
 
 def _number(file: Path) -> float | None:
-    """Return the first number of a file; None if there is none or it says "max"."""
     try:
         return float(file.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -183,7 +182,6 @@ def core_ranges(cores: Iterable[int]) -> str:
 
 
 def _device_memory(nodes: Path) -> tuple[int, int]:
-    """Return size and free part of the nodes without processors (a GH200's HBM), bytes."""
     total = free = 0
     for folder in nodes.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -80,7 +80,6 @@ class HostWatch:
 
 
 def _held_s(stat: Path) -> float:
-    """Return the time for which a control group was held back, seconds; version 2 and 1."""
     with contextlib.suppress(OSError, ValueError):
         for line in stat.read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -56,7 +56,6 @@ def installed_version(package: str) -> str | None:
 
 
 def _release(package: str) -> tuple[int, ...]:
-    """Return the release of an installed package; empty if it is not installed."""
     found = re.match(r"[0-9.]*[0-9]", installed_version(package) or "")
     return tuple(int(part) for part in found.group(0).split(".")) if found else ()
 

@@ -199,7 +199,6 @@ class Probe:
             remove()
 
     def _enter(self, phase: str) -> None:
-        """Tell the driver's live view which phase begins; "" for none."""
         write_phase(self.node.run_dir, self.request.probe_id, phase)
 
     def open_timeline(self) -> Timeline:
@@ -262,7 +261,6 @@ class Probe:
             self._flag_drift()
 
     def _further(self) -> list[Settings]:
-        """Extend the request while the ranks wait; return its further settings."""
         request = self.request
         if not (self._next_settings and request.extendable and self._time_for_one_more()):
             return []
@@ -279,7 +277,6 @@ class Probe:
         return time.monotonic() - self._began_s
 
     def _time_for_one_more(self) -> bool:
-        """Return True if the time limit leaves 1.5 times what another visit takes."""
         window = self.request.window
         left_s = self._began_s + self.request.time_limit_s - time.monotonic()
         longest_s = max((m.window_s for m in self.measurements), default=window.max_s)
@@ -298,7 +295,6 @@ class Probe:
     def _flag_stragglers(
         self, conductor: Conductor, samples: Sequence[PowerSample], host: HostWatch
     ) -> None:
-        """Note the ranks for which the others waited, with the state of their devices."""
         conductor.arrivals.close(conductor.done)
         ranks = self.launch.configuration.world_size
         numbers = _devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks)
@@ -323,7 +319,6 @@ class Probe:
         step_time_s: float,
         notes: Sequence[str] = (),
     ) -> float:
-        """Measure one live setting and return its step time, seconds."""
         policy = self.request.window
         number = len(self.measurements) + len(self._missed) + 1
         at = f" at {live.short}" if live else ""
@@ -366,7 +361,6 @@ class Probe:
         return window.step_time_s
 
     def _window(self, conductor: Conductor, timeline: Timeline, step_time_s: float) -> Window:
-        """Measure whole steps, or steps of fewer micro-batches; `step_time_s` is of the current."""
         policy, accumulations = self.request.window, self._accumulations
         known = self._known()
         if not accumulations:
@@ -385,13 +379,11 @@ class Probe:
         )
 
     def _known(self) -> tuple[tuple[float, float], ...]:
-        """Return what other configurations reach: the front's, and those of this launch so far."""
         if not self.request.front:
             return ()
         return (*self.request.front, *(reached(m) for m in self.measurements))
 
     def _own_pids(self) -> set[int]:
-        """Return the ranks on this node and all that they started (SuperOffload's workers)."""
         return family(self.node.server.pid)
 
     def log_tail(self) -> str:
@@ -400,12 +392,10 @@ class Probe:
 
 
 def _devices_in_use(nodes: int, each: int, ranks: int) -> list[int]:
-    """Return the numbers of the devices that ranks use: the first ones of every node."""
     return [node * each + rank for node in range(nodes) for rank in range(ranks // nodes)]
 
 
 def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:
-    """Return the fullest rank's peak, bytes; of a device at least what NVML has seen it hold."""
     values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
     if held_bytes and any("device_bytes" in peak for peak in peaks):
         values.append(held_bytes)

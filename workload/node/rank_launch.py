@@ -134,7 +134,6 @@ class RankLaunch:
         return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1", **env})
 
     def _compiling_env(self) -> dict[str, str]:
-        """Return the environment of ranks that compile: a cache that probes share."""
         if self.configuration.get("compilation") == "none":
             return {}
         if why := cannot_compile():
@@ -198,7 +197,6 @@ class RankLaunch:
         return specs
 
     def _bound(self, ranks: int) -> list[dict[str, Any]]:
-        """Return the binding of each rank on this node; empty if they are not bound."""
         job, platform = self.node.job, self._platform
         rule = rule_of(self.configuration, job, self.node.cluster)
         if not rule:
@@ -216,7 +214,6 @@ class RankLaunch:
         return bound
 
     def _inherited_env(self, node_rank: int) -> dict[str, str]:
-        """Return this process's environment without what describes tasks of another launcher."""
         launcher = getattr(self.node.job, "launcher", None)
         kind = kind_of(launcher) if launcher is not None else None
         env = {
@@ -231,7 +228,6 @@ class RankLaunch:
         return env if kind else {**env, "TORCHELASTIC_RUN_ID": "joulefront"}
 
     def _rank_env(self, rank: int, world: int, place: Place, own: int = 0) -> Mapping[str, str]:
-        """Return a rank's environment; it is bound to `own` cores, or to none if that is 0."""
         each = max(place.ranks, 1)
         env = self._inherited_env(place.first // each) | {
             "RANK": str(rank),

@@ -260,7 +260,6 @@ class RankServer:
             self._error_log = None
 
     def _pump(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Read the server's messages: keep exits, return answers."""
         assert self._socket is not None
         answers: list[dict[str, Any]] = []
         self._socket.settimeout(max(timeout_s, 0.0) or 1e-6)
@@ -305,7 +304,6 @@ class RankServer:
 
 
 def _session_of(pid: int) -> int:
-    """Return the session of a process; 0 if it is gone or a zombie."""
     try:
         state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:4]
     except OSError:

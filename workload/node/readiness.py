@@ -57,7 +57,6 @@ def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missin
 
 
 def _guard_lines(user: str) -> Iterator[str]:
-    """Return the lines that install joulefront's guard, and its rule of sudo or its unit."""
     units = "/etc/systemd/system/joulefront-guard"
     source = shlex.quote(str(Path(guard.__file__).resolve()))
     listens = f"ListenStream={DEFAULT_SOCKET} SocketUser={user} SocketMode=0600 Accept=yes"

@@ -231,7 +231,6 @@ def refused(configuration: Configuration, job: TrainingJob) -> list[str]:
 
 
 def _modelling_code(model: Mapping[str, Any]) -> list[str]:
-    """Return the modules of transformers that build a model and its parts."""
     parts = [model, *(part for part in model.values() if isinstance(part, Mapping))]
     kinds = [str(part.get("model_type")) for part in parts]
     # A part's type may say which half of a family it is.

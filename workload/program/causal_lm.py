@@ -66,7 +66,6 @@ class Filler:
         self._know(model, "", model)
 
     def _know(self, module: Any, name: str, owner: Any) -> None:
-        """Note each module's name, and the innermost model, which can initialise it."""
         owner = module if isinstance(module, PreTrainedModel) else owner
         self._known[module] = name, owner
         for child, part in module.named_children():
@@ -82,7 +81,6 @@ class Filler:
                     parameter.data = parameter.data.to(self._dtype)
 
     def _fill(self, module: Any, recurse: bool) -> bool:
-        """Fill modules, parts first, as transformers does; return True if anything was filled."""
         filled = False
         for part in module.children() if recurse else ():
             filled |= self._fill(part, recurse)

@@ -18,11 +18,8 @@ from transformers import AttentionInterface
 
 
 class _Gather(torch.autograd.Function):
-    """Gather the parts, (batch, heads, part, width), in order; backward sums and scatters."""
-
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
-        """Return the whole sequence."""
         ctx.group, degree = group, dist.get_world_size(group)
         mine = part.movedim(2, 0).contiguous()
         every = mine.new_empty((degree, *mine.shape))
@@ -32,7 +29,6 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return the gradient of this rank's part, summed over all ranks."""
         degree = dist.get_world_size(ctx.group)
         chunks = given[0].movedim(2, 0).unflatten(0, (2 * degree, -1))
         paired = torch.stack((chunks[:degree], chunks[degree:].flip(0)), 1).flatten(1, 2)
@@ -42,7 +38,6 @@ class _Gather(torch.autograd.Function):
 
 
 def _causal(length: int, seen: int) -> CausalBias:
-    """Return the bias of a chunk of `length` queries that end at the last of `seen` keys."""
     with _disable_current_modes():
         return causal_lower_right(length, seen)
 

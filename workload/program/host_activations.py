@@ -112,7 +112,6 @@ class SideStream:
         return tensor
 
     def _fetch(self, saved: Saved) -> None:
-        """Start to copy a tensor back, unless it is already on its way."""
         if saved.back is not None:
             return
         tensor, saved.tensor = saved.tensor, None

@@ -110,7 +110,6 @@ class Engine:
         return loss
 
     def _reduce(self) -> None:
-        """Sum shared tables over the two ends, average over replicas, and clip by the norm."""
         for weight in self._tables:
             dist.all_reduce(weight.grad, group=self._ends)
         replicas = dist.get_world_size(self._replicas)
@@ -137,7 +136,6 @@ _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def _groups(degree: int) -> tuple[Any, Any, Any]:
-    """Return this rank's pipeline, the replicas of its parts, and the two ends of its pipeline."""
     replicas, rank = dist.get_world_size() // degree, dist.get_rank()
     columns = [[s * replicas + r for s in range(degree)] for r in range(replicas)]
     rows = [[s * replicas + r for r in range(replicas)] for s in range(degree)]
@@ -171,7 +169,6 @@ def _built(layer: LayerSpec) -> torch.nn.Module:
 
 
 def _part(layers: int, parts: int, number: int, *, blocks: int) -> range:
-    """Return the layers of one part: equally many blocks, the remainder in the last parts."""
     each, more = divmod(blocks, parts)
     ends = [0]
     for part in range(parts):
@@ -183,7 +180,6 @@ def _part(layers: int, parts: int, number: int, *, blocks: int) -> range:
 
 
 def _marked(stage: Any, phase: Callable[[str], None]) -> Any:
-    """Return a stage that tells when it computes; between its passes it communicates or waits."""
     passes = {
         "forward_one_chunk": "forward",
         "backward_one_chunk": "backward",

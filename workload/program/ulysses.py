@@ -62,7 +62,6 @@ def _whole_sequence_attention(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Compute causal attention of some heads over all tokens (batch, sequence, heads, width)."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     out = torch.nn.functional.scaled_dot_product_attention(
         query,

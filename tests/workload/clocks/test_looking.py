@@ -17,9 +17,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.ways import has_right
+from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.machine_facts import machine_facts
-from tuner.workload.node.preflight import look
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms import platform_of
 
@@ -40,8 +39,9 @@ class TestOnTwin:
         """second_day_13: each look set the power limit to what it was, on every GPU."""
         cluster = detect_cluster()
         assert cluster.clock_control
-        assert machine_facts(extensions=tmp_path).clock_control
-        assert look().clock_note == ""
+        facts = look()
+        assert facts.clock_control
+        assert facts.why_clocks_fixed == ""
         assert platform_of(cluster).why_fixed(cluster) == ""
         with closing(LocalRunner(small_job(), cluster, run_dir=tmp_path / "run")):
             pass

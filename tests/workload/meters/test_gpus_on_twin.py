@@ -22,9 +22,8 @@ from tuner.workload.meters.gpus import (
     unusable_gpus,
     visible_gpus,
 )
+from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.machine_facts import machine_facts
-from tuner.workload.node.preflight import look
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -111,13 +110,13 @@ def test_second_day_3_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
     assert line.startswith("tuner: ")
 
 
-def test_second_day_3_doctor_notes_a_broken_gpu(twin_node: Make, tmp_path: Path) -> None:
+def test_second_day_3_doctor_notes_a_broken_gpu(twin_node: Make) -> None:
     """second_day_3: the others are listed, and the reason against it."""
     node_of(twin_node, 3, {1: LOST})
     nvml = open_nvml()
     assert unusable_gpus(nvml) == {1: "GPU is lost"}
     nvml.nvmlShutdown()
-    facts = machine_facts(extensions=tmp_path, environ={})
+    facts = look(environ={})
     assert [gpu.index for gpu in facts.gpus] == [0, 2]
     assert "GPU 1 cannot be used: GPU is lost" in facts.notes
 
@@ -153,7 +152,7 @@ class TestNvmlThatDoesNotStart:
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
         assert "--cluster cpu-2" in line
-        assert not machine_facts().ready
+        assert not look().ready
 
     def test_second_day_4_unless_cores_are_asked_for(
         self, twin_node: Make, monkeypatch: pytest.MonkeyPatch

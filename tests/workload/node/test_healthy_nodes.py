@@ -19,8 +19,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.study.session import _check_question
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import DeviceWatch
+from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.machine_facts import machine_facts
 from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import Failure
 
@@ -54,11 +54,9 @@ class TestCoresOfAGpuNode:
         agent.close()
 
     @pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles"])
-    def test_doctor_misses_no_gpu_that_is_not_wanted(
-        self, twin_node: Make, tmp_path: Path, hidden: str
-    ) -> None:
+    def test_doctor_misses_no_gpu_that_is_not_wanted(self, twin_node: Make, hidden: str) -> None:
         twin_node(TwinGpu()).fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-        facts = machine_facts(extensions=tmp_path, environ={"CUDA_VISIBLE_DEVICES": hidden})
+        facts = look(environ={"CUDA_VISIBLE_DEVICES": hidden})
         assert not [thing for thing in facts.missing if "usable GPUs" in str(thing)]
 
 

@@ -14,9 +14,9 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.testing.commands import finished
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.facts import look
 from tuner.workload.node.host import host_memory, usable_cores
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.machine_facts import machine_facts
 
 GIB = 2**30
 Make = Callable[..., TwinNode]
@@ -241,12 +241,11 @@ class TestGpuCluster:
 
 class TestFacts:
     def test_without_gpus(self, no_gpus: None, host: Host, tmp_path: Path) -> None:
-        facts = machine_facts(
+        facts = look(
             proc=host.proc,
             cgroup=host.cgroup,
             sys=host.cgroup,
             core=str(host.core),
-            extensions=tmp_path / "none",
             which=lambda name: None,
         )
         assert facts.gpus == ()
@@ -255,7 +254,7 @@ class TestFacts:
             ("rapl", False),
             ("estimated", True),
         ]
-        text = "\n".join(facts.lines())
+        text = "\n".join(facts.lines(verbose=True))
         assert "NVML Shared Library Not Found" in text
         assert "missing     g++ and ninja" in text
         assert not facts.ready
@@ -273,20 +272,19 @@ class TestFacts:
     ) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         node = twin_node(TwinGpu(), TwinGpu(has_counter=False), root=root)
-        facts = machine_facts(
+        facts = look(
             proc=host.proc,
             cgroup=host.cgroup,
             sys=host.cgroup,
             core=str(host.core),
-            extensions=tmp_path / "none",
         )
         assert [gpu.name for gpu in facts.gpus] == ["NVIDIA A100-SXM4-80GB"] * 2
         assert facts.driver == "580.65.06"
         assert facts.meters[0].available
         assert "1 twin GPU without a counter" in facts.meters[0].note
         assert facts.clock_control == root
-        text = "\n".join(facts.lines())
-        assert ("clocks      may be set" in text) == root
+        text = "\n".join(facts.lines(verbose=True))
+        assert ("clocks    searched, and put back" in text) == root
         assert ("nvidia-smi" in text) == (not root)
         assert node.locked_MHz() is None
 
@@ -295,33 +293,15 @@ class TestFacts:
         self, twin_node: Callable[..., TwinNode], tmp_path: Path
     ) -> None:
         twin_node(TwinGpu(), TwinGpu()).set(1, persistence=0)
-        facts = machine_facts(sys=tmp_path, extensions=tmp_path)
+        facts = look(sys=tmp_path)
         assert [gpu.persistence_mode for gpu in facts.gpus] == [True, False]
-        (line,) = [line for line in facts.lines() if "persistence mode off" in line]
+        (line,) = [line for line in facts.lines(verbose=True) if "persistence mode off" in line]
         assert line.startswith("GPU 1")
-
-    def test_compiled_ops_and_a_killed_build_are_seen(
-        self, no_gpus: None, host: Host, tmp_path: Path
-    ) -> None:
-        (tmp_path / "ext" / "cpu_adam").mkdir(parents=True)
-        (tmp_path / "ext" / "cpu_adam" / "cpu_adam.so").touch()
-        (tmp_path / "ext" / "async_io").mkdir()
-        (tmp_path / "ext" / "async_io" / "lock").touch()
-        facts = machine_facts(
-            proc=host.proc,
-            cgroup=host.cgroup,
-            sys=host.cgroup,
-            core=str(host.core),
-            extensions=tmp_path / "ext",
-        )
-        assert facts.deepspeed_ops["cpu_adam"].endswith("cpu_adam")
-        assert "async_io" not in facts.deepspeed_ops
-        assert any("waits for it for ever" in note for note in facts.notes)
 
     def test_no_framework_is_imported(self) -> None:
         code = (
-            "import sys; from tuner.workload.node.machine_facts import machine_facts; "
-            "machine_facts().lines(); "
+            "import sys; from tuner.workload.node.facts import look; "
+            "look().lines(); "
             "print([m for m in ('torch', 'deepspeed', 'ray', 'optuna') if m in sys.modules])"
         )
         done = finished([sys.executable, "-c", code])

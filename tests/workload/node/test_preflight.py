@@ -15,7 +15,7 @@ import pytest
 
 from tuner.search_spaces.cluster import load_cluster
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.node.preflight import NodeFacts, look
+from tuner.workload.node.facts import NodeFacts, look
 from tuner.workload.platforms.nvidia import Nvidia
 
 pytestmark = pytest.mark.twin
@@ -46,10 +46,10 @@ def test_a_node_of_gpus_tells_what_a_study_needs(proc: Path, twin_node: Make) ->
     assert facts.cluster is not None
     assert facts.cluster.devices_per_node == 2
     assert facts.driver
-    assert facts.clock_note == ""
+    assert facts.why_clocks_fixed == ""
     assert len(facts.gpus) == 2
     assert facts.refusals(facts.cluster) == ()
-    assert facts.to_json()["clocks_may_be_set"] is True
+    assert facts.to_json()["clock_control"] is True
 
 
 def test_a_gpu_with_a_process_on_it_is_not_measured(proc: Path, twin_node: Make) -> None:
@@ -113,7 +113,7 @@ def test_clocks_that_may_not_be_set_refuse_the_node_only_where_they_are_searched
     twin_node(root=False)
     facts = seen(proc)
     assert facts.cluster is not None
-    assert facts.clock_note
+    assert facts.why_clocks_fixed
     assert facts.refusals(facts.cluster) == ()
     searched = replace(facts.cluster, clock_control=True)
     (sentence,) = facts.refusals(searched)
@@ -145,7 +145,7 @@ def test_a_node_without_gpus_or_compiler_is_one_of_cores(proc: Path, twin_node: 
     facts = seen(proc, which=lambda name: None)
     assert facts.kind == "cpu-core"
     assert facts.driver == ""
-    assert facts.compiler == ""
+    assert facts.compilers["g++"] is None
     assert facts.gpus == ()
 
 
@@ -189,7 +189,7 @@ def test_second_day_5_devices_that_are_cores_have_one_each(proc: Path, twin_node
 def test_second_day_5_a_process_on_one_core_of_a_node_is_refused(tmp_path: Path) -> None:
     """As srun starts it: bound to one core, on this machine and on a node that has 16."""
     code = (
-        "from tuner.workload.node.preflight import look\n"
+        "from tuner.workload.node.facts import look\n"
         "facts = look(); print(facts.cores, [s for s in facts.refusals() if 'cores' in s])"
     )
     for cores, bound, told in ((0, "0", True), (16, "3", True), (16, "3-6", False)):

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tuner.workload.node.machine_facts import MachineFacts, MeterFacts, machine_facts
+from tuner.workload.node.facts import MeterFacts, NodeFacts, look
 from tuner.workload.platforms.base import GpuFacts
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> MachineFacts:
-    found = machine_facts(sys=tmp_path, extensions=tmp_path)
+def facts(tmp_path: Path) -> NodeFacts:
+    found = look(sys=tmp_path)
     found = replace(found, missing=())
     versions = {"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.23.0", "ray": None}
     return replace(found, packages=versions)
 
 
-def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: MachineFacts) -> None:
-    lines = facts.verdict()
+def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: NodeFacts) -> None:
+    lines = facts.lines()
     assert [line.split()[0] for line in lines] == [
         "verdict",
         "machine",
@@ -33,10 +33,10 @@ def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: MachineFa
     assert lines[0].startswith("verdict   ready, without an energy meter: ")
 
 
-def test_a_gpu_node_is_named_by_its_gpus(facts: MachineFacts) -> None:
+def test_a_gpu_node_is_named_by_its_gpus(facts: NodeFacts) -> None:
     gpus = tuple(GpuFacts(i, f"GPU-{i}", "NVIDIA H100", 80 * 2**30) for i in range(8))
     meters = (MeterFacts("nvml", True, "NVML total-energy counter"), *facts.meters)
-    lines = replace(facts, gpus=gpus, meters=meters, clock_control=True).verdict()
+    lines = replace(facts, gpus=gpus, meters=meters, clock_control=True).lines()
     assert "8 x NVIDIA H100" in lines[1]
     assert lines[0] == "verdict   ready: probes train here, in real DeepSpeed processes"
     assert lines[2] == "energy    metered by nvml: NVML total-energy counter"
@@ -51,6 +51,6 @@ def test_a_gpu_node_is_named_by_its_gpus(facts: MachineFacts) -> None:
     ],
 )
 def test_what_keeps_a_probe_from_running_is_the_verdict(
-    facts: MachineFacts, changes: dict[str, object], said: str
+    facts: NodeFacts, changes: dict[str, object], said: str
 ) -> None:
-    assert said in replace(facts, **changes).verdict()[0]  # type: ignore[arg-type]
+    assert said in replace(facts, **changes).lines()[0]  # type: ignore[arg-type]

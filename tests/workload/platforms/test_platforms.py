@@ -16,9 +16,8 @@ from tuner.workload.meters import Meter
 from tuner.workload.meters.estimated import EstimatedMeter
 from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.device_watch import DeviceWatch
+from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.machine_facts import machine_facts
-from tuner.workload.node.preflight import look
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.probe import Failure
@@ -67,15 +66,14 @@ def other(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestAnotherVendor:
     def test_the_machine_is_its_devices_for_study_doctor_and_preflight(self) -> None:
         assert detect_cluster().device.name == "X1"
-        facts = machine_facts()
+        facts = look()
         assert [gpu.name for gpu in facts.gpus] == ["X1", "X1"]
         assert (facts.driver, facts.clock_control) == ("1.0", False)
-        assert "2 x X1" in "\n".join(facts.verdict())
-        seen = look()
-        assert (seen.kind, seen.gpus) == ("X1", ("X-0", "X-1"))
-        assert "device 1 is used by process 7" in " ".join(seen.refusals())
+        assert "2 x X1" in "\n".join(facts.lines())
+        assert (facts.kind, [gpu.uuid for gpu in facts.gpus]) == ("X1", ["X-0", "X-1"])
+        assert "device 1 is used by process 7" in " ".join(facts.refusals())
         wanted = replace(load_cluster("a100-8"), clock_control=True)
-        assert "firmware's" in " ".join(seen.refusals(wanted))
+        assert "firmware's" in " ".join(facts.refusals(wanted))
 
     def test_it_is_metered_watched_and_set_by_its_own_means(self) -> None:
         cluster = detect_cluster()

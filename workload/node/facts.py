@@ -1,0 +1,279 @@
+"""Facts about this node: what `tuner doctor` shows, and by which a study uses or refuses it.
+
+`look` changes nothing and takes about a second. Versions come from the records of installed
+packages: neither torch nor deepspeed nor ray is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from platform import python_version
+from sys import executable
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster, load_device
+from tuner.search_spaces.errors import InputError
+from tuner.workload.meters import MeterError
+from tuner.workload.node.host import (
+    ENOUGH_CORES,
+    LEAST_CORES,
+    granted_cores,
+    host_memory,
+    shared_memory_bytes,
+    why_few_cores,
+)
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.ops import installed_version
+from tuner.workload.node.readiness import NEEDED, Missing, missing_parts
+from tuner.workload.node.torch_build import installed_torch
+from tuner.workload.platforms import PLATFORMS, platform_of
+from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
+
+PACKAGES = (*NEEDED, "ray", "optuna", "nvidia-ml-py")
+COMPILERS = ("g++", "ninja", "nvcc")
+FORGETS = ", persistence mode off (it forgets its clocks when no process uses it)"
+#: Host memory that must be free: ranks load the frameworks before they load the model.
+FREE_EACH_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class MeterFacts:
+    """Availability of a meter here, with its source or the reason against it."""
+
+    name: str
+    available: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Facts about one node; `cluster` is None if it cannot be used at all, for its `trouble`.
+
+    `memory_bytes` is what this process may use, `shm_bytes` the size of /dev/shm. `clock_note` says
+    in a word why clocks cannot be set, `why_clocks_fixed` in a sentence.
+    """
+
+    host: str
+    cluster: Cluster | None
+    trouble: str = ""
+    python: str = ""
+    cores: float = 0.0
+    memory_bytes: int = 0
+    free_bytes: int = 0
+    shm_bytes: int = 0
+    driver: str = ""
+    gpus: tuple[GpuFacts, ...] = ()
+    gpu_note: str = ""
+    meters: tuple[MeterFacts, ...] = ()
+    clock_control: bool = False
+    clock_note: str = ""
+    why_clocks_fixed: str = ""
+    compilers: Mapping[str, str | None] = field(default_factory=dict)
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    busy: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """True if nothing is missing."""
+        return not self.missing
+
+    @property
+    def kind(self) -> str:
+        """The kind of device; empty if unknown."""
+        return self.cluster.device.name if self.cluster is not None else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON, without the cluster but for kind and number of its devices."""
+        data = asdict(replace(self, cluster=None))
+        del data["cluster"]
+        devices = self.cluster.devices_per_node if self.cluster else 0
+        return {**data, "kind": self.kind, "devices": devices, "ready": self.ready}
+
+    def refusals(self, asked: Cluster | None = None) -> tuple[str, ...]:
+        """Return the reasons against this node for a study, one sentence each; empty if it fits."""
+        if self.cluster is None:
+            return (f"node {self.host} is not used: {self.trouble}",)
+        lacking = [name for name in NEEDED if self.packages.get(name) is None]
+        found = [f"{name} is not installed there" for name in lacking]
+        if asked is not None and asked.clock_control and self.why_clocks_fixed:
+            found.append(f"its clocks may not be set ({self.why_clocks_fixed})")
+        devices = self._devices(asked)
+        if why := self._few_cores(devices):
+            found.append(why)
+        need_bytes = min(FREE_EACH_BYTES * devices, self.memory_bytes // 2)
+        if self.free_bytes < need_bytes:
+            found.append(
+                f"{self.free_bytes / 2**30:.1f} GiB of its memory are free, "
+                f"and the ranks of a probe need {need_bytes / 2**30:.1f} GiB to start"
+            )
+        if self.busy:
+            found.append("; ".join(self.busy))
+        return tuple(f"node {self.host} is not used: {reason}" for reason in found)
+
+    def warning(self, asked: Cluster | None = None) -> str:
+        """Return one sentence if a rank of the study would have few cores, else ""."""
+        few = self.cluster and self._few_cores(self._devices(asked), ENOUGH_CORES)
+        return f"node {self.host}: {few}" if few else ""
+
+    def _devices(self, asked: Cluster | None) -> int:
+        assert self.cluster is not None
+        here = self.cluster.devices_per_node
+        return here if asked is None else min(here, asked.devices_per_node)
+
+    def _few_cores(self, ranks: int, *each: float) -> str:
+        assert self.cluster is not None
+        platform = platform_of(self.cluster)
+        return platform.why_few_cores(self.cores, ranks, *each) if self.cores else ""
+
+    def lines(self, *, verbose: bool = False) -> list[str]:
+        """Return whether probes can run, machine, energy, clocks, software, and what is missing."""
+        free = f"{self.free_bytes / 2**30:.0f} GiB free"
+        devices = f"{self.cores:g} cores, {free}, no GPU: each core is a device"
+        if self.gpus:
+            devices = f"{len(self.gpus)} x {self.gpus[0].name}, {self.cores:g} cores, {free}"
+        meter = next((meter for meter in self.meters if meter.available), None)
+        estimated = meter is not None and meter.name == "estimated"
+        energy = "nothing here meters or estimates it"
+        if meter is not None:
+            how = "estimated, not metered" if estimated else f"metered by {meter.name}"
+            energy = f"{how}: {meter.note}"
+        absent = [name for name in NEEDED if self.packages.get(name) is None]
+        if absent:
+            verdict = f"cannot train: {', '.join(absent)} missing; pip install 'joulefront[train]'"
+        elif meter is None:
+            verdict = "cannot measure: there is no meter"
+        elif self.missing:
+            verdict = "probes train here; what is missing is listed below"
+        elif estimated:
+            verdict = (
+                "ready, without an energy meter: times are measured, energies are time x watts"
+            )
+        else:
+            verdict = "ready: probes train here, in real DeepSpeed processes"
+        versions = (f"{name} {version}" for name, version in self.packages.items() if version)
+        return [
+            f"verdict   {verdict}",
+            f"machine   {self.host}: {devices}",
+            f"energy    {energy}",
+            f"clocks    {'searched, and put back' if self.clock_control else 'left as they are'}",
+            f"software  Python {self.python}, {', '.join(versions)}",
+            *(self._details() if verbose else ()),
+            *(line for thing in self.missing for line in thing.text()),
+        ]
+
+    def _details(self) -> Iterator[str]:
+        gib = 2**30
+        shared = f"/dev/shm {self.shm_bytes / gib:.1f} GiB"
+        yield f"memory    {self.memory_bytes / gib:.1f} GiB; {shared}"
+        for gpu in self.gpus:
+            forgets = FORGETS * (not gpu.persistence_mode)
+            size = f"{gpu.memory_bytes / gib:.1f} GiB"
+            yield f"GPU {gpu.index:<6}{gpu.name}, {size}, {gpu.uuid}{forgets}"
+        yield f"driver    {self.driver}" if self.gpus else f"GPUs      {self.gpu_note}"
+        yield from (f"meter     {m.name}: {m.note}" for m in self.meters if m.available)
+        if absent := [meter.name for meter in self.meters if not meter.available]:
+            yield f"          not available: {', '.join(absent)}"
+        if not self.clock_control:
+            yield f"clocks    {self.clock_note}"
+        paths = ", ".join(f"{name}: {path or '-'}" for name, path in self.compilers.items())
+        yield f"compilers {paths}"
+        yield from (f"note      {note}" for note in self.notes)
+
+
+def _meter_facts(platforms: Iterable[Platform], core: str) -> Iterator[MeterFacts]:
+    cores = Cluster("this-machine", load_device(core), 1)
+    for name, opened in (pair for each in platforms for pair in each.meters(cores).items()):
+        try:
+            meter = opened()
+        except (MeterError, InputError) as error:
+            yield MeterFacts(name, False, str(error))
+        else:
+            meter.close()
+            yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
+
+
+def _notes(gpus: int, cores: float) -> Iterator[str]:
+    few = why_few_cores(cores, gpus, ENOUGH_CORES)
+    if few and not why_few_cores(cores, gpus, LEAST_CORES):  # which is missing
+        yield few
+
+
+def look(
+    *,
+    proc: str | Path = "/proc",
+    cgroup: str | Path = "/sys/fs/cgroup",
+    affinity: Iterable[int] | None = None,
+    core: str = "cpu-core",
+    which: Callable[[str], str | None] = shutil.which,
+    sys: str | Path = "/sys",
+    environ: Mapping[str, str] | None = None,
+) -> NodeFacts:
+    """Collect this node's facts. Never raises: an error becomes their `trouble`."""
+    environ = os.environ if environ is None else environ
+    host, cluster, trouble = socket.gethostname(), None, ""
+    busy: tuple[str, ...] = ()
+    try:
+        memory_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
+    except InputError as error:
+        return NodeFacts(host, None, str(error))
+    looked = [(each, each.facts()) for each in (k(environ, sys=sys) for k in PLATFORMS.values())]
+    why_none = "; ".join(facts.why_none for _, facts in looked[:-1])
+    unseen = (looked[-1][0], DeviceFacts(why_none=why_none))
+    platform, found = next((pair for pair in looked if pair[1].devices), unseen)
+    try:
+        cluster = detect_cluster(proc=proc, cgroup=cgroup, environ=environ, core=core, sys=sys)
+        busy = platform.busy()
+    except (InputError, MeterError) as error:
+        cluster, trouble = None, str(error)
+    broken = [facts.why_none for _, facts in looked if facts.broken]
+    clocks = platform.clocks()
+    cores = granted_cores(proc=proc, cgroup=cgroup, affinity=affinity)
+    shm_bytes, gpus = shared_memory_bytes(), found.devices
+    compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
+    if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
+        compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
+    packages = {name: installed_version(name) for name in PACKAGES}
+    torch = installed_torch() if gpus else None
+    return NodeFacts(
+        host,
+        cluster,
+        trouble,
+        python=python_version(),
+        cores=cores,
+        memory_bytes=memory_bytes,
+        free_bytes=free_bytes,
+        shm_bytes=shm_bytes,
+        driver=found.driver,
+        gpus=gpus,
+        gpu_note=f"none usable: {found.why_none}" if broken else found.why_none,
+        meters=tuple(_meter_facts((each for each, _ in looked), core)),
+        clock_control=clocks.can_set,
+        clock_note=clocks.note,
+        why_clocks_fixed="" if cluster and cluster.clock_control else clocks.why_not,
+        compilers=compilers,
+        packages=packages,
+        busy=busy,
+        notes=(
+            *(note for _, facts in looked for note in facts.notes),
+            *_notes(len(gpus), cores),
+        ),
+        missing=(
+            *(Missing(f"usable GPUs: {why}") for why in broken),
+            *missing_parts(
+                packages,
+                compilers,
+                gpus=len(gpus),
+                cores=cores,
+                shm_bytes=shm_bytes,
+                why_not_torch=platform.why_not_torch(torch) if torch else "",
+            ),
+            *clocks.missing,
+        ),
+    )
