@@ -33,7 +33,6 @@ class TestClocks:
         assert '/usr/local/sbin/joulefront-guard ""\'' in plain  # and no words of the caller's
         assert "slurm" not in plain
         here = "\n".join(missing_clocks({"SLURM_JOB_ID": "7"}).lines)
-        assert "Prolog" in here
         assert "srun --gpu-freq=MHZ" in here
 
     def test_cores_name_the_files_to_open(
