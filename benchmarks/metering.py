@@ -69,8 +69,7 @@ def lost_samples(seconds: float, niceness: int) -> list[Figure]:
         subprocess.Popen(["nice", "-n", str(niceness), sys.executable, "-c", BURN])
         for _ in range(cores)
     ]
-    cluster = detect_cluster()
-    meter = platform_of(cluster).open_meter(cluster)
+    meter = platform_of(cluster := detect_cluster()).open_meter(cluster)
     try:
         timeline = Timeline(meter)
         time.sleep(seconds)

@@ -241,22 +241,27 @@ class MultiNodeGovernor:
         """Do nothing: each node closes its own governor."""
 
 
+def _spread(value: Any, length: int) -> list[Any]:
+    """Return a value, or one a stage, as that number of equal blocks."""
+    values = value if isinstance(value, tuple) else (value,)
+    return [values[i * len(values) // length] for i in range(length)]
+
+
 def settings_of_part(live: Settings, part: int, parts: int) -> Settings:
     """Return the settings for node `part` of `parts`, of one value for all or one a stage.
 
-    A node is told one value where all its ranks want the same, and else one a rank.
+    A node is told one value where all its ranks want the same, and else the shortest list of equal
+    blocks that both stages and nodes divide.
     """
-    return Settings({name: _part(value, part, parts) for name, value in live.items()})
 
+    def mine(value: Any) -> Any:
+        if not isinstance(value, tuple):
+            return value
+        each = math.lcm(len(value), parts) // parts
+        blocks = _spread(value, each * parts)[part * each : (part + 1) * each]
+        return blocks[0] if len(set(blocks)) == 1 else tuple(blocks)
 
-def _part(value: Any, part: int, parts: int) -> Any:
-    if not isinstance(value, tuple):
-        return value
-    # The shortest list of equal blocks that both stages and nodes divide.
-    count = math.lcm(len(value), parts)
-    blocks = [value[i * len(value) // count] for i in range(count)]
-    mine = blocks[part * count // parts : (part + 1) * count // parts]
-    return mine[0] if len(set(mine)) == 1 else tuple(mine)
+    return Settings({name: mine(value) for name, value in live.items()})
 
 
 def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
@@ -267,11 +272,7 @@ def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
         if not isinstance(asked, tuple):
             joined[name] = told[0]
             continue
-        length = math.lcm(*(len(value) if isinstance(value, tuple) else 1 for value in told))
-        row = [
-            (value[i * len(value) // length] if isinstance(value, tuple) else value)
-            for value in told
-            for i in range(length)
-        ]
-        joined[name] = tuple(row[stage * len(row) // len(asked)] for stage in range(len(asked)))
+        each = math.lcm(*(len(value) if isinstance(value, tuple) else 1 for value in told))
+        row = tuple(block for value in told for block in _spread(value, each))
+        joined[name] = tuple(_spread(row, len(asked)))
     return Settings(joined)
