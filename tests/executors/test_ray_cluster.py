@@ -22,6 +22,7 @@ from tuner.executors.ray_cluster import SurveyedNode, _choose_kind, join_ray
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.node.facts import NodeFacts
+from tuner.workload.node.readiness import NEEDED
 
 GIB = 2**30
 
@@ -39,7 +40,7 @@ def node(
         memory_bytes=512 * GIB,
         free_bytes=400 * GIB,
         busy=(busy,) if busy else (),
-        packages={"torch": "2.13"},
+        packages=dict.fromkeys(NEEDED, "1.0"),
     )
     return SurveyedNode(f"id{number}", f"10.0.0.{number}", facts, devices, facts.refusals())
 

@@ -77,7 +77,6 @@ def test_groups_are_named_and_chosen(tmp_path):
     )
     table = load_table(tmp_path)
     assert [group.name for group in table.groups] == ["a, v", "b, v", "b, w"]
-    assert table.group("b, w").values == {"net": "b", "gpu": "w"}
     assert table.group("a").name == "a, v"
     with pytest.raises(InputError, match=r"3 groups.*a, v; b, v; b, w"):
         table.group()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import ndtr
 
 from tuner.formatting import percent
-from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.constraints import Constraints, given_limits, limit_on
 from tuner.results.parts import Choice
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
+
+if TYPE_CHECKING:  # which needs scikit-learn, and a probe shows its figures without
+    from tuner.models.surrogate.surrogates import Surrogates
 
 #: Joint draws behind a probability, whose standard error is at most 0.01, and limit on the
 #: candidates that are drawn: those with the greatest bounds.
