@@ -139,7 +139,7 @@ def test_every_part_of_a_report_is_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tuner.display.report.explained", explanation)
     result, records = full_result(tmp_path)
     said = check(tmp_path / "report.html", result, 1200, records)
-    assert len(said["drawn"]) >= 10
+    assert len(said["drawn"]) >= 9
     assert all(said["drawn"])
     assert all(said["filled"])
     assert said["wide"] <= 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import which
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ print("shown", flush=True)
 """
 CORES = sorted(os.sched_getaffinity(0))
 two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+needs_numactl = pytest.mark.skipif(not which("numactl"), reason="no numactl, which launchers ask")
 
 
 @pytest.fixture
@@ -89,6 +91,7 @@ def _shown(log: Path) -> bool:
 @pytest.mark.twin
 @pytest.mark.real
 @two_cores
+@needs_numactl
 @pytest.mark.parametrize(
     ("command", "threads"),
     [
