@@ -117,7 +117,7 @@ other-cpu: install
 all-knobs: install
 	$(PYTEST) -m all_knobs
 
-# Trainings of minutes on the twin GPU node, whose clocks are tuned while they run.
+# What takes minutes each, for example trainings on the twin GPU node that are tuned as they run.
 long: install
 	$(PYTEST) -m long
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_sixty_four_nodes_answer_a_thousand_probes() -> None:
