@@ -91,6 +91,7 @@ def _set_memory_policy(policy: int, nodes: list[int]) -> None:
 
 
 def _visible(spec: dict[str, Any]) -> str:
+    # Without the environment, which may hold secrets: every user sees a command line (`ps`).
     return json.dumps({name: value for name, value in spec.items() if name != "env"})
 
 
@@ -175,6 +176,7 @@ def _why_fork_is_unsafe() -> str:
 
 
 def _release_nvml() -> None:
+    # As often as imports have opened it: a forked child inherits none of its state.
     global _nvml_opened
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD)
@@ -219,6 +221,7 @@ def _load_op(name: str, *, own_folder: bool) -> None:
 
 
 def _ask_processor_once() -> None:
+    # Keep py-cpuinfo's answer, which takes a second, for this process and its forks.
     with contextlib.suppress(ImportError):
         cpuinfo = importlib.import_module("cpuinfo")
         if not hasattr(cpuinfo, "joulefront_known"):
