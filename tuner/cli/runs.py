@@ -45,11 +45,10 @@ def _write_page(args: argparse.Namespace) -> int:
     from tuner.display.report import write_report
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import require_own
-    from tuner.workload.trace import read_trace
 
     folder = find_run(args.run, args.runs_dir)
     result = load_result(folder.path)
-    records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    records = folder.records()
     if not args.out:
         require_own(folder.path)
     path = write_report(result, Path(args.out or folder.report), records=records)
@@ -189,10 +188,9 @@ def _curve(args: argparse.Namespace) -> int:
     from tuner.online.curve import power_curve
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import write_text
-    from tuner.workload.trace import read_trace
 
     folder = find_run(args.run, args.runs_dir)
-    records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    records = folder.records()
     curve = power_curve(load_result(folder.path), args.point, records)
     written = []
     if args.csv:

@@ -73,7 +73,7 @@ def make_bundle(run: RunFolder, out: Path | None = None, *, redact: bool = False
     out = out or Path(f"{run.name}{ENDING}")
     members = dict(_members(run, _redactor_of(run) if redact else None))
     with _copied(members, run.name) as copy:
-        records = read_trace(copy.trace).records if copy.trace.exists() else ()
+        records = copy.records()
         members["report.html"] = render_report(result_of(copy), records=records).encode()
     if out.parent.resolve().is_relative_to(run.path.resolve()):
         require_own(run.path)
@@ -122,7 +122,7 @@ def _copied(members: Mapping[str, bytes], name: str) -> Iterator[RunFolder]:
 
 def _redactor_of(run: RunFolder) -> Redactor:
     """Return a redactor that knows the hosts and users which the run names."""
-    records = read_trace(run.trace).records if run.trace.exists() else ()
+    records = run.records()
     redactor = Redactor(dict.fromkeys(record.host for record in records))
     redactor.learn(run.study_file.read_text(encoding="utf-8"))
     if run.trace.exists():

@@ -31,8 +31,7 @@ from tuner.executors.ray_security import (
 )
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.job import TrainingJob
-from tuner.workload.agent import Agent, Entered, MakeRunner, unusable
+from tuner.workload.agent import Agent, Entered, unusable
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.multi_node.peer import PeerLost
 from tuner.workload.node.facts import NodeFacts
@@ -135,20 +134,12 @@ class NodeAgent(Agent):
         trouble = foreign_package(self._packages)
         return replace(unusable(trouble) if trouble else super().look(), exposures=exposures())
 
-    def enter(
-        self,
-        job: TrainingJob,
-        cluster: Cluster,
-        make_runner: MakeRunner | None,
-        devices: Sequence[str] = (),
-        prepare: bool = False,
-    ) -> Entered:
+    def enter(self, *asked: Any, **named: Any) -> Entered:
         exposed = exposures()
         strip_token()
         if trouble := foreign_package(self._packages):
             return unusable(trouble)
-        entered = super().enter(job, cluster, make_runner, devices, prepare)
-        return replace(entered, exposures=exposed)
+        return replace(super().enter(*asked, **named), exposures=exposed)
 
     def run(
         self, request: dict[str, Any], peers: Sequence[Any] = (), address: str = ""

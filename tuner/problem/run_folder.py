@@ -24,6 +24,8 @@ from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.safe_files import open_plain, require_own, write_text
 from tuner.search_spaces.typed import names_a_file, plain_text
 from tuner.workload.node.rights import private_folder
+from tuner.workload.probe import ProbeRecord
+from tuner.workload.trace import read_trace
 
 #: Version of study.toml. A reader takes this one and older ones; the first release wrote none.
 STUDY_SCHEMA = 1
@@ -120,6 +122,10 @@ class RunFolder:
     def trace(self) -> Path:
         """Path of the probes' trace."""
         return self.path / "trace" / "probes.jsonl"
+
+    def records(self) -> tuple[ProbeRecord, ...]:
+        """Return the records of the trace, none without one; InputError as `read_trace`."""
+        return read_trace(self.trace).records if self.trace.exists() else ()
 
     @property
     def study_file(self) -> Path:

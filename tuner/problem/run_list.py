@@ -13,7 +13,6 @@ from typing import Any, Literal
 from tuner.problem.run_folder import RunFolder, find_run
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.safe_files import require_own, write_text
-from tuner.workload.trace import read_trace
 
 Kind = Literal["measured", "plan", "recording", "unknown"]
 State = Literal["running", "interrupted", "done", "unreadable"]
@@ -56,7 +55,7 @@ def _entry(folder: RunFolder) -> RunEntry:
     stamp = changed.isoformat(sep=" ", timespec="minutes")
     try:
         study = folder.read_study() or {}
-        records = read_trace(folder.trace).records if folder.trace.exists() else ()
+        records = folder.records()
     except InputError:
         return RunEntry(folder.path.name, "", "", "unknown", "unreadable", 0, stamp, size)
     recorded = study.get("recorded", {})

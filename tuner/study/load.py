@@ -29,7 +29,6 @@ from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
 from tuner.workload.probe import ProbeRecord, WindowPolicy
-from tuner.workload.trace import read_trace
 
 _WHERE = "study.toml"
 
@@ -39,7 +38,7 @@ def result_of(folder: RunFolder) -> Result:
     if (folder.path / PLAN_FILE).exists():
         result = plan_result(load_spec(folder, ()), read_plan(folder.path))
     else:
-        records = read_trace(folder.trace).records if folder.trace.exists() else ()
+        records = folder.records()
         result = study_result(load_spec(folder, records), records)
     return replace(result, report_path=folder.report) if folder.report.exists() else result
 

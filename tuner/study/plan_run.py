@@ -33,7 +33,6 @@ from tuner.study.callbacks import Callback, Progress
 from tuner.study.load import load_spec
 from tuner.study.request import Notify, StudyRequest
 from tuner.workload.scripts.command import Script
-from tuner.workload.trace import read_trace
 
 #: Seconds between two sentences on progress.
 SAY_EVERY_S = 2.0
@@ -132,7 +131,7 @@ def _of_run(
     if not gpus:
         raise InputError("--run needs --gpus, the numbers of GPUs to predict")
     folder = find_run(probed, request.runs_dir)
-    records = read_trace(folder.trace).records if folder.trace.exists() else ()
+    records = folder.records()
     spec = load_spec(folder, records)
     problem = spec.problem
     if problem.job is None or problem.cluster is None:
