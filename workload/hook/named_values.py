@@ -1,4 +1,4 @@
-"""Integers that the program is told: its parsed arguments, and globals of the script.
+"""Integers that the program is told by its parsed arguments.
 
 A name alone is no evidence. One whose value is seen as a dimension of the inputs is, where no
 loader hands out samples that can be counted, and one that another launch proves.
