@@ -19,9 +19,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # tests of the search take five times as long with two.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-# Tests that only compute share the cores; those that start trainings, Ray, a browser or a server, or
-# become another user, run one after the other.
-ALONE := real or ray or browser or postgres or root
+# Two tests share the cores, but for those that measure time or energy, start Ray, a browser or a
+# server, or become another user: these run one after the other.
+ALONE := quiet or ray or browser or postgres or root
 # Each part prints its slowest tests, and leaves the duration of every test in build/durations.
 PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
@@ -102,16 +102,16 @@ everyday-alone: install
 slow: slow-shared slow-alone
 
 slow-shared: install
-	$(PYTEST) $(SHARED) -m "slow and not ($(ALONE))"
+	$(PYTEST) $(SHARED) -m "slow and not all_knobs and not long and not ($(ALONE))"
 
 slow-alone: install
 	$(PYTEST) -m "slow and not all_knobs and not long and ($(ALONE))"
 
-# The tests of search, results and study once more, on the oldest kernels of OpenBLAS: the same seed
+# The tests of search and results once more, on the oldest kernels of OpenBLAS: the same seed
 # makes the same search on every CPU.
 other-cpu: install
 	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "not slow and not ($(ALONE))" \
-	    tests/search tests/results tests/study tests/packaging/test_optunahub.py
+	    tests/search tests/results tests/packaging/test_optunahub.py
 
 # Every configuration of the built-in training program; CI trains a covering sample of them.
 all-knobs: install

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -43,6 +44,12 @@ NEEDS = {
     "twin": lambda: "" if compiler() else "no C compiler (cc, gcc or clang) for the twin GPU node",
     "root": lambda: "" if os.geteuid() == 0 else "only root may become another user",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_arrive() -> None:
+    """Take SIGINT again where a shell's background job ignores it, as its children would, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,7 +37,8 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 #: Pages whose blocks start training processes, and others whose blocks search a large cluster.
 TRAINING = {"quickstart-laptop", "quickstart-gpu-node", "tables", "your-script"}
 TRAINING |= {"tune-while-training"}
-SIMULATED = {"security", "apply", "README"}
+SIMULATED = {"security", "apply", "README", "planning", "search", "report"}
+TRAINS = (pytest.mark.slow, pytest.mark.real, pytest.mark.quiet, pytest.mark.timeout(1800))
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"
     r"(?P<output><!-- output(?:: (?P<lines>\d+) lines)? -->\n)?"
@@ -137,7 +138,7 @@ def pages(stems: set[str], *marks: pytest.MarkDecorator) -> list[Any]:
     [
         *pages({p.stem for p in PAGES} - TRAINING - SIMULATED),
         *pages(SIMULATED, pytest.mark.slow),
-        *pages(TRAINING, pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800)),
+        *pages(TRAINING, *TRAINS),
     ],
 )
 def test_blocks_run_and_print_what_is_shown(path: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from benchmarks.security_tools import ROOT, Attempt, Finding, environment
 
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.timeout(900)
 def test_no_finding_of_the_security_reviews_is_open() -> None:
     done = subprocess.run(

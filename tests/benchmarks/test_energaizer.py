@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.validation.energaizer import (
     Workload,
     after_one_J,
@@ -49,6 +51,7 @@ def test_passes_wait_whose_time_tokens_do_not_change() -> None:
     assert max(map(abs, found.values())) < 0.4
 
 
+@pytest.mark.slow
 def test_the_figures_are_printed_under_their_names() -> None:
     lines, figures = compare()
     assert len(lines) == 21

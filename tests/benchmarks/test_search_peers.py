@@ -34,6 +34,7 @@ def candidates_of(problem: Problem) -> Candidates:
     return Candidates.from_configurations(truth_of(problem).logs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPING)
 def test_a_sweeping_peer_pays_one_launch_for_the_settings_of_it(
     problem: Problem, name: str

@@ -213,6 +213,7 @@ def test_training_output_is_changed_at_a_terminal_only(
     assert raw_stream(output) is sys.stdout
 
 
+@pytest.mark.slow
 def test_an_answer_fits_into_a_terminal_of_80_columns(tmp_path: Path) -> None:
     table, runs = write_table(tmp_path / "t"), str(tmp_path / "runs")
     lead, follow = pty.openpty()

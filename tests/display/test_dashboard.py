@@ -385,6 +385,7 @@ def test_the_printed_address_has_a_host_of_its_own(study: optuna.Study, journal:
                 assert own not in ask(base + path, Host=host).text
 
 
+@pytest.mark.slow
 def test_an_idle_connection_keeps_nobody_waiting(study: optuna.Study, journal: Path) -> None:
     with dashboard_command(journal) as (base, url):
         port = int(base.rpartition(":")[2])

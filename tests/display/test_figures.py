@@ -112,6 +112,7 @@ def test_power_that_cannot_be_read_is_left_out_of_the_report_with_a_sentence(
     assert escape(sentence) in render_report(result, records=[record])
 
 
+@pytest.mark.slow
 def test_power_of_any_size_takes_little_memory(tmp_path: Path) -> None:
     table = Path(__file__).parents[1] / "data" / "cpu-tiny-gpt"
     result = run_replay(table, runs_dir=tmp_path, name="full", max_probes=3, report=False)

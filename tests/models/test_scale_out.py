@@ -98,6 +98,7 @@ def test_intervals_widen_with_every_doubling_and_more_where_the_unprobed_network
     assert line.constants.reduce_over_network == pytest.approx(BASE.reduce_over_network, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_its_intervals_hold_on_clusters_that_the_models_misjudge() -> None:
     """At least 85 % inside; more is honest here, where part of what is allowed for is absent."""
     _, figures = compare(trials=2)
@@ -136,6 +137,7 @@ def planned(runs: Path, *words: str) -> int:
     return main(["plan", "--run", "few", "--runs-dir", str(runs), "--quiet", *words])
 
 
+@pytest.mark.slow
 def test_a_study_on_few_predicts_the_front_for_many(few: Path, capsys: Any) -> None:
     kwargs = {"runs_dir": few, "report": False, "progress": False}
     result = tuner.plan(run="few", gpus=[64], name="many", **kwargs)

@@ -96,6 +96,7 @@ def test_draws_depend_on_the_probe_and_nothing_else() -> None:
     assert ask(SimulatedRunner(JOB, CLUSTER, seed=4)).energy_J != ask(noisy).energy_J
 
 
+@pytest.mark.slow
 def test_the_noise_is_as_large_as_it_says() -> None:
     noisy = runner(power_noise=0.02)
     watts = [ask(noisy, f"p{i:04d}").measurements[0].power_W for i in range(300)]
@@ -189,6 +190,7 @@ def test_a_cluster_of_another_kind_is_planned_and_says_so(tmp_path: Any) -> None
     assert all((point.peak_memory_bytes or 0) <= memory for point in result.points)
 
 
+@pytest.mark.slow
 def test_a_study_over_1024_gpus_keeps_16_probes_in_flight(tmp_path: Any) -> None:
     cluster: Cluster = replace(CLUSTER, name="gh200-1024", nodes=256)
     result = optimize(

@@ -85,6 +85,7 @@ def test_what_it_says_it_saved_and_lost_is_true() -> None:
     assert inside >= 36  # of 40 at 90 %
 
 
+@pytest.mark.slow
 def test_its_interval_is_as_wide_as_its_errors_under_slow_noise() -> None:
     """Noise that wanders over a hundred seconds, as of a room's temperature, and not only white."""
     standard = []
@@ -187,6 +188,7 @@ def test_a_response_that_turns_while_the_chosen_setting_looks_the_same_is_found_
         assert done.slowdown <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [40, 60, 100, 400])
 @pytest.mark.parametrize("level", [1.0, 1.9])
 def test_phases_of_a_job_that_outrun_the_comparison_break_no_promise(
@@ -274,6 +276,7 @@ def test_a_study_of_another_machine_is_dropped_with_what_differs() -> None:
         assert done.tuner.unlike.relative == pytest.approx(-2 / 3, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exponent", "power"), [(0.0, 2.0), (0.5, 2.0), (-2.0, 0.0), (0.0, -1.0)])
 @pytest.mark.parametrize("bound", [0.6, 0.0])
 def test_a_study_of_the_same_level_and_another_response_breaks_no_promise(

@@ -97,6 +97,7 @@ def test_where_nothing_is_metered_the_block_runs_and_its_error_comes_out(
 
 @pytest.mark.twin
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -125,6 +126,7 @@ def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ra
 
 @pytest.mark.twin
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
@@ -172,6 +174,7 @@ def block(gpus: Any, output: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.twin
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path) -> None:
@@ -186,6 +189,7 @@ def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path)
 
 @pytest.mark.twin
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)

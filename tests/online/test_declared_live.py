@@ -163,6 +163,7 @@ def test_a_value_that_saves_is_found_and_one_that_slows_is_left() -> None:
         assert done.saved > train(plain, gpu, seed=seed, steps=12_000).saved + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slower", [1.02, 1.1, 2.0, 5.0, 10.0])
 @pytest.mark.parametrize("power", [0.3, 1.0, 1.5])
 @pytest.mark.parametrize(("max_slowdown", "hours"), [(0.01, 2.0), (0.05, 1.0), (0.2, 0.5)])
@@ -275,6 +276,7 @@ def test_knobs_without_tune_are_refused(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.twin
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)

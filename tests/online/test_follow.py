@@ -218,6 +218,7 @@ def _changed(kind: str, time_s: float) -> float:
     return {"jump": jump, "drift": 1 + 0.2 * time_s / 3600, "swing": swing}.get(kind, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "step_s", "exponent", "noise"),
     [
@@ -269,6 +270,7 @@ def test_a_replayed_event_is_met_below_the_cap() -> None:
     assert found.steps_error < 0.025  # a clock's step of 15 MHz is 2.6 % of the power
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knee", [0.1, 0.2, 0.3])
 def test_power_that_falls_only_behind_a_knee_is_kept_below_the_cap(knee: float) -> None:
     """Between two measured clocks it lies far above their line."""
@@ -307,6 +309,7 @@ def figure(path: Path, name: str) -> float:
 
 @pytest.mark.twin
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)

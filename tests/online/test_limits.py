@@ -48,6 +48,7 @@ def fixed(setting: int) -> tuple[float, float]:
     return seconds, seconds * gpu(setting)[1] / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slower", [1.03, 1.08, 1.3])
 def test_a_deadline_is_met_and_its_time_is_used(slower: float) -> None:
     for seed in range(5):

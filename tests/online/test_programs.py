@@ -14,7 +14,13 @@ from tests.online.test_agent import ROOT, TORCHRUN, gpus, run, tuner_run
 
 HERE = Path(__file__).parent
 __all__ = ["gpus"]
-pytestmark = [pytest.mark.twin, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [
+    pytest.mark.twin,
+    pytest.mark.real,
+    pytest.mark.quiet,
+    pytest.mark.slow,
+    pytest.mark.timeout(500),
+]
 
 
 def losses_of(words: list[str], environ: dict[str, str]) -> tuple[list[str], str]:

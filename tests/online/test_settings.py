@@ -115,6 +115,7 @@ def test_a_target_is_followed_by_limits_in_their_order_within_the_promise_at_any
     assert said == ["230 W is not followed until the budget of slowdown allows it again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("idle_W", "peak_W", "target_W"),
     [(60.0, 390.0, 280.0), (195.0, 390.0, 230.0), (60.0, 260.0, 200.0), (190.0, 220.0, 205.0)],
@@ -181,6 +182,7 @@ def test_clocks_that_cannot_be_put_back_are_said_and_the_exit_code_is_the_traini
 
 @pytest.mark.twin
 @pytest.mark.real
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)

@@ -22,6 +22,7 @@ def kinds(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:  # typ
     return found
 
 
+@pytest.mark.slow
 def test_each_kind_is_at_its_own_best_and_no_run_is_kept(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_plan_is_no_study_that_goes_on(runs: Path, planned: Result) -> None:
         tuner.plan("opt-350m", cluster="a100-8", name=planned.name, runs_dir=runs)
 
 
+@pytest.mark.slow
 def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
     planned = tuner.plan("opt-350m", cluster="a100-8", name="asked", runs_dir=runs, report=False)
     assert planned.plan is not None

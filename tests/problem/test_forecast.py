@@ -16,6 +16,7 @@ from tuner.search_spaces.job import load_job
 DEFAULT = SearchSettings().with_default_limits()
 
 
+@pytest.mark.slow
 def test_it_agrees_with_a_simulated_search_to_a_factor_of_two(tmp_path) -> None:
     limits = SearchSettings(max_probes=7, verify=False)
     problem = problem_of_job("opt-350m", "a100-8", plan=True)

@@ -62,6 +62,7 @@ def test_one_pair_says_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.quiet
 def test_runs_for_real(tmp_path: Path) -> None:
     found = calibrate(runs_dir=tmp_path, pairs=2, block_s=0.5)
     assert found.pairs == 2

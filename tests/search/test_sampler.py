@@ -286,6 +286,7 @@ def test_it_serves_study_optimize_without_a_driver() -> None:
     assert len({trial.user_attrs["configuration"] for trial in study.trials}) == 20
 
 
+@pytest.mark.slow
 def test_many_candidates_are_searched_by_their_most_promising_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -342,6 +343,7 @@ def by_chance(table: Table, *, measurements: int, seed: int) -> float:
     return gap(table, {every[i] for i in rows})
 
 
+@pytest.mark.slow
 def test_the_search_beats_chance_at_equal_measurements() -> None:
     seeds = range(4)
     ours = [searched(TRUTH, measurements=24, seed=s) for s in seeds]

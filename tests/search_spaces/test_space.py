@@ -38,6 +38,7 @@ def machine(cores: int) -> Cluster:
 OF_THEIR_OWN = {"compilation", "fp8", "pipeline_schedule", "virtual_stages", "sequence_method"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["qwen2.5-7b", "opt-350m"])
 def test_full_gives_more_than_ten_thousand_on_four_nodes(job):
     candidates = load_space("full").candidates(load_job(job), H100)

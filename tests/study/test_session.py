@@ -255,6 +255,7 @@ def test_a_recording_is_searched_until_little_is_likely_to_be_left(table, option
 # Several in flight.
 
 
+@pytest.mark.slow
 def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_path):
     class Watched(SimulatedExecutor):
         most, measured = 0, frozenset()

@@ -82,6 +82,7 @@ def test_the_shipped_recording_was_really_made_here():
             assert m.energy_J == pytest.approx(m.power_W * m.window_s, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["trace/probes.jsonl", ""])
 def test_the_shipped_recording_drives_a_whole_study(tmp_path, what):
     result = run_replay(

@@ -122,6 +122,7 @@ def test_no_command_writes_through_a_link(
         assert target.stat().st_mode == mode, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "links"),
     [

@@ -40,6 +40,7 @@ def recorded(table: Path) -> str:
     return surrogate
 
 
+@pytest.mark.slow
 def test_a_whole_replay_by_extra_trees_is_resumed_and_reported(table: Path, capsys) -> None:
     runs = table.parent / "runs"
     assert replayed(table, "--surrogate", NAME, "--max-probes", "6") == 0
@@ -63,6 +64,7 @@ def test_a_whole_replay_by_extra_trees_is_resumed_and_reported(table: Path, caps
     assert again.folds is None
 
 
+@pytest.mark.slow
 def test_a_regressor_is_recorded_with_its_parameters_and_made_again(table: Path) -> None:
     runs = table.parent / "runs"
     regressor = ExtraTreesRegressor(n_estimators=20, min_samples_split=3)

@@ -23,6 +23,7 @@ from tuner.workload.probe import ProbeRequest, WindowPolicy
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.real,
+    pytest.mark.quiet,
     pytest.mark.usefixtures("one_fork_server"),
 ]
 

@@ -125,6 +125,7 @@ class TestOthers:
                 assert "GPU-00000001" in record.failure.message
             assert not runner.node.server.alive
 
+    @pytest.mark.slow
     def test_second_day_8_so_is_tuner_probe(
         self, twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

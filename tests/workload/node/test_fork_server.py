@@ -82,6 +82,7 @@ def output_of_rank(server: RankServer, folder: Path, text: str, *, fresh: bool =
     return log.read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_finds_nvml_open_and_cuda_untouched(
     start: Start, node: TwinNode, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_finding_1_an_optional_import_that_fails_is_left_to_the_rank(
         server.close()
 
 
+@pytest.mark.slow
 def test_ranks_of_new_interpreters_can_use_a_driver_that_forked_ones_cannot(
     start: Start, tmp_path: Path
 ) -> None:
@@ -187,6 +189,7 @@ HEAVY = "class Kept: pass\nheld = [Kept() for _ in range(50_000)]\n"
 COUNT = "import gc; print('walked', sum(type(o).__name__ == 'Kept' for o in gc.get_objects()))\n"
 
 
+@pytest.mark.slow
 def test_a_collection_in_a_rank_does_not_walk_what_the_server_has_imported(
     start: Start, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.twin,
     pytest.mark.real,
+    pytest.mark.quiet,
     pytest.mark.usefixtures("one_fork_server"),
 ]
 

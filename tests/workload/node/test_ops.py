@@ -36,6 +36,7 @@ print(touched)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False])
 def test_finding_5_a_builder_for_cuda_asks_torch_only_if_it_is_not_told(told: bool) -> None:
     """finding_5: asking torch for the GPUs' capability starts CUDA in the fork server."""

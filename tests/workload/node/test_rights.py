@@ -166,6 +166,7 @@ def test_a_fork_server_that_closes_signals_only_what_lives_below_it(
     assert running.pids[0] == pids[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "close", "server killed"])
 def test_whatever_ranks_started_ends_with_them(
     server: RankServer, launch: Launch, tmp_path: Path, how: str
@@ -193,6 +194,7 @@ def test_whatever_ranks_started_ends_with_them(
 SECRET = "the-token-of-a-test"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True])
 def test_the_environment_of_a_rank_is_not_on_its_command_line(
     server: RankServer, launch: Launch, tmp_path: Path, fresh: bool
@@ -236,6 +238,7 @@ def test_the_storage_may_be_given_outside_the_command_line(
             given("--storage", f"@{tmp_path / name}")
 
 
+@pytest.mark.slow
 def test_a_study_in_the_database_of_the_environment(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     table = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"

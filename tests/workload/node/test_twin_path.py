@@ -15,7 +15,13 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRequest, WindowPolicy
 
-pytestmark = [pytest.mark.twin, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.twin,
+    pytest.mark.real,
+    pytest.mark.quiet,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 WINDOW = WindowPolicy(2.0, 3, 4.0, 0.01, settle_s=0.5, idle_s=0.5, check_drift=False)
 

@@ -21,6 +21,7 @@ from tuner.workload.trace import read_trace
 CLUSTER = detect_cluster()
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.quiet,
     pytest.mark.slow,
     pytest.mark.usefixtures("one_fork_server"),
     pytest.mark.skipif(CLUSTER.devices_per_node < 2, reason="needs two cores"),

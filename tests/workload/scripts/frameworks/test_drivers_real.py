@@ -46,6 +46,7 @@ def test_transformers_own_parser_takes_what_is_written(tmp_path: Path) -> None:
     assert read.gradient_checkpointing
 
 
+@pytest.mark.quiet
 def test_the_flags_arrive_and_a_larger_micro_batch_is_faster(tmp_path: Path) -> None:
     cluster = replace(CLUSTER, devices_per_node=2)
     script = Script(f"pretrain_gpt.py {FLAGS}", cwd=MEGATRON)
