@@ -26,7 +26,6 @@ from benchmarks.figures import Figure, arguments, publish
 from tuner.executors.local import InlineExecutor
 from tuner.models.analytic.model import AnalyticModel
 from tuner.problem.constraints import Constraints
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
@@ -39,6 +38,7 @@ from tuner.search_spaces.space import Candidates, load_space
 from tuner.storage import open_storage
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
+from tuner.testing.studies import problem_of_job
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, read_trace
 

@@ -34,7 +34,6 @@ from benchmarks.noisy_cluster import METER, Truth, correlated, draws, made_up_tr
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
 from tuner.pareto import hypervolume, reference_point
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
@@ -48,6 +47,7 @@ from tuner.study.callbacks import Progress
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedRanks
+from tuner.testing.studies import problem_of_job
 from tuner.workload.measure.measurement import measurement, reached
 from tuner.workload.measure.window import Conductor
 from tuner.workload.meters.base import PowerSample, Reading

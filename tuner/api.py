@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -42,6 +42,14 @@ def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
 
     with shown() if progress else nullcontext() as view:
         yield ProgressLogger(view, on_progress)
+
+
+def _request(given: dict[str, Any]) -> StudyRequest:
+    """Return the request of a function's arguments by their names, its `limits` included."""
+    values = {item.name: given[item.name] for item in fields(StudyRequest) if item.name in given}
+    values["constraints"] = (given["constraints"] or Constraints()).limited(**given["limits"])
+    values["search"] = given.get("search") or SearchSettings()
+    return StudyRequest(**values)
 
 
 def optimize(
@@ -144,29 +152,7 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    request = StudyRequest(
-        job=job,
-        cluster=cluster,
-        space=space,
-        constraints=(constraints or Constraints()).limited(**limits),
-        search=search or SearchSettings(),
-        baseline=baseline,
-        knobs=knobs,
-        allow_changed_training=allow_changed_training,
-        clocks=clocks,
-        plan=plan,
-        executor=executor,
-        ray_address=ray_address,
-        avoid_stragglers=avoid_stragglers,
-        device_kind=device_kind,
-        in_flight=in_flight,
-        sampler=sampler,
-        surrogate=surrogate,
-        try_first=try_first,
-        name=name,
-        storage=storage,
-        runs_dir=runs_dir,
-    )
+    request = _request(locals())
     return search_for(request, report=report, progress=progress, on_progress=on_progress)
 
 
@@ -260,18 +246,31 @@ def plan(
     Raises:
         InputError: the input is wrong, or nothing fits; one sentence.
     """
+    request = _request(locals())
+    return plan_for(
+        request,
+        gpus=gpus,
+        measured=measured,
+        run=run,
+        report=report,
+        progress=progress,
+        on_progress=on_progress,
+    )
+
+
+def plan_for(
+    request: StudyRequest,
+    *,
+    gpus: Sequence[int] = (),
+    measured: str | Path | None = None,
+    run: str | Path | None = None,
+    report: bool = True,
+    progress: bool = True,
+    on_progress: Notify | None = None,
+) -> Result:
+    """Return the plan of a request, as `plan` does of its arguments."""
     from tuner.study.plan_run import run_plan
 
-    request = StudyRequest(
-        job=job,
-        cluster=cluster,
-        space=space,
-        constraints=(constraints or Constraints()).limited(**limits),
-        baseline=baseline,
-        allow_changed_training=allow_changed_training,
-        name=name,
-        runs_dir=runs_dir,
-    )
     with _receiver(progress, on_progress) as notify:
         return run_plan(
             request,
@@ -317,20 +316,10 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
+    request = _request(locals())
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
-    request = StudyRequest(
-        constraints=(constraints or Constraints()).limited(**limits),
-        search=search or SearchSettings(),
-        try_first=try_first,
-        sampler=sampler,
-        surrogate=surrogate,
-        in_flight=in_flight,
-        storage=storage,
-        name=name,
-        runs_dir=runs_dir,
-    )
     settings = request.search
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=settings.seed)
     # Without any spread a second measurement would only repeat the first one.

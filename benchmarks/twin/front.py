@@ -21,10 +21,10 @@ import numpy as np
 
 import tuner
 from tuner.pareto import hypervolume, reference_point
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.testing.studies import problem_of_job
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.probe import WindowPolicy

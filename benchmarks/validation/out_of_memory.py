@@ -19,11 +19,11 @@ from benchmarks.validation.comparison import table
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.memory_margin import MEMORY_SPREAD
 from tuner.models.simulated import Conditions, SimulatedRunner
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SamplerDesign
 from tuner.search.sampler import CandidateSampler
 from tuner.testing.recorder import next_settings, recorder_in_memory
+from tuner.testing.studies import problem_of_job
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 
 #: (job, cluster): memory binds on each.

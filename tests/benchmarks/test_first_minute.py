@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from benchmarks.figures import ROOT
 from benchmarks.first_minute import MOMENTS, watch
-from tuner.problem.from_job import problem_of_job
 from tuner.search_spaces.cluster import load_cluster
+from tuner.testing.studies import problem_of_job
 
 EXAMPLE = ROOT / "examples" / "laptop"
 TODAY = [EXAMPLE / "ds_config.json", "activation_checkpointing=full"]

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.validation.out_of_memory import failures
 from tuner.models.memory_margin import MEMORY_BIAS, MEMORY_SPREAD, MemoryMargin, learned_margin
-from tuner.problem.from_job import problem_of_job
+from tuner.testing.studies import problem_of_job
 
 SIZES = np.array([40e9, 70e9, 79e9, 81e9, 90e9, 160e9])
 

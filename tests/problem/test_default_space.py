@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import tuner
-from tuner.problem.default_space import searched_space
-from tuner.problem.from_job import problem_of_job
+from tuner.problem.from_job import question_of
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
+from tuner.testing.studies import problem_of_job
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_several_nodes_and_large_models_are_split(job: str, cluster: str, space:
 
 def test_a_single_device_splits_nothing() -> None:
     alone = replace(load_cluster("a100-8"), devices_per_node=1)
-    assert searched_space(None, load_job("lmm-72b"), alone) == ("default", "")
+    assert question_of(JobRequest("lmm-72b", alone)).space_name == "default"
 
 
 def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 import tuner
 from tuner.problem.forecast import forecast
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.job import load_job
+from tuner.testing.studies import problem_of_job
 
 DEFAULT = SearchSettings().with_default_limits()
 

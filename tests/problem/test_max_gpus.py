@@ -9,14 +9,13 @@ import pytest
 
 import tuner
 from tuner.executors.local import SimulatedExecutor
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.problem import digest_of
 from tuner.problem.run_folder import RunFolder
 from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import LONG_JOB, METER, measured, run_optimize
+from tuner.testing.studies import LONG_JOB, METER, measured, problem_of_job, run_optimize
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.trace import read_trace
 

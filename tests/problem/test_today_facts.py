@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.study_file import parse_job
 from tuner.problem.today_facts import today_facts
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripts import CPU, script_job
+from tuner.testing.studies import problem_of_job
 from tuner.workload.scripts.script_facts import Framework
 
 SEEN = Framework(

@@ -8,10 +8,9 @@ import pytest
 
 import tuner
 from tuner.display.answer import answer_lines
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.settings import SearchSettings
 from tuner.study.rules import BASELINE_TRIES, baseline_due
-from tuner.testing.studies import record, request
+from tuner.testing.studies import problem_of_job, record, request
 from tuner.workload.probe import Failure
 
 

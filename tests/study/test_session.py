@@ -292,7 +292,7 @@ def test_the_search_reckons_with_what_launches_cost_here(table, options):
     """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""
     from tuner.executors.choose import simulated_executor
     from tuner.models.simulated import SimulatedRunner
-    from tuner.problem.from_job import problem_of_job
+    from tuner.testing.studies import problem_of_job
 
     problem = problem_of_job("opt-350m", "a100-8", "default", plan=True)
     executor = simulated_executor(problem)
@@ -566,8 +566,8 @@ def test_the_report_and_the_launch_files_are_written(options):
 
 
 def test_without_a_compiler_offload_is_left_out_and_said(monkeypatch, tmp_path):
-    from tuner.problem.from_job import problem_of_job
     from tuner.search_spaces.cluster import load_cluster
+    from tuner.testing.studies import problem_of_job
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr("tuner.workload.node.machine.detect_cluster", lambda: load_cluster("cpu-2"))

@@ -24,6 +24,7 @@ from tuner.cli.options import (
 from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
 from tuner.problem.constraints import Constraints
+from tuner.problem.job_request import JobRequest
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import StudyRequest
@@ -130,7 +131,7 @@ def add(commands: Commands) -> None:
     add = job.add_argument
     add_shared(job, "JOB")
     add_shared(job, "--space", "--today", "--data", "--knob", "--knobs")
-    add_options(job, StudyRequest, only=("allow_changed_training", "clocks"))
+    add_options(job, JobRequest)
     add(
         "--dry-run",
         action="store_true",

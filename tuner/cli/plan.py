@@ -7,10 +7,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
-from tuner.cli.options import OK, UNMET, add_options, answer, made_of_options, progress
+from tuner.cli.options import (
+    OK,
+    UNMET,
+    add_options,
+    answer,
+    given_options,
+    made_of_options,
+    progress,
+)
 from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.options import declared_options
+from tuner.study.request import StudyRequest
 
 if TYPE_CHECKING:
     from tuner.results.result import Result
@@ -18,30 +29,32 @@ if TYPE_CHECKING:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    if args.run is not None:
-        named = (args.job, args.space, args.baseline, args.measured, args.allow_changed_training)
-        if any(named) or args.cluster != "auto":
-            raise InputError("--run says what is trained, where and in which space; give --gpus")
-    from tuner.api import plan
+    named = any((args.job, args.space, args.baseline, args.measured, args.cluster != "auto"))
+    if args.run is not None and (named or given_options(args, JobRequest)):
+        raise InputError("--run says what is trained, where and in which space; give --gpus")
+    from tuner.api import plan_for
     from tuner.display.answer import answer_lines
     from tuner.planning.kinds import several
 
+    request = made_of_options(
+        args,
+        StudyRequest,
+        only=[*(item.name for item, _ in declared_options(JobRequest)), "name"],
+        job=args.job,
+        cluster=args.cluster,
+        space=args.space,
+        constraints=made_of_options(args, Constraints),
+        baseline=args.baseline,
+        runs_dir=args.runs_dir,
+    )
     if several(args.cluster):
-        return _plan_kinds(args)
-
+        return _plan_kinds(args, request)
     with progress(args) as on_progress:
-        result = plan(
-            args.job,
-            cluster=args.cluster,
-            space=args.space,
+        result = plan_for(
+            request,
             gpus=_numbers(args.gpus),
-            constraints=made_of_options(args, Constraints),
-            baseline=args.baseline,
-            allow_changed_training=args.allow_changed_training,
             measured=args.measured,
             run=args.run,
-            name=args.name,
-            runs_dir=args.runs_dir,
             progress=False,
             on_progress=on_progress,
         )
@@ -49,42 +62,28 @@ def _plan(args: argparse.Namespace) -> int:
     return OK if result.choice.met else UNMET
 
 
-def _plan_kinds(args: argparse.Namespace) -> int:
+def _plan_kinds(args: argparse.Namespace, request: StudyRequest) -> int:
     """Compare several clusters; no run is kept."""
     import tempfile
 
-    from tuner.api import plan
+    from tuner.api import plan_for
     from tuner.display.plan_text import kind_lines
     from tuner.planning.kinds import plan_kinds, priced_clusters
-    from tuner.search_spaces.job import load_job
 
     if args.gpus or args.measured or args.baseline or args.name:
         raise InputError(
             "several clusters are compared at their best and no run is kept: leave out --gpus, "
             "--measured, --today and --name, or name one cluster"
         )
-    clusters = priced_clusters(args.cluster)
-    job, constraints = load_job(args.job), made_of_options(args, Constraints)
     with tempfile.TemporaryDirectory() as folder, progress(args) as on_progress:
 
         def one(cluster: Cluster, price: float | None) -> Result:
-            by_cost = price is not None and constraints.goal == "cost"
-            return plan(
-                job,
-                cluster=cluster,
-                space=args.space,
-                constraints=replace(constraints, price_per_gpu_hour=price)
-                if by_cost
-                else constraints,
-                allow_changed_training=args.allow_changed_training,
-                runs_dir=folder,
-                report=False,
-                name=f"plan-{cluster.name}",
-                progress=False,
-                on_progress=on_progress,
-            )
+            asked, limits = replace(request, cluster=cluster, runs_dir=folder), request.constraints
+            if price is not None and limits.goal == "cost":
+                asked = replace(asked, constraints=replace(limits, price_per_gpu_hour=price))
+            return plan_for(asked, report=False, progress=False, on_progress=on_progress)
 
-        kinds = plan_kinds(clusters, one)
+        kinds = plan_kinds(priced_clusters(args.cluster), one)
     answer(args, [kind.to_json() for kind in kinds], kind_lines(kinds))
     return OK if any(kind.met for kind in kinds) else UNMET
 
@@ -129,14 +128,10 @@ def add(commands: Commands) -> None:
         help="toml file of measured launches, one at least, that correct the models",
     )
     add_shared(job, "--today")
-    add(
-        "--allow-changed-training",
-        action="store_true",
-        help="also predict what changes what is learnt, such as FP8",
-    )
+    add_options(job, JobRequest)
     add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
     group = parser.add_argument_group("the run")
-    group.add_argument("--name", metavar="NAME", help="name of the run")
+    add_options(group, StudyRequest, only=("name",))
     add_shared(group, "--runs-dir", "--quiet")
     group.add_argument("--plain", action="store_true", help="print progress as plain lines")
     parser.show_first(

@@ -52,9 +52,9 @@ def _probe(args: argparse.Namespace) -> int:
     from datetime import datetime
 
     from tuner.models.analytic.model import AnalyticModel
-    from tuner.problem.declared_knobs import with_knobs
     from tuner.problem.file_starts import of_files
     from tuner.problem.from_job import cluster_of
+    from tuner.problem.job_request import with_knobs
     from tuner.problem.probe_limits import probe_limits
     from tuner.search_spaces.errors import InvalidConfiguration
     from tuner.search_spaces.rules import broken_rules

@@ -156,14 +156,14 @@ class LiveView:
 
         grid = Table.grid(padding=(0, 2))
         estimated = label(last.meter.mark if last.meter else "")
-        budget_kJ = last.probe_budget_kJ
-        units = Units.for_values([budget_kJ or last.spent_kJ], [])
-        most = "" if budget_kJ is None else f" of {units.energy_text(budget_kJ)}"
+        most_kJ = last.probe_budget_kJ
+        units = Units.for_values([most_kJ or last.spent_kJ], [])
+        most = "" if most_kJ is None else f" of {units.energy_text(most_kJ)}"
         probes = f"{last.probes}" + (f" of {last.max_probes}" if last.max_probes else "")
         energy = f"{units.energy_text(last.spent_kJ)}{most}{estimated}"
         limits = (
             ("probes", float(last.probes), last.max_probes, probes),
-            ("energy", last.spent_kJ, budget_kJ, energy),
+            ("energy", last.spent_kJ, most_kJ, energy),
         )
         for name, used, limit, said in limits:
             bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""

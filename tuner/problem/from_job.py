@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tuner.problem.baseline import Baseline, default_name, read_baseline
-from tuner.problem.declared_knobs import searched_knobs
-from tuner.problem.default_space import searched_space
+from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import plain
@@ -19,6 +18,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import (
     Candidates,
@@ -27,52 +27,118 @@ from tuner.search_spaces.space import (
     load_space,
 )
 from tuner.workload.node.ops import cannot_build, cannot_compile
+from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
 
+#: Spaces of a new run without --space: every rank holds the whole model, or its parts as well.
+SMALL, LARGE = "default", "large"
 
-def problem_of_job(
-    job: TrainingJob | str | Path | None = None,
-    cluster: Cluster | str = "auto",
-    space: str | None = None,
-    *,
-    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    plan: bool = False,
-    max_gpus: int | None = None,
-    clocks: bool = True,
-    allow_changed_training: bool = False,
-) -> Problem:
+
+@dataclass(frozen=True)
+class Question:
+    """What a request names, as it is found: what a search and a plan have in common.
+
+    Attributes:
+        job: with the declared knobs that are searched.
+        space_name: as given, which may be a path.
+        whole, space: the space of that name, and what of it is searched.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    space_name: str
+    whole: SearchSpace
+    space: SearchSpace
+    today: Baseline
+    notes: tuple[str, ...]
+
+    def problem(
+        self,
+        candidates: Candidates,
+        space: Mapping[str, Any],
+        *,
+        baseline: Configuration | None = None,
+        identity: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> Problem:
+        """Return the problem of these candidates; `space` is the section of study.toml.
+
+        Args:
+            baseline: today's under the name that the candidates give it.
+            identity: further sections of study.toml.
+        """
+        today = baseline or self.today.configuration
+        return Problem(
+            name=self.job.name,
+            candidates=candidates,
+            steps=self.job.steps or 1,
+            baseline=today,
+            identity={
+                **identity_of(self.job, self.cluster, space),
+                "baseline": {"name": self.today.name, "configuration": today.key},
+                **(identity or {}),
+            },
+            job=self.job,
+            cluster=self.cluster,
+            **more,
+        )
+
+
+def question_of(request: JobRequest, *, plan: bool = False) -> Question:
+    """Find what a request names; a `plan` leaves declared knobs alone, which no model knows."""
+    assert not isinstance(request.job, Script)
+    job = request.job if isinstance(request.job, TrainingJob) else load_job(request.job)
+    cluster = cluster_of(request.cluster)
+    if not request.clocks:
+        cluster = replace(cluster, clock_control=False)
+    job, notes = request.searched_knobs(job, plan=plan)
+    name, why = request.space, ""
+    if name is None and (why := _why_large(job, cluster)):
+        without = f"--space {SMALL}: without tensor and pipeline parallelism"
+        why = f"space {LARGE!r} is searched for {why} ({without})"
+    name = name or (LARGE if why else SMALL)
+    today = baseline_of(request.baseline, job, cluster)
+    whole = load_space(name)
+    notes += [*today.notes, *([why] if why else [])]
+    return Question(job, cluster, str(name), whole, request.allowed(whole), today, tuple(notes))
+
+
+def _why_large(job: TrainingJob, cluster: Cluster) -> str:
+    """Return why a job needs more than replicas on a cluster, as a phrase; "" if it does not.
+
+    A script of the user's own never does: what it can turn is found by inspection.
+    """
+    if isinstance(job, ScriptJob) or not job.is_modelled:
+        return ""
+    if cluster.nodes > 1:
+        return f"{cluster.nodes} nodes"
+    parameters, memory = facts_of(job).parameters, cluster.device.memory_bytes
+    states = job_state_bytes(job, 0, 1)
+    if cluster.devices == 1 or cluster.device.type == "cpu" or not memory or states <= memory:
+        return ""
+    return f"{parameters / 1e9:.2g} billion parameters on {memory / 1e9:.0f} GB devices"
+
+
+def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     """Return the problem of a job on a cluster.
 
-    Args:
-        baseline: what the user runs today, or words that `tuner.problem.baseline` reads; else the
-            space's default configuration.
-        plan: keep what the built-in training program cannot run yet, for a simulated cluster.
-        max_gpus: leave out what needs more GPUs, since it could not be chosen.
+    A `plan` keeps what the built-in training program cannot run yet, for a simulated cluster. What
+    needs more GPUs than the job may have could not be chosen, so it is left out.
     """
-    if not isinstance(job, TrainingJob):
-        job = load_job(job)
-    here = cluster == "auto"
-    cluster = cluster_of(cluster)
-    if not clocks:
-        cluster = replace(cluster, clock_control=False)
-    job, declared_notes = searched_knobs(job, plan, allow_changed_training)
-    script = job if isinstance(job, ScriptJob) else None
-    space, chosen = searched_space(space, job, cluster)
-    today = baseline_of(baseline, job, cluster)
-    searched = load_space(space)
-    allowed_space = searched if allow_changed_training else searched.same_training()
-    candidates, notes = _runnable(job, cluster, allowed_space, plan)
+    asked, most = question_of(request, plan=plan), request.constraints.max_gpus
+    job, cluster, searched = asked.job, asked.cluster, asked.whole
+    candidates, notes = _runnable(job, cluster, asked.space, plan)
     candidates, left_out = _fitting(candidates, job, cluster, searched, plan)
-    notes += [*declared_notes, *left_out, *today.notes]
-    notes += [chosen] if chosen else []
-    if here:
-        candidates, left_out = _usable_here(candidates, cluster, clocks)
+    notes += [*left_out, *asked.notes]
+    if request.cluster == "auto":
+        candidates, left_out = _usable_here(candidates, cluster, request.clocks)
         notes += left_out
-    allowed, left_out = _allowed(candidates, max_gpus, space, today.configuration)
+    configuration = asked.today.configuration
+    allowed, left_out = _allowed(candidates, most, asked.space_name, configuration)
     notes += left_out
+    script = job if isinstance(job, ScriptJob) else None
     if not script:
         notes += knobs_in_play(allowed, searched, job, cluster)
-    configuration = today.configuration
     sized = "global_batch" in searched.choices and not script
     if sized and configuration.get("global_batch") is None:
         # The candidates have it, so that their sizes are numbers on one scale.
@@ -82,18 +148,11 @@ def problem_of_job(
         configuration = candidates[candidates.index_of(configuration)]
     else:
         candidates = Candidates.from_configurations([configuration, *candidates])
-    return Problem(
-        name=job.name,
-        candidates=candidates.where(lambda launch: _uses_at_most(launch, max_gpus)),
-        steps=job.steps or 1,
+    return asked.problem(
+        candidates.where(lambda launch: _uses_at_most(launch, most)),
+        space_section(asked.space_name, candidates),
         baseline=configuration,
         cost=replace(REAL_COST, micro_batches=not script or not script.why_accumulation_stays),
-        identity={
-            **identity_of(job, cluster, space_section(str(space), candidates)),
-            "baseline": {"name": today.name, "configuration": configuration.key},
-        },
-        job=job,
-        cluster=cluster,
         notes=tuple(notes),
     )
 
@@ -115,11 +174,7 @@ def cluster_of(cluster: Cluster | str) -> Cluster:
     return detect_cluster()
 
 
-def baseline_of(
-    given: Configuration | str | Path | Sequence[str | Path] | None,
-    job: TrainingJob,
-    cluster: Cluster,
-) -> Baseline:
+def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
     """Return what the user runs today."""
     if isinstance(given, Configuration):
         given = with_baseline(given, job.knobs)
@@ -138,12 +193,16 @@ def _runnable(
     job: TrainingJob, cluster: Cluster, space: SearchSpace, plan: bool
 ) -> tuple[Candidates, list[str]]:
     if isinstance(job, ScriptJob):
-        from tuner.problem.user_script import script_candidates
-
-        narrowed = job.narrowed(space).choices.items()
-        varied = (n for n, found in narrowed if isinstance(found, tuple) and len({*found}) > 1)
-        candidates = script_candidates(job, cluster, space)
-        return candidates, list(job.sentences({*space.choices, *varied}))
+        narrowed = job.narrowed(space)
+        turned = [c for c in narrowed.candidates(job, cluster) if not job.refused(c)]
+        if not turned:
+            raise InputError(
+                f"of space {space.name!r} nothing can be turned on the script {job.name!r}"
+            )
+        values = narrowed.choices.items()
+        varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
+        notes = list(job.sentences({*space.choices, *varied}))
+        return Candidates.from_configurations(turned), notes
     valid = space.candidates(job, cluster)
     if plan:
         return valid, []

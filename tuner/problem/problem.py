@@ -48,8 +48,8 @@ class Problem:
     candidates: Candidates
     steps: int
     baseline: Configuration | None
-    cost: ProbeCost
     identity: Mapping[str, Any]
+    cost: ProbeCost = REAL_COST
     job: TrainingJob | None = None
     cluster: Cluster | None = None
     unit_of_work: str = "optimizer step"

@@ -4,43 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from tuner.formatting import Units, label, percent
-
-StopKind = Literal[
-    "max_probes",
-    "probe_budget",
-    "time",
-    "search_share",
-    "not_worth_it",  # no probe would pay for itself
-    "exhausted",  # every candidate was tried, or its launch failed
-    "unsafe",  # every other one would probably exceed the cap on peak power
-    "node_failures",  # nothing can be measured on this node
-    "interrupted",
-    "stopped",  # by `tuner runs stop`
-    "running",  # it has not ended
-    "past_runs",  # nothing was probed
-    "plan",  # everything was predicted
-]
+from tuner.problem.settings import SearchSettings
 
 #: Expected gain of a probe below which its sentence names no figure.
 HARDLY = 0.005
+#: A search ends when more than the allowed regret is left with a smaller probability than this.
+STOP_PROBABILITY = 0.1
 #: Kinds of a `StopReason` that are limits of the search.
 LIMITS = ("max_probes", "probe_budget", "search_share", "time")
-
-NoVerdictKind = Literal[
-    # It was not to be verified.
-    "not_requested",
-    "prediction",
-    "recorded_trace",
-    "no_spread",
-    "running",
-    "stopped",
-    # It was worth more launches than were made.
-    "limits_reached",
-    "spoiled",  # launches failed because of the node
-]
 
 
 @dataclass(frozen=True)
@@ -48,11 +22,12 @@ class StopReason:
     """Reason why a search ended.
 
     Attributes:
+        kind: one of `STOP_KINDS`.
         figures: numbers of the sentence, units in their names. A limit has `next_kJ`,
             `expected_gain` and `of_answer` of the next probe if the sampler estimates them.
     """
 
-    kind: StopKind
+    kind: str
     figures: Mapping[str, float] = field(default_factory=dict)
     message: str = ""
 
@@ -64,14 +39,41 @@ class StopReason:
 
 @dataclass(frozen=True)
 class NoVerdict:
-    """Reason why the choice was not launched again, or no more although it was worth it."""
+    """Reason, one of `NO_VERDICTS`, why the choice was not launched again, or not often enough."""
 
-    kind: NoVerdictKind
+    kind: str
     message: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are not empty."""
         return {name: value for name, value in vars(self).items() if value}
+
+
+def not_repaid(left_kJ: float, cost_kJ: float) -> StopReason | None:
+    """Return the end of a job's search if all that is left to find is worth less than a probe."""
+    if left_kJ >= cost_kJ:
+        return None
+    return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "left_kJ": left_kJ})
+
+
+def little_left(
+    settings: SearchSettings, regret: Any, cost_kJ: float, expected_gain: float
+) -> StopReason | None:
+    """Return the end of a recording's search if it is unlikely that much is left to find.
+
+    Much is more than `max_regret` and than the noise; `regret` is of `tuner.search.regret`.
+    """
+    probability = regret.probability_above(settings.max_regret)
+    if probability >= STOP_PROBABILITY:
+        return None
+    figures = {
+        "regret": regret.least_told(settings.max_regret),
+        "probability": probability,
+        "expected_gain": expected_gain,
+        "needed_kJ": cost_kJ,
+        "of_answer": float(regret.of_answer),
+    }
+    return StopReason("not_worth_it", figures)
 
 
 def _max_probes(figures: Mapping[str, float]) -> str:
@@ -148,22 +150,18 @@ def _next_probe(figures: Mapping[str, float]) -> str:
     return f"; another one takes {energy(figures['next_kJ'])} and {_brings(figures)}"
 
 
-_CAUSES: dict[str, Callable[[StopReason], str]] = {
-    "max_probes": lambda reason: _max_probes(reason.figures),
-    "probe_budget": lambda reason: _probe_budget(reason.figures),
-    "search_share": lambda reason: _search_share(reason.figures),
-    "time": lambda reason: f"its {reason.figures['search_s']:g} s are over",
-    "not_worth_it": lambda reason: _not_worth_it(reason.figures),
-    "exhausted": lambda reason: "no candidate is left to try",
-    "unsafe": lambda reason: (
-        "every candidate was tried or would probably exceed the limit on peak power"
-    ),
-    "node_failures": lambda reason: (
-        f"{reason.figures['failures']:g} probes in a row failed because of the node: "
-        f"{reason.message}"
-    ),
+#: Ends of a search by their kind: the cause, made of its figures.
+_CAUSES: dict[str, Callable[[Mapping[str, float]], str] | str] = {
+    "max_probes": _max_probes,
+    "probe_budget": _probe_budget,
+    "search_share": _search_share,
+    "time": "its {search_s:g} s are over",
+    "not_worth_it": _not_worth_it,
+    "exhausted": "no candidate is left to try",
+    "unsafe": "every candidate was tried or would probably exceed the limit on peak power",
+    "node_failures": "{failures:g} probes in a row failed because of the node: {message}",
 }
-
+#: The other kinds of a `StopReason`, each as a sentence.
 _SENTENCES = {
     "interrupted": "It was interrupted.",
     "stopped": (
@@ -173,17 +171,24 @@ _SENTENCES = {
     "past_runs": "Nothing was probed: these are past runs.",
     "plan": "Nothing was probed: every configuration was predicted.",
 }
+STOP_KINDS = (*_CAUSES, *_SENTENCES)
 
 
 def stop_sentence(reason: StopReason) -> str:
-    """Return the reason why a search ended as a sentence."""
-    if reason.kind in _CAUSES:
-        more = _next_probe(reason.figures) if "next_kJ" in reason.figures else ""
-        return f"The search ended: {_CAUSES[reason.kind](reason)}{more}."
-    return _SENTENCES[reason.kind]
+    """Return the reason why a search ended as a sentence; KeyError if it lacks a figure."""
+    if reason.kind in _SENTENCES:
+        return _SENTENCES[reason.kind]
+    cause, figures = _CAUSES[reason.kind], reason.figures
+    if isinstance(cause, str):
+        text = cause.format(**figures, message=reason.message)
+    else:
+        text = cause(figures)
+    more = _next_probe(figures) if "next_kJ" in figures else ""
+    return f"The search ended: {text}{more}."
 
 
-_PHRASES = {
+#: Reasons of `NoVerdict` by their kind, each as a phrase.
+NO_VERDICTS = {
     "not_requested": "verification was switched off (--no-verify)",
     "prediction": "every figure is predicted, so a second launch would only repeat the first",
     "recorded_trace": (
@@ -193,11 +198,10 @@ _PHRASES = {
     "running": "the search has not ended",
     "stopped": "the search was stopped before",
     "limits_reached": "the limits leave no room for them",
+    "spoiled": "launches were spoiled by the node: {message}",
 }
 
 
 def no_verdict_phrase(reason: NoVerdict) -> str:
     """Return the reason why the choice was not launched again as a phrase."""
-    if reason.kind == "spoiled":
-        return f"launches were spoiled by the node: {reason.message}"
-    return _PHRASES[reason.kind]
+    return NO_VERDICTS[reason.kind].format(message=reason.message)

@@ -16,12 +16,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.problem.configuration_names import same_value
 from tuner.problem.constraints import Constraints
-from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder, new_name, write_toml
-from tuner.problem.stop_reason import StopReason, stop_sentence
+from tuner.problem.problem import Problem, space_section
+from tuner.problem.run_folder import RunFolder, new_name, write_toml
+from tuner.problem.settings import SearchSettings
+from tuner.problem.stop_reason import StopReason
+from tuner.problem.study_spec import SessionEnd, StudySpec
+from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
@@ -47,9 +51,10 @@ _KINDS: Mapping[str, tuple[str, set[str], dict[str, float]]] = {
     ),
     "power": ("W", {"power", "watts"}, {"w": 1.0, "watts": 1.0, "kw": 1e3}),
 }
-#: Words of columns that describe a run and are no knob of it.
+#: Words of columns that describe a run and are no knob of it, and of settings that are in watts.
 _NOT_KNOBS = {"id", "run", "name", "date", "timestamp", "host", "user", "seed", "loss", "accuracy"}
 _NOT_KNOBS |= {"throughput", "tokens", "temperature", "utilization", "comment"}
+_SETTINGS = {"limit", "cap", "budget", "target"}
 
 Row = Mapping[str, str]
 
@@ -82,8 +87,7 @@ class CsvOptions:
         check_options(self)
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """Meaning of each column: by kind of measurement its name and unit in s, J or W; the others."""
 
     measured: Mapping[str, tuple[str, float]]
@@ -105,29 +109,10 @@ def _words(column: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", column.lower())
 
 
-def _unit(column: str, kind: str) -> float | None:
-    words, (_, names, units) = _words(column), _KINDS[kind]
-    setting = column in KNOBS or not {"limit", "cap", "budget", "target"}.isdisjoint(words)
-    if setting or names.isdisjoint(words):
-        return None
-    return units.get(words[-1], 1.0)
-
-
-def _column(
-    kind: str, given: str | None, header: Sequence[str], where: str
-) -> tuple[str, float] | None:
-    if given is not None:
-        if given not in header:
-            raise UnknownName(f"column of {where}", given, header)
-        return given, _KINDS[kind][2].get((_words(given) or [""])[-1], 1.0)
-    found = [(c, u) for c in header if (u := _unit(c, kind)) is not None]
-    if len(found) > 1:
-        names = ", ".join(repr(column) for column, _ in found)
-        raise InputError(
-            f"{where} has {len(found)} columns of {kind} ({names}); "
-            f"name the one to use with --{kind}-column"
-        )
-    return found[0] if found else None
+def _measures(column: str, kind: str) -> bool:
+    words = _words(column)
+    setting = column in KNOBS or not _SETTINGS.isdisjoint(words)
+    return not setting and not _KINDS[kind][1].isdisjoint(words)
 
 
 def read_columns(
@@ -138,25 +123,31 @@ def read_columns(
     Raises:
         InputError: a column is ambiguous; one sentence with the option that tells it.
     """
+    given = {kind: getattr(options, f"{kind}_column") for kind in _KINDS}
+    knobs = tuple(name.strip() for name in (options.knobs or "").split(",") if name.strip())
+    for name in (*filter(None, given.values()), *knobs):
+        if name not in header:
+            raise UnknownName(f"column of {where}", name, header)
     measured: dict[str, tuple[str, float]] = {}
-    by_power = options.power_column is not None
-    for kinds in (("time",), ("power",) if by_power else ("energy", "power")):
-        for kind in kinds:
-            given = getattr(options, f"{kind}_column")
-            if found := _column(kind, given, header, where):
-                measured[kind] = found
-                break
-        else:
+    for kinds in (("time",), ("power",) if given["power"] else ("energy", "power")):
+        found = {
+            k: [given[k]] if given[k] else [c for c in header if _measures(c, k)] for k in kinds
+        }
+        kind = next((kind for kind in kinds if found[kind]), "")
+        if not kind:
             raise InputError(
                 f"which column of {where} is the {' or the '.join(kinds)}? it has "
                 f"{', '.join(header)}; name one with "
                 f"{' or '.join(f'--{kind}-column' for kind in kinds)}"
             )
+        name, *more = found[kind]
+        if more:
+            raise InputError(
+                f"{where} has {len(found[kind])} columns of {kind} "
+                f"({', '.join(map(repr, found[kind]))}); name the one to use with --{kind}-column"
+            )
+        measured[kind] = name, _KINDS[kind][2].get((_words(name) or [""])[-1], 1.0)
     names = {name for name, _ in measured.values()}
-    knobs = tuple(name.strip() for name in (options.knobs or "").split(",") if name.strip())
-    for name in knobs:
-        if name not in header:
-            raise UnknownName(f"column of {where}", name, header)
     knobs = knobs or tuple(c for c in header if c not in names and _could_be_knob(c, rows))
     if not knobs:
         raise InputError(
@@ -169,8 +160,7 @@ def read_columns(
 
 
 def _could_be_knob(name: str, rows: Sequence[Row]) -> bool:
-    another = any(_unit(name, kind) is not None for kind in _KINDS)
-    if another or not _NOT_KNOBS.isdisjoint(_words(name)):
+    if any(_measures(name, kind) for kind in _KINDS) or not _NOT_KNOBS.isdisjoint(_words(name)):
         return False
     return name in KNOBS or len({row[name] for row in rows}) > 1
 
@@ -195,7 +185,6 @@ def _write_table(
     figures = {f"{kind}_{_KINDS[kind][0]}": column for kind, column in columns.measured.items()}
     if clash := figures.keys() & set(columns.knobs):
         raise InputError(f"a knob cannot be called {min(clash)!r}; rename that column")
-
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns.knobs, *figures])
@@ -238,13 +227,9 @@ def _record(
     return ProbeRecord(request, tuple(windows), meter, host="past runs")
 
 
-def _baseline(words: Sequence[str], points: Sequence[TablePoint]) -> Configuration | None:
+def _baseline(words: Sequence[str], candidates: Candidates) -> Configuration | None:
     given = parse_words(" ".join(words), standard=False)
-    found = [
-        point.configuration
-        for point in points
-        if all(same_value(point.configuration.get(n), v) for n, v in given.items())
-    ]
+    found = [c for c in candidates if all(same_value(c.get(n), v) for n, v in given.items())]
     if words and len(found) != 1:
         raise InputError(
             f"{len(found)} configurations of the past runs have {' '.join(words)}; "
@@ -277,31 +262,28 @@ def import_runs(
     points = _write_table(run.path / "table", stem, columns, rows, options)
     scope: Any = options.energy_scope
     meter = MeterInfo("table", scope, f"past runs in {where}", estimated=options.estimated)
-    today = _baseline(baseline, points)
+    candidates = Candidates.from_configurations(point.configuration for point in points)
+    today = _baseline(baseline, candidates)
     read = f"{len(rows)} rows of {where}: {columns.sentence}; energy charged to: {scope}"
-    stop = StopReason("past_runs")
-    study = {
-        "schema": STUDY_SCHEMA,
-        "name": run.name,
-        "created": datetime.now().isoformat(timespec="seconds"),
-        "constraints": constraints.given,
-        "settings": {"seed": 0},
-        "recorded": {
-            "table": stem,
-            "path": str((run.path / "table").resolve()),
-            "files": [str(path.resolve()) for path in files],
-            "read": read,
-            "steps": options.steps,
-            "unit_of_work": "row",
-        },
-        "space": {"name": "past runs", "configurations": len(points)},
-        "ended": {
-            "stopped": stop_sentence(stop),
-            "stop_reason": stop.to_json(),
-            "time_s": 0.0,
-        },
+    recorded = {
+        "table": stem,
+        "path": str((run.path / "table").resolve()),
+        "files": [str(path.resolve()) for path in files],
+        "read": read,
+        "steps": options.steps,
+        "unit_of_work": "row",
     }
-    run.write_study(study)
+    identity = {"recorded": recorded, "space": space_section("past runs", candidates)}
+    spec = StudySpec(
+        name=run.name,
+        run_dir=run.path,
+        problem=Problem(stem, candidates, options.steps, None, identity),
+        constraints=constraints,
+        settings=SearchSettings(verify=False),
+        created=datetime.now().isoformat(timespec="seconds"),
+        ended=SessionEnd(StopReason("past_runs"), time_s=0.0),
+    )
+    run.write_study(spec.to_toml())
     with closing(TraceWriter(run.trace)) as trace:
         for number, point in enumerate(points):
             trace.append(_record(number, point, meter, today))

@@ -5,32 +5,44 @@ People edit files, so what study.toml says is checked here, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
+from tuner.models.surrogate.surrogate_choice import regressor_of
 from tuner.planning.plan import plan_result
 from tuner.planning.table import PLAN_FILE, read_plan
 from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
-from tuner.problem.from_run import problem_of_run
+from tuner.problem.from_job import problem_of_job
+from tuner.problem.from_recording import table_problem
+from tuner.problem.job_request import JobRequest
+from tuner.problem.problem import Problem, digest_of
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import (
+    NO_VERDICTS,
+    STOP_KINDS,
     NoVerdict,
-    NoVerdictKind,
-    StopKind,
     StopReason,
     stop_sentence,
 )
+from tuner.problem.study_file import parse_cluster, parse_job, parse_surrogate
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
 from tuner.results.build import build_result
 from tuner.results.result import Result
+from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import read_options
 from tuner.workload.probe import ProbeRecord, WindowPolicy
 
 _WHERE = "study.toml"
+#: Largest number of candidates that are enumerated again: more takes seconds.
+MOST_ENUMERATED = 20_000
 
 
 def result_of(folder: RunFolder) -> Result:
@@ -57,7 +69,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
     return StudySpec(
         name=folder.name,
         run_dir=folder.path,
-        problem=problem_of_run(folder, tuple(visited), study),
+        problem=_problem(folder, tuple(visited), study),
         constraints=constraints,
         settings=read_options(
             SearchSettings,
@@ -74,15 +86,88 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
     )
 
 
+def _problem(
+    folder: RunFolder, visited: tuple[Configuration, ...], study: Mapping[str, Any]
+) -> Problem:
+    job, cluster = parse_job(study), parse_cluster(study)
+    recorded = study.get("recorded", {})
+    steps = recorded.get("steps") or (job.steps or 1 if job else None)
+    if steps is None:
+        raise InputError(f"{folder.study_file} names neither a job nor a recording")
+    return Problem(
+        name=job.name if job else str(recorded.get("table", folder.name)),
+        candidates=_candidates(study, visited, job, cluster),
+        steps=int(steps),
+        baseline=None,
+        identity={
+            name: study[name]
+            for name in ("job", "cluster", "recorded", "space", "baseline", "plan")
+            if name in study
+        },
+        job=job,
+        cluster=cluster,
+        surrogate=regressor_of(parse_surrogate(study)),
+        unit_of_work=str(recorded.get("unit_of_work", "optimizer step")),
+    )
+
+
+def _candidates(
+    study: Mapping[str, Any],
+    visited: Sequence[Configuration],
+    job: TrainingJob | None,
+    cluster: Cluster | None,
+) -> Candidates:
+    """Return the candidates that were searched if they can be enumerated again, else the visited.
+
+    Those never visited are what a result predicts (`Result.predicted`).
+    """
+    space, recorded = study.get("space", {}), study.get("recorded", {})
+    count = space.get("configurations", 0)
+    if type(count) is not int or not 0 < count <= MOST_ENUMERATED:
+        return Candidates.from_configurations(visited)
+    try:
+        if "path" in recorded:
+            again = iter([table_problem(Path(recorded["path"]), recorded.get("group"), None)[0]])
+        else:
+            again = _problems(study, visited, job, cluster)
+        for found in again:
+            if digest_of(found.candidates) == space.get("digest"):
+                return found.candidates
+    except (InputError, OSError, KeyError, TypeError):  # it has gone since, or was edited
+        pass
+    return Candidates.from_configurations(visited)
+
+
+def _problems(
+    study: Mapping[str, Any],
+    visited: Sequence[Configuration],
+    job: TrainingJob | None,
+    cluster: Cluster | None,
+) -> Iterator[Problem]:
+    """Yield what the job may have been asked for: the digest of the candidates tells which."""
+    if job is None or cluster is None or "recorded" in study:
+        return
+    key = study.get("baseline", {}).get("configuration")
+    asked = JobRequest(
+        job,
+        cluster,
+        study["space"]["name"],
+        constraints=Constraints(max_gpus=study.get("constraints", {}).get("max_gpus")),
+        baseline=next((each for each in visited if each.key == key), None),
+    )
+    for plan in (False, True):
+        for request in asked.either_way():
+            yield problem_of_job(request, plan=plan)
+
+
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:
     """Parse how the last session ended."""
-    stop = StopReason("running")
-    if reason := _reason(ended.get("stop_reason"), get_args(StopKind)):
-        stop = StopReason(**reason)
-        _check_sentence(lambda: stop_sentence(stop))
+    stop, section = StopReason("running"), ended.get("stop_reason")
+    if section is not None:
+        stop = _stop_reason(section)
     no_verdict = None
     found = ended.get("no_verdict")
-    if isinstance(found, Mapping) and found.get("kind") in get_args(NoVerdictKind):
+    if isinstance(found, Mapping) and found.get("kind") in NO_VERDICTS:
         no_verdict = NoVerdict(found["kind"], str(found.get("message", "")))
     time_s = ended.get("time_s")
     if time_s is not None and (type(time_s) not in (int, float) or not abs(time_s) < 2**63):
@@ -90,25 +175,20 @@ def read_end(ended: Mapping[str, Any]) -> SessionEnd:
     return SessionEnd(stop, time_s, no_verdict)
 
 
-def _reason(section: Any, kinds: Sequence[str]) -> dict[str, Any] | None:
-    if section is None:
-        return None
-    if not isinstance(section, Mapping) or section.get("kind") not in kinds:
+def _stop_reason(section: Any) -> StopReason:
+    if not isinstance(section, Mapping) or section.get("kind") not in STOP_KINDS:
         raise InvalidValue(f"a reason in {_WHERE}", str(section)[:80], "a table of a known kind")
     figures = section.get("figures", {})
     if not isinstance(figures, Mapping) or any(
         type(value) not in (int, float) for value in figures.values()
     ):
         raise InvalidValue(f"figures in {_WHERE}", str(figures)[:80], "a table of numbers")
-    texts = {name: str(section[name]) for name in ("message", "run") if name in section}
-    return {"kind": section["kind"], "figures": dict(figures), **texts}
-
-
-def _check_sentence(make: Callable[[], str]) -> None:
+    reason = StopReason(section["kind"], dict(figures), str(section.get("message", "")))
     try:
-        make()
+        stop_sentence(reason)
     except KeyError as error:
         raise InputError(f"a reason in {_WHERE} lacks the figure {error}") from error
+    return reason
 
 
 def study_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:

@@ -12,11 +12,9 @@ from tuner.planning.measured import Correction, correction, read_correction
 from tuner.planning.plan import plan_result, plan_table
 from tuner.planning.table import write_plan
 from tuner.problem.batch_scaling import in_job_steps
-from tuner.problem.declared_knobs import searched_knobs
-from tuner.problem.default_space import searched_space
-from tuner.problem.from_job import baseline_of, cluster_of, identity_of
+from tuner.problem.from_job import question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
-from tuner.problem.problem import REAL_COST, Problem
+from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec
@@ -25,14 +23,10 @@ from tuner.results.result import Result
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.space import load_space
 from tuner.study.callbacks import Callback, Progress
 from tuner.study.load import load_spec
 from tuner.study.request import Notify, StudyRequest
-from tuner.workload.scripts.command import Script
 
 #: Seconds between two sentences on progress.
 SAY_EVERY_S = 2.0
@@ -55,16 +49,13 @@ def run_plan(
     corrects: Correction | None = None
     if probed is not None:
         request, corrects = _of_run(request, probed, max(gpus, default=0))
-    assert not isinstance(request.job, Script)
-    job = request.job if isinstance(request.job, TrainingJob) else load_job(request.job)
-    cluster = cluster_of(request.cluster)
+    asked = question_of(request, plan=True)
+    job, cluster = asked.job, asked.cluster
     if most := [number for number in gpus if number > cluster.devices]:
         raise InputError(
             f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
             " name a cluster of that size, such as a copy of its file with more nodes"
         )
-    job, declared_notes = searched_knobs(job, True, False)
-    today = baseline_of(request.baseline, job, cluster)
     if measured is not None:
         corrects = read_correction(measured, job, cluster)
     run = RunFolder.named(
@@ -72,45 +63,35 @@ def run_plan(
     )
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
-    space, chosen = searched_space(request.space, job, cluster)
+    every = asked.whole.choices
+    kept = [f"not in play: {name}: {CHANGES}" for name in every if name not in asked.space.choices]
     corrected = [corrects.sentence] if corrects else []
-    whole = load_space(space)
-    searched = whole if request.allow_changed_training else whole.same_training()
-    left_out = [f"not in play: {n}: {CHANGES}" for n in whole.choices if n not in searched.choices]
-    left_out = [not_searched(whole), *not_predicted(whole.choices), *left_out]
-    for sentence in (*declared_notes, chosen, *left_out, *corrected):
+    for sentence in (
+        *asked.notes,
+        not_searched(asked.whole),
+        *not_predicted(every),
+        *kept,
+        *corrected,
+    ):
         if sentence:
             notify(Progress("note", None, sentence))
     table = plan_table(
         job,
         cluster,
-        searched,
-        today.configuration,
+        asked.space,
+        asked.today.configuration,
         gpus=gpus,
         correction=corrects,
         on_block=_counter(notify),
     )
-    identity = identity_of(job, cluster, {"name": space, "configurations": table.configurations})
-    problem = Problem(
-        name=job.name,
-        candidates=Candidates((), ()),
-        steps=job.steps,
-        baseline=today.configuration,
-        cost=REAL_COST,
-        identity={
-            **identity,
-            "baseline": {"name": today.name, "configuration": today.configuration.key},
-            "plan": {"gpus": list(table.gpus), "seconds": table.seconds},
-        },
-        job=job,
-        cluster=cluster,
-        notes=(*declared_notes, *today.notes, *corrected),
-        simulated=True,
-    )
     spec = StudySpec(
         name=run.name,
         run_dir=run.path,
-        problem=problem,
+        problem=asked.problem(
+            Candidates((), ()),
+            {"name": asked.space_name, "configurations": table.configurations},
+            identity={"plan": {"gpus": list(table.gpus), "seconds": table.seconds}},
+        ),
         constraints=request.constraints,
         unverified=NoVerdict("prediction"),
         created=datetime.now().isoformat(timespec="seconds"),
@@ -141,11 +122,9 @@ def _of_run(
     launches = [record.request.launch.key for record in windows.records]
     asked = replace(
         request,
-        job=problem.job,
-        cluster=enlarged(cluster, gpus),
+        **request.about(problem.job, enlarged(cluster, gpus), problem.candidates),
         space=str(problem.identity["space"]["name"]),
         constraints=request.constraints if request.constraints.given else spec.constraints,
-        allow_changed_training=any(CHANGED in each for each in problem.candidates.launches),
     )
     return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
 

@@ -7,25 +7,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.executors.base import Executor
 from tuner.problem.constraints import Constraints
+from tuner.problem.job_request import JobRequest, with_knobs
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
-from tuner.search_spaces.errors import InputError, NothingToTry
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options, option
 from tuner.study.callbacks import Progress
-from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -33,31 +30,15 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from tuner.problem.problem import Problem
-    from tuner.problem.user_script import Launches, RunProbe
 
 Notify = Callable[[Progress], None]
-Baseline = Configuration | str | Path | Sequence[str | Path] | None
 
 
 @dataclass(frozen=True)
-class StudyRequest:
+class StudyRequest(JobRequest):
     """Arguments of `tuner.optimize`, which documents them."""
 
-    job: TrainingJob | Script | str | Path | None = None
-    cluster: Cluster | str = "auto"
-    space: str | None = None
-    constraints: Constraints = field(default_factory=Constraints)
     search: SearchSettings = field(default_factory=SearchSettings)
-    baseline: Baseline = None
-    knobs: Sequence[Knob | str] = ()
-    allow_changed_training: bool = option(
-        False, "also search knobs that are declared to change what is learnt"
-    )
-    clocks: bool = option(
-        True,
-        "search clocks and power limits",
-        negated="leave clocks and power limits alone",
-    )
     plan: str | Path | None = option(
         None, "begin with the probes that this plan names", metavar="RUN"
     )
@@ -94,13 +75,6 @@ class StudyRequest:
     runs_dir: str | Path = "runs"
 
     @property
-    def _baseline_words(self) -> list[str]:
-        given = self.baseline
-        if given is None or isinstance(given, Configuration):
-            return []
-        return [str(word) for word in ([given] if isinstance(given, str | Path) else given)]
-
-    @property
     def simulated(self) -> bool:
         """True if the models answer the probes."""
         return self.executor == "simulated"
@@ -113,7 +87,6 @@ class StudyRequest:
                 cluster.
         """
         from tuner.executors.choose import check_executor
-        from tuner.problem.declared_knobs import with_knobs
 
         check_executor(self.executor)
         if self.avoid_stragglers and self.ray_address is None:
@@ -142,35 +115,33 @@ class StudyRequest:
 
     def prepared(self, notify: Notify | None) -> tuple[Problem, RunFolder, StudyRequest]:
         """Return the problem, the run folder and the request; a script is started once."""
-        from tuner.problem.default_space import space_of_run
-        from tuner.problem.from_job import problem_of_job
+        from tuner.problem.from_job import cluster_of, problem_of_job
 
-        job, cluster, name, request = self.job, self.cluster, self.name, self
-        if isinstance(job, Script):
-            name = name or new_name(job.name, self.runs_dir)
+        asked, name, script = self, self.name, self.job if isinstance(self.job, Script) else None
+        if script is not None:
+            from tuner.study.user_script import job_of_script
+
+            name = name or new_name(script.name, self.runs_dir)
+            script, cluster = script.stating(self.baseline_words), cluster_of(self.cluster)
             run = RunFolder.named(self.runs_dir, name)
-            job, cluster = self._inspected(job.stating(self._baseline_words), run, notify)
+            job = job_of_script(script, cluster, run, address=self.ray_address, say=_saying(notify))
+            asked = replace(self, job=job, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
-        problem = problem_of_job(
-            job,
-            cluster,
-            self.space or space_of_run(before),
-            baseline=self.baseline,
-            plan=self.simulated,
-            max_gpus=self.constraints.max_gpus,
-            clocks=self.clocks,
-            allow_changed_training=self.allow_changed_training,
-        )
-        if isinstance(job, ScriptJob) and len(problem.candidates) < 2 and before is None:
-            raise self._nothing_to_try(job)
+        if self.space is None and before is not None and "recorded" not in before:
+            asked = replace(asked, space=before.get("space", {}).get("name"))
+        problem = problem_of_job(asked, plan=self.simulated)
+        if isinstance(problem.job, ScriptJob) and len(problem.candidates) < 2 and before is None:
+            from tuner.study.user_script import nothing_to_try
+
+            raise nothing_to_try(problem.job, script.command if script else "")
         if not problem.length_known:
             self.constraints.require_limits_of_a_step()
         if self.simulated:
             problem = _as_prediction(problem)
             # It would repeat the prediction.
-            request = replace(self, search=replace(self.search, verify=False))
+            asked = replace(asked, search=replace(self.search, verify=False))
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
-        return problem, run, request
+        return problem, run, asked
 
     def _on_ray(self, notify: Notify | None) -> Cluster:
         from tuner.executors.ray_cluster import survey
@@ -230,83 +201,15 @@ class StudyRequest:
         if isinstance(self.baseline, Configuration):
             words += ["--today", self.baseline.short]
         elif self.baseline is not None:
-            words += ["--today", *self._baseline_words]
+            words += ["--today", *self.baseline_words]
         return (
             f"{where}, so nothing can be measured here; predict every configuration with "
             f"`{shlex.join(words)}`, or add --executor simulated to try out a search on predictions"
         )
 
-    def _nothing_to_try(self, job: ScriptJob) -> NothingToTry:
-        from tuner.workload.scripts.knob_support import why_nothing
-
-        given = self.job.command if isinstance(self.job, Script) else shlex.join(job.words)
-        return NothingToTry(
-            f"nothing to try: of the script {job.name!r} nothing can be turned here\n"
-            + "".join(f"  {sentence}\n" for sentence in why_nothing(job))
-            + "Give it something to turn, for example\n"
-            + f"  tuner optimize --knob NAME=VALUE,VALUE -- {given} --option {{NAME=VALUE}}"
-        )
-
-    def _inspected(
-        self, script: Script, run: RunFolder, notify: Notify | None
-    ) -> tuple[ScriptJob, Cluster]:
-        from tuner.problem.from_job import cluster_of
-        from tuner.problem.user_script import job_of_script, launched_here
-
-        cluster, address = cluster_of(self.cluster), self.ray_address
-        here, launcher = cluster, script.launcher
-        launcher = launcher if launcher and launcher.words else None
-        say = _saying(notify)
-        if address is None:
-            if script.nodes not in (None, 1) and (launcher is None or launcher.nodes == 1):
-                raise InputError(
-                    f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
-                    "machine alone; join one with --ray ADDRESS (docs/clusters.md)"
-                )
-            launches: Launches = lambda job: launched_here(job, here, run, say)  # noqa: E731
-            return job_of_script(script, cluster, run, launches, say=say), cluster
-        nodes = script.nodes or (launcher.nodes if launcher else cluster.nodes)
-        if nodes > cluster.nodes:
-            raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
-        launches = lambda job: _launched_on_ray(  # noqa: E731
-            job, here, run, address, say
-        )
-        return job_of_script(script, cluster, run, launches, nodes=nodes, say=say), cluster
-
 
 def _saying(notify: Notify | None) -> Callable[[str], None]:
     return lambda sentence: None if notify is None else notify(Progress("note", None, sentence))
-
-
-@contextmanager
-def _launched_on_ray(
-    job: ScriptJob,
-    cluster: Cluster,
-    run: RunFolder,
-    address: str,
-    say: Callable[[str], None],
-) -> Iterator[RunProbe]:
-    from tuner.executors.ray_executor import RayExecutor
-
-    open_executor = partial(RayExecutor, run_dir=run.path, address=address, say=say)
-    executor = open_executor(job, cluster)
-
-    def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
-        nonlocal executor, job
-        if of is not job:  # its agents have their job from the start
-            executor.close()
-            executor, job = open_executor(of, cluster), of
-            executor.prepare()
-        executor.submit(request)
-        record = executor.wait()
-        assert record is not None  # one is in flight
-        return record
-
-    try:
-        executor.prepare()
-        yield run_probe
-    finally:
-        executor.close()
 
 
 def device_elsewhere(cluster: Cluster | str) -> str | None:

@@ -10,10 +10,11 @@ from itertools import takewhile
 
 import numpy as np
 
+from tuner.problem import stop_reason
 from tuner.problem.baseline import is_default
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
-from tuner.problem.stop_reason import LIMITS, StopReason
+from tuner.problem.stop_reason import LIMITS, StopReason, little_left
 from tuner.results.judge import More
 from tuner.results.parts import Point
 from tuner.results.state import StudyState
@@ -30,8 +31,6 @@ NODE_TRIES = 3
 #: Mean power over a power limit that still counts as kept to it: neither regulation nor meter is
 #: exact. Not fitted.
 LIMIT_SLACK = 1.05
-#: A search ends when more than the allowed regret is left with a smaller probability than this.
-STOP_PROBABILITY = 0.1
 #: Number of times that a cancelled baseline is tried.
 BASELINE_TRIES = 2
 #: Knobs with which a user makes a configuration fit, in the order in which they are tried.
@@ -59,24 +58,13 @@ def reason_to_stop(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopRe
     """Return why the search may end instead of making this probe, or None.
 
     With a job of known length, what is left to find has to repay the probe (`not_repaid`). Else
-    no training is known to come, so it has to be more than `max_regret` and than the noise. With
-    limits or an objective it is the answer that can be improved, else the front.
+    no training is known to come, so it has to be much (`little_left`). With limits or an objective
+    it is the answer that can be improved, else the front.
     """
-    spec = state.spec
-    if spec.problem.repays or plan.regret is None:
+    problem, settings = state.spec.problem, state.spec.settings
+    if problem.repays or plan.regret is None:
         return not_repaid(state, plan, cost_kJ)
-    least = spec.settings.max_regret
-    probability = plan.regret.probability_above(least)
-    if probability >= STOP_PROBABILITY:
-        return None
-    figures = {
-        "regret": plan.regret.least_told(least),
-        "probability": probability,
-        "expected_gain": plan.expected_gain,
-        "needed_kJ": cost_kJ,
-        "of_answer": float(plan.regret.of_answer),
-    }
-    return StopReason("not_worth_it", figures)
+    return little_left(settings, plan.regret, cost_kJ, plan.expected_gain)
 
 
 def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
@@ -91,9 +79,7 @@ def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason
     whole_kJ = (best or state.front[-1]).energy_to_solution_kJ
     # A fall of log energy by s leaves exp(-s) of it.
     left_kJ = float(np.mean(-np.expm1(-plan.regret.saving))) * whole_kJ
-    if left_kJ >= cost_kJ:
-        return None
-    return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "left_kJ": left_kJ})
+    return stop_reason.not_repaid(left_kJ, cost_kJ)
 
 
 def with_next_probe(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tuner.problem.declared_knobs import with_knobs
+from tuner.problem.job_request import with_knobs
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.declared import Knob
 from tuner.workload.node.runner import LocalRunner

@@ -12,10 +12,13 @@ from typing import Any
 import tuner
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
+from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
+from tuner.problem.job_request import JobRequest
+from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
 from tuner.results.result import Result
-from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.workload.probe import (
@@ -74,6 +77,21 @@ def write_table(
     (folder / "table.csv").write_text("\n".join(rows) + "\n")
     (folder / "table.toml").write_text(toml)
     return folder
+
+
+def problem_of_job(
+    job: Any = None,
+    cluster: Cluster | str = "auto",
+    space: Any = None,
+    *,
+    plan: bool = False,
+    max_gpus: int | None = None,
+    **asked: Any,
+) -> Problem:
+    """Return the problem of a request with these arguments."""
+    limits = Constraints(max_gpus=max_gpus)
+    request = JobRequest(job, cluster, space, constraints=limits, **asked)
+    return from_job.problem_of_job(request, plan=plan)
 
 
 def request(name: str = "p0000", *, live: tuple[Settings, ...] = (Settings(),)) -> ProbeRequest:

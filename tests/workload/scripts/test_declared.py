@@ -14,13 +14,13 @@ from tuner.cli.main import main
 from tuner.cli.probe import _changed
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.configuration_names import named_configurations
-from tuner.problem.declared_knobs import with_knobs
-from tuner.problem.from_job import problem_of_job
+from tuner.problem.job_request import with_knobs
 from tuner.problem.study_file import parse_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
 from tuner.testing.scripts import CPU, script_job
+from tuner.testing.studies import problem_of_job
 from tuner.workload.declared_knobs import export_words, program_knobs, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.launchers import Launcher

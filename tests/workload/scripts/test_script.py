@@ -13,13 +13,13 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.deploy.launch_files import write_launch_files
-from tuner.problem.from_job import problem_of_job
 from tuner.problem.study_file import parse_job
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
 from tuner.testing.scripts import CPU, script_job
+from tuner.testing.studies import problem_of_job
 from tuner.workload import hook
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job

@@ -1,0 +1,126 @@
+"""What is asked about a job: where it trains, in which space, and what of it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, overload
+
+from tuner.problem.constraints import Constraints
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, fixed, parse_knob
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.knob_packs import load_pack
+from tuner.search_spaces.options import option
+from tuner.search_spaces.space import Candidates, SearchSpace
+from tuner.workload.declared_knobs import program_knobs
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_job import ScriptJob
+
+Given = Configuration | str | Path | Sequence[str | Path] | None
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Arguments of `tuner.optimize` and `tuner.plan` on the job, which `optimize` documents."""
+
+    job: TrainingJob | Script | str | Path | None = None
+    cluster: Cluster | str = "auto"
+    space: str | None = None
+    constraints: Constraints = field(default_factory=Constraints)
+    baseline: Given = None
+    knobs: Sequence[Knob | str] = ()
+    allow_changed_training: bool = option(False, "also search knobs that change what is learnt")
+    clocks: bool = option(
+        True, "search clocks and power limits", negated="leave clocks and power limits alone"
+    )
+
+    @property
+    def baseline_words(self) -> list[str]:
+        """The words that name the baseline; none if it is a configuration, or not given."""
+        given = self.baseline
+        if given is None or isinstance(given, Configuration):
+            return []
+        return [str(word) for word in ([given] if isinstance(given, str | Path) else given)]
+
+    def allowed(self, space: SearchSpace) -> SearchSpace:
+        """Return what of a space is searched."""
+        return space if self.allow_changed_training else space.same_training()
+
+    def about(self, job: TrainingJob, cluster: Cluster, searched: Candidates) -> dict[str, Any]:
+        """Return the arguments by which what a run searched is asked about again."""
+        changed = any(CHANGED in launch for launch in searched.launches)
+        return {"job": job, "cluster": cluster, "allow_changed_training": changed}
+
+    def either_way(self) -> tuple[JobRequest, JobRequest]:
+        """Return the request with changed training and without, which study.toml does not say."""
+        return (
+            replace(self, allow_changed_training=True),
+            replace(self, allow_changed_training=False),
+        )
+
+    def searched_knobs(self, job: TrainingJob, *, plan: bool) -> tuple[TrainingJob, list[str]]:
+        """Return the job with the declared knobs that are searched, and notes on them."""
+        if not job.knobs:
+            return job, []
+        knobs = job.knobs if isinstance(job, ScriptJob) else program_knobs(check_knobs(job.knobs))
+        if plan:
+            names = ", ".join(knob.name for knob in knobs)
+            note = f"declared knobs stay at today's values, because no model knows them: {names}"
+            return replace(job, knobs=fixed(knobs)), [note]
+        left = [k for k in knobs if k.changes_training and not self.allow_changed_training]
+        kept = "; ".join(_described(knob) for knob in knobs if knob not in left)
+        notes = []
+        if kept:
+            notes.append(f"declared knobs in play, of which no model predicts anything: {kept}")
+        if left:
+            names = ", ".join(knob.name for knob in left)
+            notes.append(
+                f"declared knobs that stay at today's values, because they change what is learnt: "
+                f"{names} (--allow-changed-training searches them)"
+            )
+        both = [k for knob in knobs for k in (fixed([knob]) if knob in left else (knob,))]
+        return replace(job, knobs=check_knobs(both)), notes
+
+
+def _described(knob: Knob) -> str:
+    levels = ", ".join("not set" if level is None else str(level) for level in knob.levels)
+    how = f" by {knob.how}" if ":" in knob.how else ""
+    if knob.live:
+        confirmed = "" if knob.by_script or knob.read else ", which nothing reads back"
+        how = f" live, by {'the script' if knob.by_script else 'a command'}{confirmed}"
+    return f"{knob.name} ({levels}){how}" + (f" where {knob.when}" if knob.when else "")
+
+
+@overload
+def with_knobs(job: Script, knobs: Sequence[Knob | str]) -> Script: ...
+@overload
+def with_knobs(
+    job: TrainingJob | str | Path | None, knobs: Sequence[Knob | str]
+) -> TrainingJob: ...
+def with_knobs(
+    job: TrainingJob | Script | str | Path | None, knobs: Sequence[Knob | str]
+) -> TrainingJob | Script:
+    """Return a job or a script with more declared knobs.
+
+    Args:
+        knobs: knobs, declarations such as "compile=false,true", names of packs, or paths of their
+            files. A knob of a pack gives way to one of the same name that is not of a pack.
+    """
+    if not isinstance(job, TrainingJob | Script):
+        job = load_job(job)
+    own, packed = list(job.knobs), list[Knob]()
+    for given in knobs:
+        if isinstance(given, Knob):
+            own.append(given)
+        elif "=" in given:
+            own.append(parse_knob(given))
+        elif given == "framework" and isinstance(job, Script):
+            packed += job.framework_knobs
+        else:
+            packed += load_pack(given).knobs
+    names = {knob.name for knob in own}
+    every = [*own, *(knob for knob in packed if knob.name not in names)]
+    return replace(job, knobs=check_knobs(every)) if knobs else job
