@@ -131,7 +131,7 @@ def add(commands: Commands) -> None:
     add_options(job, JobRequest)
     add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
     group = parser.add_argument_group("the run")
-    add_options(group, StudyRequest, only=("name",))
+    group.add_argument("--name", metavar="NAME", help="name of the run")
     add_shared(group, "--runs-dir", "--quiet")
     group.add_argument("--plain", action="store_true", help="print progress as plain lines")
     parser.show_first(
