@@ -18,9 +18,7 @@ from tuner.workload.accumulation import (
     accumulation_plan,
     steps_take_too_long,
 )
-from tuner.workload.hook import accumulation as hook
-from tuner.workload.hook import state
-from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
+from tuner.workload.hook import frames, live_knobs, state
 from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accumulation
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Z90
@@ -247,7 +245,7 @@ class Engine:
 
 
 def test_finding_10_the_hook_sets_an_engine_and_counts_what_it_takes() -> None:
-    steering, engine = hook.Steering(4), Engine()
+    steering, engine = live_knobs.Steering(4), Engine()
     steering.engine(engine)
     assert (engine.train_batch_size(), engine.gradient_accumulation_steps()) == (24, 4)
     assert engine.micro_steps == 0
@@ -275,8 +273,8 @@ def test_finding_10_the_trainer_asks_for_the_micro_batches_of_each_step(
         pass
 
     module.Trainer = Trainer  # type: ignore[attr-defined]
-    monkeypatch.setattr(state, "steering", hook.Steering(2))
-    hook.patch_trainer(module)
+    monkeypatch.setattr(state, "steering", live_knobs.Steering(2))
+    frames.steer_trainer(module)
     trainer = Trainer()
     assert trainer.get_batch_samples([], 16) == 2
     assert Trainer.args.gradient_accumulation_steps == 2

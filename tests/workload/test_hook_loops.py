@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.hook import named_values, watching
+from tuner.workload.hook import source, watching
 from tuner.workload.hook.loops import Loops
 
 numbers = itertools.count()
@@ -27,10 +27,10 @@ class Stop(Exception):
 @pytest.fixture(autouse=True)
 def parsers() -> Iterator[None]:
     plain = argparse.ArgumentParser.parse_known_args
-    named_values.watch_arguments()
+    source.watch_arguments()
     yield
     argparse.ArgumentParser.parse_known_args = plain  # type: ignore[method-assign]
-    named_values._parsed.clear()
+    source._parsed.clear()
 
 
 HEAD = """

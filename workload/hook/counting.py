@@ -5,13 +5,14 @@ What lies between two attempts of the first optimizer is a group; an attempt tha
 skips is one too. Once `GROUPS` groups are over, torch is as it was before.
 """
 
-import functools
 import math
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from . import state
 
 #: Optimizer steps that are watched. The first one of a program may be special: loops that step at
 #: micro-batch 0, warm-ups, wrappers that fetch one batch ahead.
@@ -48,9 +49,6 @@ class StepCounts:
         self._plain: list[tuple[Any, str, Any]] = []
         self._watch_loaders(torch)
         self._watch_backward(torch)
-        self._watch_scaler(torch)
-        if look is not None:
-            self._watch_construction(torch)
 
     @property
     def over(self) -> bool:
@@ -92,73 +90,55 @@ class StepCounts:
             owner, name, plain = self._plain.pop()
             setattr(owner, name, plain)
 
-    def _patch(self, owner: Any, name: str, made: Callable[[Any], Any]) -> None:
-        plain = getattr(owner, name)
-        self._plain.append((owner, name, plain))
-        setattr(owner, name, functools.wraps(plain)(made(plain)))  # some read the signature
+    def _around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        self._plain.append((owner, name, getattr(owner, name)))
+        return state.around(owner, name)
 
     def _watch_loaders(self, torch: Any) -> None:
         from torch.utils.data import dataloader
 
-        iterator = dataloader._BaseDataLoaderIter
+        kind = dataloader._BaseDataLoaderIter
 
-        def next_index(plain: Any) -> Any:
-            def run(self: Any) -> Any:
-                index = plain(self)
-                # With workers, indices are handed out ahead of their batches, in the same order.
-                self.__dict__.setdefault("_joulefront_drawn", deque()).append(index)
-                return index
+        @self._around(kind, "_next_index")
+        def next_index(plain: Any, iterator: Any) -> Any:
+            index = plain(iterator)
+            # With workers, indices are handed out ahead of their batches, in the same order.
+            iterator.__dict__.setdefault("_joulefront_drawn", deque()).append(index)
+            return index
 
-            return run
+        @self._around(kind, "_reset")
+        def reset(plain: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            iterator.__dict__["_joulefront_drawn"] = deque()
+            iterator.__dict__.pop("_joulefront_last", None)
+            return plain(iterator, *args, **kwargs)
 
-        def reset(plain: Any) -> Any:
-            def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-                self.__dict__["_joulefront_drawn"] = deque()
-                self.__dict__.pop("_joulefront_last", None)
-                return plain(self, *args, **kwargs)
+        @self._around(kind, "__next__")
+        def next_batch(plain: Any, iterator: Any) -> Any:
+            try:
+                batch = plain(iterator)
+            except StopIteration:
+                if (entry := iterator.__dict__.pop("_joulefront_last", None)) is not None:
+                    entry[2] = True
+                raise
+            drawn = iterator.__dict__.get("_joulefront_drawn")
+            self._fetched(iterator, drawn.popleft() if drawn else None, batch)
+            return batch
 
-            return run
+        if self._look is None:
+            return
 
-        def next_batch(plain: Any) -> Any:
-            def run(iterator: Any) -> Any:
-                try:
-                    batch = plain(iterator)
-                except StopIteration:
-                    if (entry := iterator.__dict__.pop("_joulefront_last", None)) is not None:
-                        entry[2] = True
-                    raise
-                drawn = iterator.__dict__.get("_joulefront_drawn")
-                self._fetched(iterator, drawn.popleft() if drawn else None, batch)
-                return batch
+        @self._around(torch.nn.modules.batchnorm._BatchNorm, "__init__")
+        def normalised(plain: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+            plain(module, *args, **kwargs)
+            self._norms.add(module)
 
-            return run
-
-        self._patch(iterator, "_next_index", next_index)
-        self._patch(iterator, "_reset", reset)
-        self._patch(iterator, "__next__", next_batch)
-
-    def _watch_construction(self, torch: Any) -> None:
-        from torch.utils.data import dataloader
-
-        def iterated(plain: Any) -> Any:
-            def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-                plain(iterator, loader, *args, **kwargs)
-                try:
-                    iterator.__dict__["_joulefront_length"] = len(loader)
-                except Exception:  # it has none
-                    iterator.__dict__["_joulefront_length"] = None
-
-            return init
-
-        def normalised(plain: Any) -> Any:
-            def init(module: Any, *args: Any, **kwargs: Any) -> None:
-                plain(module, *args, **kwargs)
-                self._norms.add(module)
-
-            return init
-
-        self._patch(torch.nn.modules.batchnorm._BatchNorm, "__init__", normalised)
-        self._patch(dataloader._BaseDataLoaderIter, "__init__", iterated)
+        @self._around(kind, "__init__")
+        def iterated(plain: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            plain(iterator, loader, *args, **kwargs)
+            try:
+                iterator.__dict__["_joulefront_length"] = len(loader)
+            except Exception:  # it has none
+                iterator.__dict__["_joulefront_length"] = None
 
     def _fetched(self, iterator: Any, index: Any, batch: Any) -> None:
         if self.over or not self._grad():  # evaluation
@@ -174,22 +154,31 @@ class StepCounts:
             self.first_batch = _digest(index, batch)
 
     def _watch_backward(self, torch: Any) -> None:
-        def counted(plain: Any) -> Any:
-            def backward(*args: Any, **kwargs: Any) -> Any:
-                # Checkpointing nests, on a thread of the device's: one counter for all threads.
-                if self._depth == 0:
-                    self.current["passes"] += 1
-                    if self._look is not None:
-                        self._add_loss(args[0] if args else kwargs.get("tensors"))
-                self._depth += 1
-                try:
-                    return plain(*args, **kwargs)
-                finally:
-                    self._depth -= 1
+        @self._around(torch.autograd, "backward")
+        def backward(plain: Any, *args: Any, **kwargs: Any) -> Any:
+            # Checkpointing nests, on a thread of the device's: one counter for all threads.
+            if self._depth == 0:
+                self.current["passes"] += 1
+                if self._look is not None:
+                    self._add_loss(args[0] if args else kwargs.get("tensors"))
+            self._depth += 1
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self._depth -= 1
 
-            return backward
-
-        self._patch(torch.autograd, "backward", counted)
+        @self._around(torch.amp.GradScaler, "step")
+        def step(plain: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not scaler.is_enabled():
+                return plain(scaler, optimizer, *args, **kwargs)
+            self._scaling += 1
+            if self._look is not None:
+                self.current["scale"] = float(scaler.get_scale())
+            try:
+                return plain(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._scaling -= 1
+                self.attempt(id(optimizer), skipped_too=True)
 
     def _add_loss(self, roots: Any) -> None:
         # Add what a pass goes back from; the device is waited for once a step (`attempt`).
@@ -198,35 +187,26 @@ class StepCounts:
         loss, added = self.current.get("loss", 0.0), root.detach().float().sum() if number else None
         self.current["loss"] = None if loss is None or added is None else loss + added
 
-    def _watch_scaler(self, torch: Any) -> None:
-
-        def attempted(plain: Any) -> Any:
-            def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-                if not scaler.is_enabled():
-                    return plain(scaler, optimizer, *args, **kwargs)
-                self._scaling += 1
-                if self._look is not None:
-                    self.current["scale"] = float(scaler.get_scale())
-                try:
-                    return plain(scaler, optimizer, *args, **kwargs)
-                finally:
-                    self._scaling -= 1
-                    self.attempt(id(optimizer), skipped_too=True)
-
-            return step
-
-        self._patch(torch.amp.GradScaler, "step", attempted)
-
 
 def _group() -> dict[str, Any]:
     return {"drawn": [], "passes": 0, "shapes": []}
 
 
-def _digest(index: Any, batch: Any) -> int | None:
-    from . import watching
+def tensors(value: Any) -> Iterator[Any]:
+    """Yield every tensor in nested inputs, token ids first."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield value
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=lambda name: name != "input_ids"):
+            yield from tensors(value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors(part)
 
+
+def _digest(index: Any, batch: Any) -> int | None:
     try:
-        tensor = next(watching.tensors(batch), None)
+        tensor = next(tensors(batch), None)
         numbers = tensor.detach().flatten()[:_DIGEST].tolist() if tensor is not None else None
     except Exception:  # a tensor of the program's own kind may not flatten
         return None

@@ -7,7 +7,6 @@ phases. The functions on dictionaries also serve outside a rank, for planning.
 
 import base64
 import copy
-import functools
 import importlib
 import inspect
 import json
@@ -15,7 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import ready, state, watching
+from . import state, watching
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,11 +74,11 @@ def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(base64.urlsafe_b64decode(given)))
 
 
-def _wrap_initialize(plain: Any) -> Any:
-    signature = inspect.signature(plain)
+def _wrap_initialize(deepspeed: Any) -> None:
+    signature = inspect.signature(deepspeed.initialize)
 
-    @functools.wraps(plain)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
+    @state.around(deepspeed, "initialize")
+    def initialize(plain: Any, *args: Any, **kwargs: Any) -> Any:
         told = signature.bind(*args, **kwargs).arguments
         config, model = _read_config(told), told.get("model")
         state.seen["engines"] = state.seen.get("engines", 0) + 1
@@ -109,10 +108,8 @@ def _wrap_initialize(plain: Any) -> Any:
         state.seen["pipeline"] = hasattr(engine, "num_stages")
         state.seen["stages"] = getattr(engine, "num_stages", 1)
         state.steering.engine(engine)
-        ready.watch(engine.module.parameters())
+        watching.watch_ready(engine.module.parameters())
         return made
-
-    return initialize
 
 
 def _see_model(model: Any, told: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -136,13 +133,12 @@ def patch_deepspeed(deepspeed: Any) -> None:
     else:
         module = importlib.import_module("deepspeed.accelerator.cuda_accelerator")
         ask_cuda_for_memory(module.CUDA_Accelerator)
-    deepspeed.initialize = _wrap_initialize(deepspeed.initialize)
+    _wrap_initialize(deepspeed)
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
     def stepping(owner: Any, name: str, ends_step: Any) -> None:
-        plain = getattr(owner, name)
-
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        @state.around(owner, name)
+        def run(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
             counts = ends_step(self) and state.seen.setdefault("engine", id(self)) == id(self)
             # The torch optimizer inside would report the same step.
             state.seen["inside_engine"] = True
@@ -158,36 +154,31 @@ def patch_deepspeed(deepspeed: Any) -> None:
                 state.mark_seen("data")
             return result
 
-        setattr(owner, name, run)
-
     stepping(engine, "step", lambda self: self.is_gradient_accumulation_boundary())
     stepping(PipelineEngine, "train_batch", lambda self: True)
-    plain_forward = engine.forward
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @state.around(engine, "forward")
+    def forward(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if "batch" not in state.seen:
             watching.see_batch((kwargs, args))
         state.mark_seen("forward")
-        return plain_forward(self, *args, **kwargs)
+        return plain(self, *args, **kwargs)
 
-    engine.forward = forward
-    plain_backward = engine.backward
-
-    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @state.around(engine, "backward")
+    def backward(plain: Any, *args: Any, **kwargs: Any) -> Any:
         state.mark_seen("backward")
-        return plain_backward(self, *args, **kwargs)
+        return plain(*args, **kwargs)
 
-    engine.backward = functools.wraps(plain_backward)(backward)
-    zero = state.options.get("deepspeed", {}).get("zero_optimization", {})
-    if zero.get("stage", 3) != 3:
-        plain_init = deepspeed.zero.Init.__init__
+    whole = state.options.get("deepspeed", {}).get("zero_optimization", {}).get("stage", 3) == 3
 
-        def without_partition(self: Any, *args: Any, **kwargs: Any) -> None:
-            plain_init(self, *args, **{**kwargs, "enabled": False})
-
-        deepspeed.zero.Init.__init__ = without_partition
-    else:
-        deepspeed.zero.Init.__init__ = _after_group(deepspeed, deepspeed.zero.Init.__init__)
+    @state.around(deepspeed.zero.Init, "__init__")
+    def init(plain: Any, *args: Any, **kwargs: Any) -> None:
+        if not whole:
+            kwargs["enabled"] = False
+        # It reads the batch sizes before it joins the process group.
+        elif "WORLD_SIZE" in os.environ and not deepspeed.comm.is_initialized():
+            deepspeed.init_distributed()
+        plain(*args, **kwargs)
 
 
 def ask_cuda_for_memory(accelerator: Any) -> None:
@@ -199,14 +190,3 @@ def ask_cuda_for_memory(accelerator: Any) -> None:
         return int(torch.cuda.mem_get_info(device_index)[0])
 
     accelerator.available_memory = available_memory
-
-
-def _after_group(deepspeed: Any, plain_init: Any) -> Any:
-    # Wrap `deepspeed.zero.Init`, which reads the batch sizes before it joins the process group.
-
-    def with_group(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "WORLD_SIZE" in os.environ and not deepspeed.comm.is_initialized():
-            deepspeed.init_distributed()
-        plain_init(self, *args, **kwargs)
-
-    return with_group

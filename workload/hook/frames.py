@@ -5,7 +5,6 @@ the micro-batch and accumulation that it takes by itself, and the program's own 
 In a probe the methods that write checkpoints and logs do nothing.
 """
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import accumulation, state, watching
+from . import state, watching
 
 
 class WhenImported:
@@ -53,9 +52,9 @@ def own(**said: int) -> dict[str, int]:
 
 def turn_arguments(transformers: Any) -> None:
     """Set micro-batch and accumulation in the arguments of transformers' Trainer."""
-    plain = transformers.TrainingArguments.__post_init__
 
-    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @state.around(transformers.TrainingArguments, "__post_init__")
+    def post_init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         told = own(
             micro_batch=self.per_device_train_batch_size,
             gradient_accumulation=self.gradient_accumulation_steps,
@@ -66,14 +65,27 @@ def turn_arguments(transformers: Any) -> None:
             self.report_to, self.push_to_hub = [], False
         plain(self, *args, **kwargs)
 
-    transformers.TrainingArguments.__post_init__ = post_init
+
+def steer_trainer(transformers: Any) -> None:
+    """Let transformers' Trainer ask for the micro-batches of each step."""
+    owner = transformers.Trainer
+    if not state.steering.wanted or not hasattr(owner, "get_batch_samples"):
+        return
+
+    @state.around(owner, "get_batch_samples")
+    def samples(plain: Any, self: Any, batches: Any, count: int, *more: Any, **named: Any) -> Any:
+        return plain(self, batches, state.steering.trainer(self) or count, *more, **named)
+
+    @state.around(owner, "training_step")
+    def training_step(plain: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        state.steering.trainer_took()
+        return result
 
 
 def _turn_trainer(lightning: Any) -> None:
-    plain = lightning.Trainer.__init__
-
-    @functools.wraps(plain)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @state.around(lightning.Trainer, "__init__")
+    def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         told = own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
         _require_own_ranks(kwargs.get("devices", "auto"))
         kwargs["accumulate_grad_batches"] = told["gradient_accumulation"]
@@ -82,25 +94,17 @@ def _turn_trainer(lightning: Any) -> None:
             kwargs["logger"] = importlib.import_module(f"{package}.loggers.logger").DummyLogger()
         plain(self, *args, **(kwargs | _ranks_started()))
 
-    lightning.Trainer.__init__ = init
-
 
 def _turn_fabric(fabric: Any) -> None:
-    plain = fabric.Fabric.__init__
-
-    @functools.wraps(plain)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @state.around(fabric.Fabric, "__init__")
+    def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **(kwargs | _ranks_started()))
 
-    fabric.Fabric.__init__ = init
-    check = fabric.Fabric._validate_launched
-
-    def launched(self: Any) -> None:
+    @state.around(fabric.Fabric, "_validate_launched")
+    def launched(plain: Any, self: Any) -> None:
         if not self._launched:  # a script for `fabric run`, which is no part of a probe
             self.launch()
-        check(self)
-
-    fabric.Fabric._validate_launched = launched
+        plain(self)
 
 
 def _require_own_ranks(devices: Any) -> None:
@@ -162,38 +166,30 @@ def _ranks_started() -> dict[str, Any]:
 
 
 def _turn_accelerator(accelerate: Any) -> None:
-    owner = accelerate.Accelerator
-    plain_init, plain_accumulate = owner.__init__, owner.accumulate
-    signature = inspect.signature(plain_init)
+    signature = inspect.signature(accelerate.Accelerator.__init__)
 
-    @functools.wraps(plain_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        told = signature.bind(self, *args, **kwargs).arguments
-        told.pop("self")
+    @state.around(accelerate.Accelerator, "__init__")
+    def init(plain: Any, *args: Any, **kwargs: Any) -> None:
+        told = signature.bind(*args, **kwargs).arguments
         # transformers' Trainer brings its own accumulation, which is turned there.
         if watching.owner() != "transformers" and told.get("gradient_accumulation_plugin") is None:
             said = told.get("gradient_accumulation_steps", 1)
-            told |= {"gradient_accumulation_steps": _own_accelerate(said)}
+            state.seen.setdefault("accelerates", said)
+            owned = state.options.get("owned") or {}
+            told["gradient_accumulation_steps"] = int(owned.get("gradient_accumulation", said))
         keywords = told.pop("kwargs", {})
-        plain_init(self, **told, **keywords)
+        plain(**told, **keywords)
 
-    def accumulate(self: Any, *models: Any) -> Any:
-        if "accelerates" in state.seen:
+    @state.around(accelerate.Accelerator, "accumulate")
+    def accumulate(plain: Any, *args: Any) -> Any:
+        if "accelerates" in state.seen:  # its own only once it is called
             state.seen.setdefault("owned", {"gradient_accumulation": state.seen["accelerates"]})
-        return plain_accumulate(self, *models)
-
-    owner.__init__, owner.accumulate = init, accumulate
-
-
-def _own_accelerate(said: int) -> int:
-    # Return the accumulation to use; it is Accelerate's own only once `accumulate` is called.
-    state.seen.setdefault("accelerates", said)
-    return int((state.options.get("owned") or {}).get("gradient_accumulation", said))
+        return plain(*args)
 
 
 TURNED: dict[str, Callable[[Any], None]] = {
     "transformers.training_args": turn_arguments,
-    "transformers.trainer": accumulation.patch_trainer,
+    "transformers.trainer": steer_trainer,
     "lightning.pytorch.trainer.trainer": _turn_trainer,
     "pytorch_lightning.trainer.trainer": _turn_trainer,
     "lightning.fabric.fabric": _turn_fabric,
@@ -207,13 +203,12 @@ def _nothing(*args: Any, **kwargs: Any) -> bool:
 
 def silence(torch: Any) -> None:
     """Make a probe write no checkpoints, which take time that a step does not, and disk."""
-    plain_save = torch.save
 
-    def save(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+    @state.around(torch, "save")
+    def save(plain: Any, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(file, str | os.PathLike):  # in memory: part of the program
-            plain_save(value, file, *args, **kwargs)
+            plain(value, file, *args, **kwargs)
 
-    torch.save = save
     deepspeed = sys.modules.get("deepspeed")
     for name in ("save_checkpoint", "save_16bit_model", "save_fp16_model"):
         if deepspeed is not None and hasattr(deepspeed.DeepSpeedEngine, name):
@@ -230,16 +225,11 @@ WRITERS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def _silence_module(name: str, module: Any) -> None:
-    for owner, methods in WRITERS.get(name, {}).items():
-        for method in methods:
-            if hasattr(getattr(module, owner, None), method):
-                setattr(getattr(module, owner), method, _nothing)
-
-
 def stand_around(name: str, module: Any) -> None:
     """Patch a framework that was just imported, and silence it in a probe."""
     if name in TURNED:
         TURNED[name](module)
-    if state.options.get("quiet"):
-        _silence_module(name, module)
+    for owner, methods in WRITERS.get(name, {}).items() if state.options.get("quiet") else ():
+        for method in methods:
+            if hasattr(getattr(module, owner, None), method):
+                setattr(getattr(module, owner), method, _nothing)

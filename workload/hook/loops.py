@@ -15,8 +15,7 @@ from itertools import pairwise
 from types import FrameType
 from typing import Any
 
-from .named_values import is_parsed
-from .source import Function, Unknown, body_of, callers, evaluate, is_users, own_nodes
+from .source import Function, Unknown, body_of, callers, evaluate, is_parsed, is_users, own_nodes
 
 Loop = ast.For | ast.AsyncFor | ast.While
 #: From so many batches on, a loader's length is a trick that stands for "without an end".

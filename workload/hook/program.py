@@ -13,8 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import counting, engine, frames, live_knobs, named_values, state, watching
-from .accumulation import Steering
+from . import counting, engine, frames, live_knobs, source, state, watching
 from .link import Link, end_process
 from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
 from .watch import watch_program
@@ -31,7 +30,7 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
     state.options.update(options)
     state.seen.clear()
     live_knobs.forget()
-    state.steering = Steering(options.get("accumulation", 0))
+    state.steering = live_knobs.Steering(options.get("accumulation", 0))
     import torch
 
     watching.patch_torch(torch)
@@ -48,8 +47,8 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         counts = counting.StepCounts(torch, look) if wanted else None
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
     if options.get("inspect") or options.get("counts"):
-        named_values.watch_arguments()
-        frames.WhenImported(("click.core",), lambda name, made: named_values.watch_click(made))
+        source.watch_arguments()
+        frames.WhenImported(("click.core",), lambda name, made: source.watch_click(made))
     if options.get("inspect"):
         _seed()
     os.environ.update(options.get("env", {}))

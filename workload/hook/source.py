@@ -1,20 +1,23 @@
-"""The source of the frames that are up at a step, and values of expressions in it.
+"""What the program says: the source of the frames that are up at a step, and its arguments.
 
-Nothing of the program's is called: what is more than arithmetic on its values is `Unknown`.
+Nothing of the program's is called: what is more than arithmetic on its values is `Unknown`. An
+argument's name alone is no evidence. One whose value is seen as a dimension of the inputs is, where
+no loader hands out samples that can be counted, and one that another launch proves.
 """
 
+import argparse
 import ast
 import inspect
 import linecache
 import math
 import operator
 import os
-from collections.abc import Callable, Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import FrameType
 from typing import Any
-
-from . import named_values
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _STANDARD = os.path.dirname(os.path.abspath(ast.__file__))
@@ -105,7 +108,7 @@ def evaluate(node: ast.AST, frame: FrameType, instead: dict[str, Any] | None = N
             return _attribute(inner(node.value), node.attr)
         elif isinstance(node, ast.Subscript):
             held = inner(node.value)
-            if type(held) in (dict, list, tuple) or named_values.is_parsed(held):
+            if type(held) in (dict, list, tuple) or is_parsed(held):
                 return held[inner(node.slice)]
         elif isinstance(node, ast.UnaryOp):
             signs = {ast.USub: operator.neg, ast.Not: operator.not_}
@@ -140,3 +143,74 @@ def _called(node: ast.Call, inner: Callable[[ast.AST], Any]) -> Any:
     if name == "len" or all(type(value) in (int, float) for value in values):
         return _CALLED[name](*values)
     raise Unknown
+
+
+#: Names of a batch, and of an accumulation.
+BATCH = re.compile(
+    r"((per_device_|device_|local_|micro_|train_)*(micro_?)?batch(_?size)?|bsz?|samples_per_gpu"
+    r"|ims_per_batch)",
+    re.I,
+)
+ACCUMULATION = re.compile(r"((gradient|grad)_?)?(accum\w*|acc_steps)|update_freq", re.I)
+#: What parsers returned, each with the options that set its values as they were parsed.
+_parsed: list[tuple[Any, dict[str, dict[str, Any]]]] = []
+
+
+def watch_arguments() -> None:
+    """Note what the program's parsers return."""
+    _parsed.clear()
+    plain = argparse.ArgumentParser.parse_known_args  # `state` imports this module
+
+    def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
+        told = plain(self, *args, **kwargs)
+        values = getattr(told[0], "__dict__", {})
+        options = {
+            action.dest: {"options": list(action.option_strings), "value": values[action.dest]}
+            for action in self._actions
+            if type(values.get(action.dest)) is int and action.nargs in (None, "?")
+        }
+        _parsed.append((told[0], options))
+        return told
+
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
+
+
+def watch_click(click: Any) -> None:
+    """Note what click (and typer, which is made of it) hands to the program's function."""
+    plain = click.Command.invoke
+
+    def invoke(self: Any, context: Any) -> Any:
+        options = {
+            each.name: {
+                "options": [word for word in each.opts if word.startswith("-")],
+                "value": context.params[each.name],
+            }
+            for each in self.params
+            if type(context.params.get(each.name)) is int
+        }
+        _parsed.append((context.params, options))
+        return plain(self, context)
+
+    click.Command.invoke = invoke
+
+
+def is_parsed(holder: Any) -> bool:
+    """Return True if a parser returned this object, or it holds the same values."""
+    return any(holder is told or holder is getattr(told, "__dict__", 0) for told, _ in _parsed)
+
+
+def arguments() -> dict[str, dict[str, Any]]:
+    """Return the integers that the program is told, by name: `options` that set it, `value`."""
+    return {name: option for _, options in _parsed for name, option in options.items()}
+
+
+def batches() -> dict[str, int]:
+    """Return the integers that are named as a batch, by name."""
+    told: list[Mapping[str, Any]] = [vars(sys.modules["__main__"])]
+    told += [{name: each["value"] for name, each in options.items()} for _, options in _parsed]
+    return {
+        name: value
+        for each in told
+        for name, value in each.items()
+        if type(value) is int and value > 0 and BATCH.fullmatch(name)
+    }

@@ -6,10 +6,11 @@ launch, `seen` what was observed. Other modules write `state.link`, so that each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import named_values
+from . import source
 
 #: Connection to the agent, a `link.Link` or `watch.Watch`; None without one.
 link: Any = None
@@ -17,8 +18,23 @@ link: Any = None
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}
-#: Control of the program's accumulation (`accumulation.Steering`); None before it is prepared.
+#: Control of the program's accumulation (`live_knobs.Steering`); None before it is prepared.
 steering: Any = None
+
+
+def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put the decorated function around `owner.name`, which it is given before the arguments."""
+    plain = getattr(owner, name)
+
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)  # some read the signature
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return function(plain, *args, **kwargs)
+
+        setattr(owner, name, run)
+        return run
+
+    return put
 
 
 class NotAsAsked(ValueError):
@@ -96,7 +112,7 @@ def facts() -> dict[str, Any]:
     asked = seen.get("asked")
     if (counts := seen.get("counted")) is not None:
         named |= {"groups": counts.groups, "first_batch": counts.first_batch}
-        named |= {"named": named_values.batches(), "arguments": named_values.arguments()}
+        named |= {"named": source.batches(), "arguments": source.arguments()}
     if asked is not None:
         named["own"] = asked.own
     return {**named, "reads": sorted(asked.read) if asked is not None else []}

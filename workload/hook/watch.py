@@ -17,7 +17,6 @@ import socket
 from typing import Any
 
 from . import engine, frames, live_knobs, state, watching
-from .accumulation import Steering
 from .link import DeviceTimes, finish_device_work
 
 #: Environment variable with the path of the agent's socket.
@@ -132,7 +131,7 @@ def begin(address: str, rank: int) -> None:
     state.options.clear()
     state.seen.clear()
     state.options["watch"] = True
-    state.steering = Steering()
+    state.steering = live_knobs.Steering()
     state.link = Watch(address, rank)
     if first:
         frames.WhenImported(("torch.optim.optimizer", "deepspeed", STAGES), _patch)

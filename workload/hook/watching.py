@@ -9,11 +9,11 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from . import ready, state
-from .counting import GROUPS, StepCounts
+from . import state
+from .counting import GROUPS, StepCounts, tensors
 from .link import Link
 from .loops import Loops
 
@@ -102,10 +102,27 @@ def patch_torch(torch: Any) -> None:
             if "owner" not in state.seen:
                 state.seen["owner"] = owner()
             grouped = (p for group in optimizer.param_groups for p in group["params"])
-            ready.watch(p for p in grouped if p.grad is not None)
+            watch_ready(p for p in grouped if p.grad is not None)
             count("optimizer")
 
     register_optimizer_step_post_hook(stepped)
+
+
+def watch_ready(parameters: Iterable[Any]) -> None:
+    """Tell the agent when the first parameter's gradient is complete; not in a pipeline.
+
+    The backward pass reaches it last, before gradients are averaged over the ranks: the last rank
+    to get there is the one for which all others wait.
+    """
+    link = state.link
+    if link is None or "ready" in state.seen or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return
+    if state.seen.get("pipeline"):
+        return
+    first = next((p for p in parameters if p.requires_grad and p.is_leaf), None)
+    if first is not None and hasattr(first, "register_post_accumulate_grad_hook"):
+        state.seen["ready"] = True
+        first.register_post_accumulate_grad_hook(lambda parameter: link.ready())
 
 
 def _settings_of(optimizer: Any) -> list[float]:
@@ -216,18 +233,6 @@ class Forwards:
     def end(self) -> None:
         """Stop watching."""
         self._over, self._module.__call__ = True, self._plain
-
-
-def tensors(value: Any) -> Iterator[Any]:
-    """Yield every tensor in nested inputs, token ids first."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        yield value
-    elif isinstance(value, Mapping):
-        for key in sorted(value, key=lambda name: name != "input_ids"):
-            yield from tensors(value[key])
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors(part)
 
 
 def see_batch(inputs: Any) -> None:

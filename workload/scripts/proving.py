@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook import halved
-from tuner.workload.hook.named_values import ACCUMULATION, BATCH
+from tuner.workload.hook.source import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import Counted, batches_seen
 from tuner.workload.scripts.script_job import ScriptJob
 
