@@ -19,6 +19,7 @@ from tuner.workload.accumulation import (
     steps_take_too_long,
 )
 from tuner.workload.hook import frames, live_knobs, state
+from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
 from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accumulation
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Z90

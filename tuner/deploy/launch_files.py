@@ -33,6 +33,7 @@ from tuner.workload.hook import loopback
 from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.ops import extensions_dir
 from tuner.workload.scripts.launchers.secrets import hidden, shell_words
+from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
@@ -380,9 +381,7 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
             "scancel.",
             "exec ./clocks.sh ./launch.sh"
             if program.once
-            # A task of srun has one core, unless it is given those of its node.
-            else "exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "
-            '--cpus-per-task="$SLURM_CPUS_ON_NODE" --mem=0 ./clocks.sh ./launch.sh',
+            else f"exec {ON_EACH_NODE} ./clocks.sh ./launch.sh",
             "",
         ]
     )

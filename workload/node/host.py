@@ -252,7 +252,7 @@ def why_few_cores(cores: float, gpus: int, each: float = LEAST_CORES) -> str:
     return (
         f"{cores:g} {'core is' if cores == 1 else 'cores are'} granted for {gpus} "
         f"{'GPU' if gpus == 1 else 'GPUs'}, and each rank needs at least {each:g}, or its GPU "
-        "waits for it; start on all cores of the node (Slurm: srun --cpu-bind=none "
+        "waits for it; start on all cores of the node (Slurm: --cpu-bind=none "
         '--cpus-per-task="$SLURM_CPUS_ON_NODE"; containers: a larger --cpus or CPU limit), or '
         "choose fewer GPUs by CUDA_VISIBLE_DEVICES"
     )

@@ -16,6 +16,7 @@ from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.ways import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
 from tuner.workload.node.host import why_few_cores, why_shm_is_small
+from tuner.workload.scripts.launchers.slurm import ONE_CLOCK
 
 #: The packages without which nothing trains.
 NEEDED = ("torch", "deepspeed", "transformers")
@@ -52,7 +53,7 @@ def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missin
         *_guard_lines(user_name()),
     ]
     if slurm or environ.get("SLURM_JOB_ID"):
-        lines.append("slurm:  one clock for a whole job: srun --gpu-freq=MHZ")
+        lines.append(f"slurm:  one clock for a whole job: {ONE_CLOCK}")
     return Missing("permission to set the clocks and power limits of the GPUs", tuple(lines))
 
 

@@ -7,31 +7,30 @@ A knob without evidence of one inspected launch is not offered, and the user get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
-from tuner.workload.scripts.script_facts import (
-    LAUNCH,
-    OFFLOADS,
-    SWITCH,
-    KnobSupport,
-    ScriptFacts,
-)
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, ScriptFacts
 
 _BUILT = ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "expert_parallel")
 #: Why the knobs that split the batch stay as they are.
 NO_BATCH = "the global batch is not known (--global-batch N tells it)"
+#: Why activation checkpointing is in play where the hook turns it on the model.
+_SWITCH = "the model's own switch"
 
 
-def offers(job: ScriptFacts) -> dict[str, KnobSupport]:
-    """Return the support of each launch knob by the first route that answers for it."""
-    return {
-        name: next(support for route in _ROUTES if (support := route(job, name))) for name in LAUNCH
-    }
+@dataclass(frozen=True)
+class KnobSupport:
+    """Support of one launch knob by a script, with why (not), a phrase; no values for all."""
+
+    turned: bool
+    why: str
+    values: tuple[Value, ...] = ()
 
 
 def _without_sizes(job: ScriptFacts, name: str) -> KnobSupport | None:
@@ -122,7 +121,7 @@ def _by_deepspeed(job: ScriptFacts, name: str) -> KnobSupport | None:
 
 def _by_switch(job: ScriptFacts, name: str) -> KnobSupport | None:
     able = name == "activation_checkpointing" and job.frame.can_checkpoint
-    return KnobSupport(True, SWITCH, ("none", "full")) if able else None
+    return KnobSupport(True, _SWITCH, ("none", "full")) if able else None
 
 
 def _why_not(job: ScriptFacts, name: str) -> KnobSupport:
@@ -147,30 +146,105 @@ _ROUTES: tuple[Callable[[ScriptFacts, str], KnobSupport | None], ...] = (
 )
 
 
-def sentences(job: ScriptFacts, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
-    """Describe the knobs in play and the reasons against the rest, one sentence each."""
-    able = [name for name in LAUNCH if job.offers[name].turned]
-    turned = [name for name in able if name in searched] + [knob.name for knob in job.knobs]
-    left = [name for name in able if name not in searched]
-    reasons: dict[str, list[str]] = {}
-    for name in LAUNCH:
-        if not job.offers[name].turned:
-            reasons.setdefault(job.offers[name].why, []).append(name)
-    frame = job.frame
-    counted = {"torch": "a torch optimizer", "program": "steps of its own"}
-    by = f"{frame.owner} over " * bool(frame.owner) + counted.get(frame.kind, "DeepSpeed")
-    by += f", recognised as {job.driver.title}" if job.driver else ""
-    return (
-        f"the script {job.name!r} trains by {by}; in play: {', '.join(turned) or 'no launch knob'}"
-        ", and live settings where the machine lets them be set",
-        *([f"not in this search space: {', '.join(left)}"] if left else []),
-        *_further(job),
-        *(f"not in play: {', '.join(names)}: {why}" for why, names in reasons.items()),
-        *job.assumed,
-    )
+@dataclass(frozen=True)
+class SupportedScript(ScriptFacts):
+    """Facts about a script, and the launch knobs that it supports."""
+
+    @cached_property
+    def offers(self) -> Mapping[str, KnobSupport]:
+        """The support of each launch knob, by the first route that answers for it."""
+        return {
+            name: next(support for route in _ROUTES if (support := route(self, name)))
+            for name in LAUNCH
+        }
+
+    @property
+    def by_switch(self) -> bool:
+        """True if activation checkpointing is set by the model's own switch."""
+        return self.offers["activation_checkpointing"].why == _SWITCH
+
+    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+        """Describe the knobs in play and the reasons against the rest, one sentence each."""
+        able = [name for name in LAUNCH if self.offers[name].turned]
+        turned = [name for name in able if name in searched] + [knob.name for knob in self.knobs]
+        left = [name for name in able if name not in searched]
+        reasons: dict[str, list[str]] = {}
+        for name in LAUNCH:
+            if not self.offers[name].turned:
+                reasons.setdefault(self.offers[name].why, []).append(name)
+        frame, driver = self.frame, self.driver.driver if self.driver else None
+        own = {knob.name for knob in self.knobs}
+        others = [name for name in driver.declared if name not in own] if driver else []
+        counted = {"torch": "a torch optimizer", "program": "steps of its own"}
+        by = f"{frame.owner} over " * bool(frame.owner) + counted.get(frame.kind, "DeepSpeed")
+        by += f", recognised as {self.driver.title}" if self.driver else ""
+        return (
+            f"the script {self.name!r} trains by {by}; in play: "
+            f"{', '.join(turned) or 'no launch knob'}, and live settings where the machine lets "
+            "them be set",
+            *([f"not in this search space: {', '.join(left)}"] if left else []),
+            *(
+                [f"{driver.name} also has {', '.join(others)} (--knobs framework)"]
+                if driver and others
+                else []
+            ),
+            *(f"not in play: {', '.join(names)}: {why}" for why, names in reasons.items()),
+            *self.assumed,
+        )
+
+    def narrowed(self, space: SearchSpace) -> SearchSpace:
+        """Return the space with knobs that this script cannot set fixed at present values."""
+        choices: dict[str, tuple[Value, ...] | Auto] = {}
+        for name in KNOBS:
+            choice, offer = space.choices.get(name), self.offers.get(name)
+            if name == "global_batch":
+                continue
+            if offer is None:
+                if choice is not None:
+                    choices[name] = choice
+                continue
+            today = self.baseline.get(name)
+            assert today is not None  # every launch knob has a default
+            if name == "sharding" and choice is None and _shards_otherwise(self, space):
+                choice = offer.values
+            if choice is None or not offer.turned or choice == Auto(kind="baseline"):
+                default = KNOBS[name].default
+                if today != default and default is not None:
+                    # A knob that the space does not name stands at its default, or as today.
+                    can = choice is None and offer.turned
+                    can = can and default in (offer.values or (default,))
+                    choices[name] = (default, today) if can else (today,)
+            elif isinstance(choice, tuple):
+                kept = [v for v in choice if not offer.values or v in offer.values]
+                choices[name] = (*kept, today)
+            else:
+                choices[name] = (*offer.values, today) if offer.values else choice
+        return replace(space, choices=choices)
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each knob value that this script cannot take; empty if none."""
+        phrases = []
+        declared = {*(knob.name for knob in self.knobs), CHANGED}
+        for name, value in configuration.launch.items():
+            if name in declared:
+                continue
+            offer, today = self.offers.get(name), self.baseline.get(name)
+            if offer is None:
+                phrases.append(f"{name} is no knob of a script")
+            elif value != today and not offer.turned:
+                phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
+            elif value != today and offer.values and value not in offer.values:
+                phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
+        if self.frame.keeps == "micro_batch" and not phrases:
+            today = self.baseline.micro_batch * self.baseline.data_parallel
+            if configuration.micro_batch * configuration.data_parallel != today:
+                phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
+        if self.driven is not None and not phrases and configuration.launch != self.baseline.launch:
+            phrases += self.driven.refused(configuration)
+        return phrases
 
 
-def why_nothing(job: ScriptFacts) -> tuple[str, ...]:
+def why_nothing(job: SupportedScript) -> tuple[str, ...]:
     """Return why none of the knobs that split the batch can be turned, a sentence each."""
     reasons: dict[str, list[str]] = {}
     for name in ("micro_batch", "data_parallel"):
@@ -179,67 +253,7 @@ def why_nothing(job: ScriptFacts) -> tuple[str, ...]:
     return (*stay, *(note for note in job.assumed if "predicted before" not in note))
 
 
-def _further(job: ScriptFacts) -> tuple[str, ...]:
-    if job.driver is None:
-        return ()
-    names = [name for name in job.driver.driver.declared if name not in {k.name for k in job.knobs}]
-    title = job.driver.driver.name
-    return (f"{title} also has {', '.join(names)} (--knobs framework)",) if names else ()
-
-
-def narrowed(job: ScriptFacts, space: SearchSpace) -> SearchSpace:
-    """Return the space with the knobs that this script cannot set fixed at their present values."""
-    choices: dict[str, tuple[Value, ...] | Auto] = {}
-    for name in KNOBS:
-        choice, offer = space.choices.get(name), job.offers.get(name)
-        if name == "global_batch":
-            continue
-        if offer is None:
-            if choice is not None:
-                choices[name] = choice
-            continue
-        today = job.baseline.get(name)
-        assert today is not None  # every launch knob has a default
-        if name == "sharding" and choice is None and _shards_otherwise(job, space):
-            choice = offer.values
-        if choice is None or not offer.turned or choice == Auto(kind="baseline"):
-            default = KNOBS[name].default
-            if today != default and default is not None:
-                # A knob that the space does not name stands at its default, or as today.
-                can = choice is None and offer.turned and default in (offer.values or (default,))
-                choices[name] = (default, today) if can else (today,)
-        elif isinstance(choice, tuple):
-            kept = [v for v in choice if not offer.values or v in offer.values]
-            choices[name] = (*kept, today)
-        else:
-            choices[name] = (*offer.values, today) if offer.values else choice
-    return replace(space, choices=choices)
-
-
 def _shards_otherwise(job: ScriptFacts, space: SearchSpace) -> bool:
     stages = space.choices.get("zero_stage")
     searched = isinstance(stages, tuple) and len(stages) > 1
     return searched and job.driven is not None and "sharding" in job.driven.today
-
-
-def refused(job: ScriptFacts, configuration: Configuration) -> list[str]:
-    """Return a phrase for each knob value that this script cannot take; empty if none."""
-    phrases = []
-    declared = {*(knob.name for knob in job.knobs), CHANGED}
-    for name, value in configuration.launch.items():
-        if name in declared:
-            continue
-        offer, today = job.offers.get(name), job.baseline.get(name)
-        if offer is None:
-            phrases.append(f"{name} is no knob of a script")
-        elif value != today and not offer.turned:
-            phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
-        elif value != today and offer.values and value not in offer.values:
-            phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
-    if job.frame.keeps == "micro_batch" and not phrases:
-        today = job.baseline.micro_batch * job.baseline.data_parallel
-        if configuration.micro_batch * configuration.data_parallel != today:
-            phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
-    if job.driven is not None and not phrases and configuration.launch != job.baseline.launch:
-        phrases += job.driven.refused(configuration)
-    return phrases

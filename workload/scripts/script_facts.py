@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import read_knobs, with_baseline
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.program import Program
 from tuner.workload.scripts.frameworks.driven import Bound, Driven
 from tuner.workload.scripts.frameworks.settings import Settings
@@ -32,8 +32,6 @@ OLD_OFFLOADS = {
     "offload_optimizer": ("cpu_offload", "cpu_offload_use_pin_memory"),
     "offload_param": ("cpu_offload_param", "cpu_offload_use_pin_memory"),
 }
-#: Why activation checkpointing is in play where the hook turns it on the model.
-SWITCH = "the model's own switch"
 #: A JSON object with one of these is taken for a DeepSpeed configuration.
 _DEEPSPEED_KEYS = (
     "train_batch_size",
@@ -132,15 +130,6 @@ _LATER_FACTS = (
     *("compiled", "counted", "sources", "own", "given", "carries", "keeps"),
     *("micro_batch_stays", "ranks_stay"),
 )
-
-
-@dataclass(frozen=True)
-class KnobSupport:
-    """Support of one launch knob by a script, with why (not), a phrase; no values for all."""
-
-    turned: bool
-    why: str
-    values: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -347,22 +336,6 @@ class ScriptFacts(TrainingJob):
     def on_deepspeed(self) -> bool:
         """False if the script has another framework, whose driver says what it refuses."""
         return self.driver is None or self.frame.on_deepspeed
-
-    # ---- what `ScriptJob` makes of it
-
-    @cached_property
-    def offers(self) -> Mapping[str, KnobSupport]:
-        """The support of each launch knob, with the reason."""
-        raise NotImplementedError
-
-    @property
-    def by_switch(self) -> bool:
-        """True if activation checkpointing is set by the model's own switch."""
-        return self.offers["activation_checkpointing"].why == SWITCH
-
-    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Any:
-        """Write the files of this configuration to `folder`, and return the start of its ranks."""
-        raise NotImplementedError
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ user's choices (optimizer, scheduler, precision, global batch) are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.search_spaces.space import SearchSpace
 from tuner.workload.declared_knobs import (
     deepspeed_settings,
     environment,
@@ -32,14 +31,8 @@ from tuner.workload.declared_knobs import (
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.hook import merge, split_differently
 from tuner.workload.scripts.command import Start, asks_for_a_rank, filled
-from tuner.workload.scripts.knob_support import narrowed, offers, refused, sentences
-from tuner.workload.scripts.script_facts import (
-    LAUNCH,
-    OFFLOADS,
-    OLD_OFFLOADS,
-    KnobSupport,
-    ScriptFacts,
-)
+from tuner.workload.scripts.knob_support import SupportedScript
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, OLD_OFFLOADS
 
 #: Nothing of a probe is logged: a run of twenty steps is no experiment.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
@@ -51,7 +44,7 @@ _QUIET_ENV = {
 
 
 @dataclass(frozen=True)
-class ScriptJob(ScriptFacts):
+class ScriptJob(SupportedScript):
     """Job that a user's script trains: its knobs, and its start under a configuration."""
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
@@ -96,23 +89,6 @@ class ScriptJob(ScriptFacts):
                 "not train under DeepSpeed"
             )
         return knob
-
-    @cached_property
-    def offers(self) -> Mapping[str, KnobSupport]:
-        """The support of each launch knob, with the reason."""
-        return offers(self)
-
-    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
-        """Describe the knobs of `searched` in play and the reasons against the rest."""
-        return sentences(self, searched)
-
-    def narrowed(self, space: SearchSpace) -> SearchSpace:
-        """Return the space with the knobs that this script cannot set fixed at present values."""
-        return narrowed(self, space)
-
-    def refused(self, configuration: Configuration) -> list[str]:
-        """Return a phrase for each knob value that this script cannot take; empty if none."""
-        return refused(self, configuration)
 
     # ---- how it starts
 

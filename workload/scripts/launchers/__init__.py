@@ -1,9 +1,16 @@
 """Launchers of pasted commands: what each would start, and the same command written back."""
 
-# Each of these modules registers its launchers.
-from tuner.workload.scripts.launchers import parsed, slurm, trainers  # noqa: F401
+# Both modules register their launchers.
+from tuner.workload.scripts.launchers import slurm, trainers  # noqa: F401
+from tuner.workload.scripts.launchers.kinds import KINDS, UNREAD, kind_of, read_command
 from tuner.workload.scripts.launchers.launcher import Launcher
-from tuner.workload.scripts.launchers.reading import kind_of, read_command
 from tuner.workload.scripts.launchers.slurm import is_srun
 
-__all__ = ["Launcher", "is_srun", "kind_of", "read_command"]
+#: Words of launchers, which say nothing of a user.
+LAUNCHER_WORDS = frozenset(
+    {
+        *(name for kind in KINDS for name in (*kind.commands, *kind.modules)),
+        *(*UNREAD, "env", "launch", "train"),
+    }
+)
+__all__ = ["LAUNCHER_WORDS", "Launcher", "is_srun", "kind_of", "read_command"]

@@ -1,18 +1,22 @@
-"""What launchers of pasted commands have in common: how each is recognised, read, and written back.
+"""Launchers of pasted commands: how each is recognised, read, and written back.
 
-A launcher is a subclass of `Kind`. Those of `parsed` are read by their own parsers
+A launcher is a subclass of `Kind`. torchrun, deepspeed and accelerate are read by their own parsers
 (`tuner.workload.scripts.launchers.vendor`), in the folder and environment that they would be
-started in; those of `trainers` and `slurm` by tables and code of ours.
+started in; those of `trainers` and `slurm` by tables and code of ours. Any other command that a
+package installs is its module: `litgpt pretrain` is started as `python -m litgpt pretrain`, if its
+source says that this starts the same function. Nothing is imported.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,9 @@ from tuner.workload.scripts.launchers.writing import (
 )
 
 PYTHON = re.compile(r"python[\d.]*")
+_GUARD = re.compile(r"""__name__\s*==\s*["']__main__["']""")
+#: Starters of ranks that are not read.
+UNREAD = ("mpirun", "mpiexec", "horovodrun", "jsrun", "aprun", "colossalai", "composer")
 #: A vendor's parser imports torch, at most this long, seconds.
 _LIMIT_S = 180.0
 #: Words that each rank runs, and the launcher in front of them.
@@ -45,7 +52,6 @@ class Typed:
     skip: int
     cwd: Path
     environment: Mapping[str, str]
-    again: Callable[[Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], Launcher | None]]
 
 
 #: Every launcher that is read.
@@ -193,6 +199,76 @@ class Vendor(Kind):
         return tuple(read["script"]), launcher
 
 
+class _Torchrun(Vendor):
+    """torchrun, which is `python -m torch.distributed.run`."""
+
+    name = "torchrun"
+    commands = ("torchrun",)
+    modules = ("torch.distributed.run",)
+    of_node = ("--nproc-per-node", "--nproc_per_node")
+    nodes = ("--nnodes",)
+    abbreviates = True
+
+
+class _Deepspeed(Vendor):
+    """DeepSpeed's launcher."""
+
+    name = "deepspeed"
+    commands = ("deepspeed", "ds", "deepspeed.pt")
+    modules = ("deepspeed", "deepspeed.launcher.runner")
+    of_node = ("--num_gpus", "--num_accelerators")
+    nodes = ("--num_nodes",)
+    abbreviates = True
+
+    def reaches_nodes(self, launcher: Launcher) -> bool:
+        """Return True if it reaches several nodes by ssh."""
+        return launcher.nodes > 1 and "--no_ssh" not in launcher.words
+
+    def before_hook(self, words: list[str]) -> list[str]:
+        """Return the words without the rank in the command, which the hook reads elsewhere."""
+        return self.added(super().before_hook(words), "--no_local_rank")
+
+    def with_processes(self, made: Rewriting, words: list[str]) -> list[str]:
+        if (at := place(words, ("--include", "-i"))) is not None:
+            del words[at : at + (1 if "=" in words[at] else 2)]
+        return super().with_processes(made, words)
+
+
+class _Accelerate(Vendor):
+    """`accelerate launch`, with its configuration file."""
+
+    name = "accelerate"
+    commands = ("accelerate", "accelerate-launch")
+    modules = ("accelerate.commands.launch",)
+    own = ("launch",)
+    of_all = ("--num_processes", "--num-processes")
+    nodes = ("--num_machines", "--num-machines")
+
+    def with_config(self, made: Rewriting, words: list[str]) -> list[str]:
+        if not made.launcher.config:
+            return words
+        path = Path(made.job.cwd) / made.launcher.config
+        keys: dict[str, Any] = {}
+        if made.other_world and "num_processes" in load(path):
+            keys["num_processes"] = made.world
+        if made.nodes != made.launcher.nodes and "num_machines" in load(path):
+            keys["num_machines"] = made.nodes
+        keys |= made.deepspeed_keys(path)
+        if not keys:
+            return words
+        written = made.copy(path, keys)
+        made.changes += [f"{key} is {text_of(value)}" for key, value in keys.items()]
+        at = place(words, ("--config_file", "--config-file"))
+        if at is not None:
+            return with_value(words, at, written)
+        return self.added(words, f"--config_file={written}")
+
+    def with_processes(self, made: Rewriting, words: list[str]) -> list[str]:
+        if made.world == 1:
+            words = [word for word in words if word not in ("--multi_gpu", "--multi-gpu")]
+        return super().with_processes(made, words)
+
+
 def _answer(
     name: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -255,3 +331,81 @@ def check_config(option: str, file: str, cwd: Path | None) -> None:
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return  # of another format, or the launcher's own parser says that it is missing
     check_plain(read_text(path), path)
+
+
+def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:
+    """Return the words that each rank runs, without the interpreter, and the launcher if any."""
+    assigned, rest = assignments(words)
+    if "CUDA_VISIBLE_DEVICES" in assigned:
+        raise InputError(
+            "CUDA_VISIBLE_DEVICES goes before tuner, whose meter must see the same GPUs: "
+            f"CUDA_VISIBLE_DEVICES={assigned['CUDA_VISIBLE_DEVICES']} tuner ..."
+        )
+    script, launcher = read_words(rest, cwd, {**os.environ, **assigned})
+    if launcher is None:
+        if not assigned:
+            return script, None
+        launcher = Launcher("", (), script)
+    return script, replace(launcher, env={**assigned, **launcher.env}, assigned=assigned)
+
+
+def kind_of(launcher: Launcher) -> Kind | None:
+    """Return what starts a launcher's ranks and writes it back; None for variables alone."""
+    return next((kind for kind in KINDS if kind.name == launcher.kind), None)
+
+
+def read_words(
+    words: Sequence[str], cwd: Path, environment: Mapping[str, str]
+) -> tuple[tuple[str, ...], Launcher | None]:
+    """Return the same of a command without variables in front."""
+    bare = without_python(words)
+    name = Path(bare[0]).name if bare else ""
+    if name in UNREAD:
+        raise InputError(
+            f"{name} starts ranks itself, which is joulefront's part here; give the script and its "
+            'own arguments alone, e.g. --script "train.py --data DIR"'
+        )
+    if bare[:2] == ("-m", "torch.distributed.launch"):
+        raise InputError("torch.distributed.launch is deprecated; write torchrun in its place")
+    skip = len(words) - len(bare) + 1
+    for kind in KINDS:
+        if name == "-m" and bare[1:2] and bare[1] in kind.modules:
+            skip += 1
+        elif name not in kind.commands:
+            continue
+        elif kind.own and name == kind.commands[0]:
+            if bare[1 : 1 + len(kind.own)] != kind.own:
+                shown = " ".join((name, *kind.own))
+                raise InputError(f"of {name}'s commands only `{shown}` trains")
+            skip += len(kind.own)
+        return kind.read(Typed(tuple(words), skip, cwd, environment))
+    return (_as_module(bare, cwd) if len(bare) == len(words) else bare), None
+
+
+def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    name = words[0] if words else ""
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():
+        return tuple(words)
+    (*_, entry) = (None, *importlib.metadata.entry_points(group="console_scripts", name=name))
+    if entry is None:
+        return tuple(words)
+    module = entry.module.removesuffix(".__main__")
+    if not _starts(entry, module):
+        raise InputError(
+            f"{name} calls {entry.value}, which python -m {module} does not; write a script that "
+            "calls it"
+        )
+    return ("-m", module, *words[1:])
+
+
+def _starts(entry: importlib.metadata.EntryPoint, module: str) -> bool:
+    if entry.dist is None or module != entry.module:
+        return True
+    at = Path(*module.split("."))
+    package = Path(str(entry.dist.locate_file(at)))
+    if (package / "__init__.py").is_file():
+        return (package / "__main__.py").is_file()
+    try:
+        return bool(_GUARD.search(package.with_suffix(".py").read_text("utf-8", "replace")))
+    except OSError:
+        return True

@@ -49,13 +49,8 @@ class Launcher:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
-        lists = {name: list(getattr(self, name)) for name in ("words", "script", "notes")}
-        data = {**asdict(self), **lists}
-        if self.nodes == 1:
-            del data["nodes"]
-        if not self.binding:
-            del data["binding"]
-        return data
+        usual = {"nodes": 1, "binding": ""}
+        return {n: value for n, value in asdict(self).items() if usual.get(n, ...) != value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launcher:

@@ -19,6 +19,7 @@ from tuner.workload.scripts.launchers.kinds import (
     Read,
     Typed,
     assignments,
+    read_words,
     without_python,
 )
 from tuner.workload.scripts.launchers.launcher import Launcher
@@ -49,6 +50,15 @@ tres-bind tres-per-task uid wait wckey
 _SHORT_WITH_VALUE = "AbBcCdDeFGiJLmMnNopPqrRStTUwWx"
 _SHORT_ALONE = "EhHIklOQsuvVXZK"
 _LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
+
+
+#: What Slurm is told outside a pasted command.
+ON_EACH_NODE = (
+    "srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "
+    # A task has one core, unless it is given those of its node.
+    '--cpus-per-task="$SLURM_CPUS_ON_NODE" --mem=0'
+)
+ONE_CLOCK = "srun --gpu-freq=MHZ"
 
 
 class Srun(Kind):
@@ -89,7 +99,7 @@ class Srun(Kind):
         inner, rest = assignments(words[at:])
         if not without_python(rest):
             raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
-        script, launcher = typed.again(rest, {**typed.environment, **env, **inner})
+        script, launcher = read_words(rest, typed.cwd, {**typed.environment, **env, **inner})
         if launcher is None:
             installed = script[0] == "-m" and rest[0] != "-m" and tuple(rest[1:]) == script[2:]
             if installed:

@@ -18,6 +18,7 @@ from tuner.workload.scripts.launchers.kinds import (
     Typed,
     Vendor,
     check_config,
+    read_words,
     spellings,
 )
 from tuner.workload.scripts.launchers.launcher import Launcher
@@ -186,7 +187,7 @@ class _Axolotl(_Framework):
         if by not in starts:
             raise InputError(f"axolotl's launcher is accelerate, torchrun or python, not {by!r}")
         command = [*starts[by], *for_launcher, "-m", "axolotl.cli.train", *kept]
-        script, launcher = typed.again(command, typed.environment)
+        script, launcher = read_words(command, typed.cwd, typed.environment)
         launcher = launcher or Launcher("", processes=1)
         return script, replace(
             launcher, kind=self.name, words=words[:2], script=words[2:], config=words[2]

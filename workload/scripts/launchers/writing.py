@@ -18,7 +18,7 @@ from tuner.workload.scripts.frameworks import shipped_drivers
 from tuner.workload.scripts.launchers.launcher import Launcher
 
 if TYPE_CHECKING:
-    from tuner.workload.scripts.script_facts import ScriptFacts
+    from tuner.workload.scripts.script_job import ScriptJob
 
 #: Keys of Accelerate's file, below its section `deepspeed_config`, by the section or key of
 #: DeepSpeed's own configuration.
@@ -32,7 +32,7 @@ class Rewriting:
     """One command as it is written back."""
 
     def __init__(
-        self, launcher: Launcher, configuration: Configuration, job: ScriptFacts, folder: Path
+        self, launcher: Launcher, configuration: Configuration, job: ScriptJob, folder: Path
     ) -> None:
         self.launcher, self.job, self.configuration = launcher, job, configuration
         self.folder = folder.resolve()
