@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from tuner.online.command import watched
+from tuner.online.agent import watched
 from tuner.online.marks import Mark, Marks
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.measure.stragglers import Arrivals, RankState, stragglers

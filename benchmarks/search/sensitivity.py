@@ -42,7 +42,6 @@ FACTORS = (0.5, 2.0)
 MODULES = (
     "tuner.search.sampler",
     "tuner.search.acquisition",
-    "tuner.search.live_sweep",
     "tuner.search.log_regret",
     "tuner.models.surrogate.kernel",
     "tuner.models.surrogate.gaussian_process",

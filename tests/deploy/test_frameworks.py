@@ -12,7 +12,7 @@ import pytest
 from tuner.deploy import frameworks
 from tuner.online import block
 from tuner.online.block import TunedBlock
-from tuner.online.outcome import TuningOutcome
+from tuner.online.request import TuningOutcome
 from tuner.workload.hook import state, watch
 
 #: What an agent reports; on this machine nothing may be metered.

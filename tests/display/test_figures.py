@@ -27,6 +27,7 @@ from tuner.display.figures.style import PURPLE
 from tuner.display.plots import figures, front_figure
 from tuner.display.report import render_report
 from tuner.problem.stop_reason import NoVerdict
+from tuner.results.judge import Judge
 from tuner.results.parts import Verification
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -193,10 +194,10 @@ def test_the_band_and_the_predicted_points_are_drawn() -> None:
         (NoVerdict("not_requested"), "(--no-verify)"),
     ],
 )
-def test_what_the_recommendation_rests_on_is_always_said(ended, words) -> None:  # type: ignore[no-untyped-def]
-    result = large_result()
-    launches = {point.configuration: (number,) for number, point in enumerate(result.points)}
-    result = replace(result, launches=launches, verification=Verification(8, 3.0, ended))
+def test_what_the_recommendation_rests_on_is_always_said(monkeypatch, ended, words) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(Judge, "launches_of", lambda judge, point: frozenset({1}))
+    monkeypatch.setattr(Judge, "_compared", lambda judge, point: False)
+    result = replace(large_result(), verification=Verification(8, 3.0, ended))
     page = unescape(render_report(result))
     said = evidence_sentence(result)
     assert words in said

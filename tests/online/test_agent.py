@@ -18,12 +18,11 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
-from tuner.online.command import watched
+from tuner.online.agent import watched
 from tuner.online.live import REFUSALS, LiveTuning, Training
 from tuner.online.marks import Mark, Marks
-from tuner.online.outcome import TuningOutcome
-from tuner.online.promise import Balance
-from tuner.online.request import TuningRequest
+from tuner.online.request import TuningOutcome, TuningRequest
+from tuner.online.response import Balance
 from tuner.online.settings import clock_settings
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings

@@ -26,8 +26,7 @@ from tuner.cli.main import main
 from tuner.display.online_text import SHOWN, tuning_lines
 from tuner.online.follow import Period, PowerFollower, Signal, watts_of
 from tuner.online.marks import Mark
-from tuner.online.outcome import TuningOutcome
-from tuner.online.request import TuningRequest
+from tuner.online.request import TuningOutcome, TuningRequest
 from tuner.online.settings import clock_settings
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
@@ -283,7 +282,7 @@ def test_power_that_falls_only_behind_a_knee_is_kept_below_the_cap(knee: float) 
 
 
 def test_what_was_asked_and_delivered_is_worded() -> None:
-    from tuner.online.promise import Balance
+    from tuner.online.response import Balance
 
     periods = (Period(None, 10.0, 3800.0), Period(285.0, 100.0, 28000.0, 2.0))
     outcome = TuningOutcome(

@@ -14,8 +14,7 @@ from tuner.display.online_text import tuning_lines
 from tuner.online.limits import LATE, LONG, POOR, LengthUnknown, LimitTuner, run_limits
 from tuner.online.live import WARM_STEPS, LiveTuning
 from tuner.online.marks import Mark
-from tuner.online.outcome import TuningOutcome
-from tuner.online.request import TuningRequest
+from tuner.online.request import TuningOutcome, TuningRequest
 from tuner.problem.constraints import Constraints
 from tuner.workload.meters import Reading
 

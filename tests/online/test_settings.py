@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.online.test_agent import TORCHRUN, TRAIN, Devices, live_tuning, run, tuner_run
-from tuner.online.command import tune
+from tuner.online.agent import tune
 from tuner.online.follow import PowerFollower
 from tuner.online.live import LiveTuning
 from tuner.online.marks import Mark

@@ -11,7 +11,7 @@ import tuner
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.problem import digest_of
 from tuner.problem.run_folder import RunFolder
-from tuner.search.parameters import ParameterEncoding
+from tuner.search.observations import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates

@@ -59,9 +59,8 @@ def result_of(judge: Judge, **more) -> Result:
     }
     if judge.posterior is not None:
         windows = judge.posterior.windows
-        rows = windows.rows.items()
-        given["windows"] = windows.by_configuration()
-        given["launches"] = {c: tuple(windows.launches[r].tolist()) for c, r in rows}
+        made, rows = windows.measurements, windows.rows.items()
+        given["windows"] = {c: tuple(made[i] for i in own) for c, own in rows}
     return Result(**given)
 
 

@@ -61,7 +61,7 @@ def test_two_scopes_are_not_compared() -> None:
     meter = MeterInfo("nvml", "module", "NVML")
     other = point(configuration(1), 5.0, 50.0, meter=meter)
     judge = Judge([result.baseline, other], result.baseline, result.judge.constraints, 100)
-    mixed = result_of(judge, windows=result.windows, launches=result.launches)
+    mixed = result_of(judge, windows=result.windows)
     with pytest.raises(InputError, match="energies of two scopes"):
         mixed.compare("baseline", configuration(1))
 

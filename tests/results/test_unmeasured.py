@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tuner.problem.constraints import Constraints
-from tuner.results.unmeasured import likeliest, never_measured
+from tuner.results.choice import likeliest, never_measured
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import run_replay, write_table
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest

@@ -58,7 +58,6 @@ def choose(
     free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
     view = CandidateView(
         members=free,
-        rows=free,
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.watched()[free],
         chances=np.ones(len(free)),

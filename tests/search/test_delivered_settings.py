@@ -13,7 +13,7 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.problem import Problem
 from tuner.problem.study_spec import StudySpec
-from tuner.results.build import build_result
+from tuner.results.state import build_result
 from tuner.results.windows import Windows
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -67,7 +67,8 @@ def test_the_sampler_learns_from_it(
     book = recorder_in_memory(sampler, steps=100)
     book.start(probe.request)
     book.finish(probe)
-    surrogates = sampler.fit(book.study)
+    sampler._fit(sampler._observe(book.study))
+    surrogates = sampler.surrogates
     assert fitted[-1] == [REQUESTED[0], REQUESTED[1], RAN]  # 1198 is 1200 but for the mean's noise
     # Between two clocks that ran it interpolates: the model knows no 1410 MHz.
     posterior = surrogates.predict([RAN, REQUESTED[2]])

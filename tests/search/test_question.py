@@ -11,8 +11,13 @@ import pytest
 from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, fitted, truth
 from tuner.problem.constraints import Constraints
 from tuner.problem.probe_cost import ProbeCost
-from tuner.search.acquisition import CandidateView, FrontEstimate, Scored, normal_draws
-from tuner.search.answer_acquisition import AnswerAcquisition
+from tuner.search.acquisition import (
+    AnswerAcquisition,
+    CandidateView,
+    FrontEstimate,
+    Scored,
+    normal_draws,
+)
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate, RegretModel
 
@@ -30,7 +35,6 @@ def view_of(measured: list[int]) -> tuple[FrontEstimate, CandidateView, RegretMo
     free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
     view = CandidateView(
         members=free,
-        rows=free,
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.watched()[free],
         chances=np.ones(len(free)),

@@ -16,7 +16,6 @@ def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
     free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
     view = CandidateView(
         members=free,
-        rows=free,
         launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
         posterior=surrogates.predict([CONFIGURATIONS[i] for i in free]),
         chances=np.full(len(free), fits),

@@ -95,7 +95,7 @@ def _tune(args: argparse.Namespace) -> int:
     """Run the user's own command, and tune the clocks meanwhile."""
     from tuner.display.metrics_server import served_metrics
     from tuner.display.online_text import tuning_json, tuning_lines
-    from tuner.online.command import tune
+    from tuner.online.agent import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
     from tuner.problem.file_starts import of_knobs

@@ -226,21 +226,18 @@ def evidence_sentence(result: Result) -> str:
     advice, baseline = result.recommendation, result.baseline
     if advice is None or baseline is None or advice.evidence is Evidence.PREDICTED:
         return ""
-    if baseline.configuration not in result.launches or not result.spent.energy_kJ:
+    if not result.judged.launches_of(baseline) or not result.spent.energy_kJ:
         return ""  # past runs in a CSV file
     point = advice.promising or advice.point
     if advice.action == "train":
         point = advice.point
-    launches = {
-        each.configuration: set(result.launches.get(each.configuration, ()))
-        for each in (point, baseline)
-    }
-    fresh = len(launches[point.configuration] & result.judged.fresh)
-    text = f"Rests on {_count(len(launches[point.configuration]))} of it"
+    launches, of_today = (result.judged.launches_of(each) for each in (point, baseline))
+    fresh = len(launches & result.judged.fresh)
+    text = f"Rests on {_count(len(launches))} of it"
     text += f", {fresh} of them after it was chosen," if fresh else ""
-    text += f" and {len(launches[baseline.configuration])} of today"
+    text += f" and {len(of_today)} of today"
     if point.configuration == baseline.configuration:
-        text = f"Rests on {_count(len(launches[point.configuration]))} of today"
+        text = f"Rests on {_count(len(launches))} of today"
     ended = result.verification.ended if result.verification is not None else None
     return f"{text}; no more were made: {no_verdict_phrase(ended)}." if ended else f"{text}."
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuner.formatting import duration, energy_text, label, right_aligned
-from tuner.online.outcome import TuningOutcome
-from tuner.online.promise import Balance
+from tuner.online.request import TuningOutcome
+from tuner.online.response import Balance
 from tuner.problem.constraints import LIMITS
 from tuner.search_spaces.typed import dump_fields
 from tuner.workload.measure.stragglers import RankState, Straggler, sentence

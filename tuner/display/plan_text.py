@@ -8,7 +8,7 @@ from tuner.display.columns import BRIEF_TEXT, ENERGY, TIME
 from tuner.formatting import Units, duration, number, right_aligned, settings_text
 from tuner.planning.kinds import Kind
 from tuner.results.choice import limits_phrase
-from tuner.results.plan_facts import PlanFacts
+from tuner.results.parts import PlanFacts
 from tuner.results.result import Result
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import other_states

@@ -9,10 +9,14 @@ restores the clocks if the agent dies. Whatever fails here ends the tuning and n
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import socket
+import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -23,13 +27,14 @@ from tuner.online.limits import LengthUnknown, kept_limits, reading
 from tuner.online.live import REFUSALS, LiveTuning, Training
 from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
-from tuner.online.outcome import Ended, TuningOutcome
-from tuner.online.request import TuningRequest
+from tuner.online.request import Ended, TuningOutcome, TuningRequest
 from tuner.online.settings import Offer, offers
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.workload import hook
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.clocks.commands import CommandGovernor
+from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.measure.stragglers import (
     KEPT,
     Arrivals,
@@ -44,18 +49,20 @@ from tuner.workload.meters.base import device_states
 from tuner.workload.node.device_watch import more_faults
 from tuner.workload.node.host_watch import HostWatch
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.rank_server import control_socket
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.base import Platform
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.launchers import read_command
 
 #: Time between two looks at devices and processes, and between two judgements, seconds.
 LOOK_S, JUDGE_S = 1.0, 10.0
+#: Launchers that start a script of the user's on this node.
+LAUNCHERS = ("", "torchrun", "launch", "deepspeed", "accelerate")
 
 
 class RankWatch:
-    """Watch of the ranks of one training: for which of them do the others wait, and why?
-
-    `found` is called with each straggler when it is first found.
-    """
+    """Watch of the ranks of one training; `found` is called with each straggler once."""
 
     def __init__(
         self,
@@ -98,13 +105,12 @@ class RankWatch:
 
     def _states(self) -> dict[int, RankState]:
         faults = more_faults(self._faults, self._platform.faults())
-        uuids = list(self._faults)
-        found = {}
-        for rank in sorted(self._ranks):
-            state = device_state(rank, rank, self._devices)
-            more = faults.get(uuids[rank], {}) if rank < len(uuids) else {}
-            found[rank] = replace(self._host.state(state), faults=more)
-        return found
+        of_device = dict(enumerate(faults.get(uuid, {}) for uuid in self._faults))
+        states = {rank: device_state(rank, rank, self._devices) for rank in sorted(self._ranks)}
+        return {
+            rank: replace(self._host.state(state), faults=of_device.get(rank, {}))
+            for rank, state in states.items()
+        }
 
 
 def tune_training(
@@ -118,10 +124,8 @@ def tune_training(
 ) -> TuningOutcome:
     """Follow a training to its end and tune the clocks of this node's devices meanwhile.
 
-    Args:
-        start: starts the training, once the devices can be read; returns what returns its exit
-            code, or None while it runs.
-        listener: where its ranks connect.
+    `start` starts it, once the devices can be read, and returns what returns its exit code, or None
+    while it runs. Its ranks connect to `listener`.
     """
     signal, cluster = request.signal(), detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
@@ -152,8 +156,11 @@ def tune_training(
             say(f"not tuned{more}, and the training goes on: {problem}")
         not_restored = _restore(live or governor)
         follow(None)
+        while (code := ends()) is None:
+            with contextlib.suppress(KeyboardInterrupt):  # the command alone decides on one
+                time.sleep(0.1)
         return TuningOutcome(
-            _wait(ends),
+            code,
             request.max_slowdown,
             meter=meter.info,
             ended=ended,
@@ -244,10 +251,52 @@ def _restore(what: Governor | LiveTuning) -> str:
     return ""
 
 
-def _wait(ends: Callable[[], int | None]) -> int:
-    # The command alone decides on an interrupt.
-    while True:
-        with contextlib.suppress(KeyboardInterrupt):
-            if (code := ends()) is not None:
-                return code
-            time.sleep(0.1)
+def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the command with the hook in front of its script, and the variables in front of it;
+    InputError if there is no script, or its launcher starts it on other nodes or by itself."""
+    Script(shlex.join(words), cwd=cwd).words  # noqa: B018 - refuses a script that does not exist
+    script, launcher = read_command(words, cwd)
+    prefix, assigned = [sys.executable], {}
+    if launcher is not None:
+        if launcher.kind not in LAUNCHERS or launcher.nodes > 1:
+            what = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
+            raise InputError(
+                f"--tune cannot tune a job of {what}: name a plain script, or one started by "
+                "torchrun, deepspeed or accelerate on one node"
+            )
+        assigned = dict(launcher.assigned)
+        if launcher.words:
+            prefix, script = list(launcher.words), launcher.script
+            if prefix[-1] in ("-m", "--module"):
+                prefix, script = prefix[:-1], ("-m", *script)
+    path = Path(hook.__file__).resolve().parent / "__main__.py"
+    return [*prefix, str(path), "watch", *script], assigned
+
+
+def tune(
+    command: Sequence[str],
+    request: TuningRequest,
+    *,
+    metrics: Metrics | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+    output: int | None = None,
+) -> TuningOutcome:
+    """Run a training command to its end and tune the clocks of this node's devices meanwhile.
+
+    Its standard output goes to the file descriptor `output`, by default this process's own. Raises
+    InputError if the command or the target of power cannot be read.
+    """
+    words, assigned = watched(command, Path.cwd())
+    listener, address, remove = control_socket()
+
+    def start() -> Callable[[], int | None]:
+        try:
+            environ = {**os.environ, **assigned, ADDRESS: address}
+            return subprocess.Popen(words, env=environ, stdout=output).poll
+        except OSError as error:
+            raise InputError(f"{words[0]} cannot be started: {error}") from error
+
+    try:
+        return tune_training(start, listener, request, metrics=metrics, say=say)
+    finally:
+        remove()

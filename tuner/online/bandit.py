@@ -15,8 +15,17 @@ from typing import Literal
 
 import numpy as np
 
-from tuner.online.promise import SURE, Balance, available_s, balance
-from tuner.online.response import POWER, STEP_TIME, Response, Studied, Views
+from tuner.online.response import (
+    POWER,
+    STEP_TIME,
+    SURE,
+    Balance,
+    Response,
+    Studied,
+    Views,
+    available_s,
+    balance,
+)
 from tuner.online.windows import NEW_USUAL, Change, ChangeDetector, Chunk, Window, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
@@ -63,13 +72,6 @@ class OnlineTuner:
         studied: earlier measurements of settings; dropped if the job differs from them.
         stepwise: a setting is tried only just below one that was measured: how much it slows the
             steps is bounded by no law, as a power limit that comes near the idle power.
-
-    Attributes:
-        window: what the last chunk completed, if anything.
-        unlike: in what the job differs from the earlier measurements, if they were dropped.
-
-    Raises:
-        InvalidValue: there are fewer than two settings, or the promise is negative.
     """
 
     def __init__(
@@ -93,8 +95,8 @@ class OnlineTuner:
         self._time = Response(x, STEP_TIME, self._studied, declared)
         self._power = Response(x, POWER, self._studied, declared)
         self._declared = declared or [()] * len(x)
-        self.unlike: Change | None = None
-        self.window: Window | None = None
+        self.unlike: Change | None = None  # from the earlier measurements, which were then dropped
+        self.window: Window | None = None  # that the last chunk completed
         self._x, self._settings = tuple(x), range(len(x))
         self._measured: set[int] = set()  # in this run
         self._barred: set[int] = set()
@@ -183,7 +185,7 @@ class OnlineTuner:
         for response, detector, value in zip(
             (self._time, self._power), self._detectors, measured, strict=True
         ):
-            if response.returned(window.setting):  # else the model may be wrong of the setting
+            if response.here(window.setting):  # else the model may be wrong of the setting
                 mean, sd = response.posterior(self.windows).value(window.setting)
                 residual = math.log(value) - mean
                 deviation = math.hypot(sd, response.noise, response.common)
@@ -311,9 +313,8 @@ class OnlineTuner:
 
     def _stale(self, views: Views, choice: int) -> bool:
         # The reference is too old to be sure of the chosen setting's slowdown.
-        at_top = self.decision.setting == 0
         since = self.windows - self._last_reference
-        if at_top or since < APART:
+        if self.decision.setting == 0 or since < APART:
             return False
         if since > max(LATEST, LATEST_SHARE * self.windows):
             return True
@@ -341,7 +342,6 @@ class OnlineTuner:
         if best is None and self._studied and self._measured == {0}:
             # Earlier measurements that let hope for nothing are checked once.
             usable = filter(self._in_reach, self._studied.keys() - self._barred)
-            best = (
-                max((i for i in usable if self._loss_s(views, i, 1) <= left_s), default=0) or None
-            )
+            able = [i for i in usable if self._loss_s(views, i, 1) <= left_s]
+            best = max(able, default=0) or None
         return best

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tuner.online.agent import tune_training
-from tuner.online.outcome import TuningOutcome
-from tuner.online.request import TuningOptions, TuningRequest
+from tuner.online.request import TuningOptions, TuningOutcome, TuningRequest
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import watch
 from tuner.workload.node.process_group import publish, published, rank_group
@@ -40,8 +39,7 @@ class TunedBlock:
     """Training in a block, as its agent reports it; nothing is known on ranks other than 0.
 
     Attributes:
-        metrics: step time, power, clock, and what was saved so far at which slowdown, with units in
-            their names; empty before some were measured.
+        metrics: latest step time, power, clock, saving and slowdown, with units in their names.
         outcome: what was saved, at which slowdown, with intervals; None until the block ends.
     """
 
@@ -102,11 +100,9 @@ class _Agent:
         self._reader.join()
         self._link.close()
         self._remove()
-        if self._block.outcome is None:
-            problem = f"the agent ended with exit code {ended}"
-            self._block.outcome = TuningOutcome(
-                code, self._max_slowdown, ended="fault", problem=problem
-            )
+        why = f"the agent ended with exit code {ended}"
+        untold = TuningOutcome(code, self._max_slowdown, ended="fault", problem=why)
+        self._block.outcome = self._block.outcome or untold
 
 
 def _agent(link: Connection[Any, Any], listener: socket.socket) -> None:
@@ -182,17 +178,14 @@ def tuning(**options: Unpack[TuningOptions]) -> Iterator[TunedBlock]:
         )
         yield block
         return
-    agent, code = None, 1
-    if rank == 0:
-        agent = _Agent(block, request)
+    agent, code = _Agent(block, request) if rank == 0 else None, 1
     try:
         _open = True
         if agent is not None:
             agent.ready.wait(START_S)
-        if agent is not None and ranks > 1:
-            publish(store, key, agent.address)
-        address = agent.address if agent is not None else published(store, key, START_S)
-        watch.begin(address, rank)
+            if ranks > 1:
+                publish(store, key, agent.address)
+        watch.begin(agent.address if agent else published(store, key, START_S), rank)
         yield block
         code = 0
     finally:

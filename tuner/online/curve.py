@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,23 +25,16 @@ SAME_POWER = 0.01
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Fastest measured point within a power.
-
-    Attributes:
-        slowdown: against the start of the curve, with a 90 % interval by joint draws.
-        live: True if it is reached without a restart.
-        for_average, for_peak: whether it is the fastest within its average and within its peak
-            power, of the points of its kind (live, or all).
-        restart_s: median time of a launch until the first step after warm-up; None if unknown.
-    """
+    """Fastest measured point within a power."""
 
     point: Point
-    slowdown: float
+    slowdown: float  # against the start of the curve, with a 90 % interval by joint draws
     slowdown_interval: Interval | None
-    live: bool
+    live: bool  # reached without a restart
+    # the fastest within its average and its peak power, of the points of its kind (live, or all).
     for_average: bool
     for_peak: bool
-    restart_s: float | None
+    restart_s: float | None  # median time of a launch until warm; None if unknown
 
     @property
     def restart_kJ(self) -> float | None:
@@ -50,12 +43,12 @@ class CurvePoint:
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as JSON values."""
-        point, own = self.point, {**vars(self), "restart_kJ": self.restart_kJ}
-        own["configuration"] = own.pop("point").configuration.to_json()
-        names = "power_W power_interval_W peak_power_W time_to_solution_s time_interval_s"
-        names += " energy_to_solution_kJ energy_interval_kJ"
-        figures = {name: getattr(point, name) for name in names.split()}
-        return {"short_name": point.configuration.short, **figures, **own}
+        own = {**vars(self), "restart_kJ": self.restart_kJ}
+        point = own.pop("point").to_json()
+        names = "short_name power_W power_interval_W peak_power_W time_to_solution_s"
+        names += " time_interval_s energy_to_solution_kJ energy_interval_kJ"
+        own["configuration"] = point["configuration"]
+        return {**{name: point[name] for name in names.split()}, **own}
 
 
 @dataclass(frozen=True)
@@ -77,12 +70,13 @@ class Curve:
         }
 
 
-def _fastest(points: Iterable[Point], power_W: Callable[[Point], float]) -> set[Configuration]:
+def _fastest(points: Iterable[Point], figure: str) -> set[Configuration]:
     kept, best_s, lowest_W = list[Configuration](), math.inf, 0.0
-    for point in sorted(points, key=lambda each: (power_W(each), each.time_to_solution_s)):
-        if math.isfinite(power_W(point)) and point.time_to_solution_s < best_s:
-            if power_W(point) > lowest_W * (1 + SAME_POWER):
-                lowest_W = power_W(point)
+    known = [(W, p) for p in points if math.isfinite(W := getattr(p, figure) or math.inf)]
+    for power_W, point in sorted(known, key=lambda each: (each[0], each[1].time_to_solution_s)):
+        if point.time_to_solution_s < best_s:
+            if power_W > lowest_W * (1 + SAME_POWER):
+                lowest_W = power_W
             else:
                 kept.pop()
             kept.append(point.configuration)
@@ -110,39 +104,23 @@ def _restarts(records: Sequence[ProbeRecord]) -> dict[Settings, float]:
 
 
 def power_curve(result: Result, start: str, records: Sequence[ProbeRecord] = ()) -> Curve:
-    """Return what the job would do at each power, if it trains with the point named `start`.
-
-    Raises:
-        UnknownName: there is no such point.
-        InputError: nothing was measured.
-    """
+    """Return what the job would do at each power, if it trains with the point named `start`."""
     if not result.points:
         raise InputError(f"run {result.name!r} measured nothing, so it has no power curve")
     first = result.point(start)
     measured = [each for each in result.points if each.meter.scope == first.meter.scope]
     own = [each for each in measured if each.configuration.launch == first.configuration.launch]
     live, every = (
-        (
-            _fastest(points, lambda point: point.power_W),
-            _fastest(points, lambda point: point.peak_power_W or math.inf),
-        )
+        [_fastest(points, figure) for figure in ("power_W", "peak_power_W")]
         for points in (own, measured)
     )
     restarts, points = _restarts(records), []
     for point in sorted(measured, key=lambda each: (-each.power_W, each.time_to_solution_s)):
         here = point in own
         average, peak = (point.configuration in kept for kept in (live if here else every))
-        if not (average or peak or point is first):
-            continue
-        points.append(
-            CurvePoint(
-                point,
-                point.time_to_solution_s / first.time_to_solution_s - 1,
-                _slowdown_interval(result, first, point),
-                here,
-                average,
-                peak,
-                0.0 if here else restarts.get(point.configuration.launch),
-            )
-        )
+        slowdown = point.time_to_solution_s / first.time_to_solution_s - 1
+        restart_s = 0.0 if here else restarts.get(point.configuration.launch)
+        if average or peak or point is first:
+            interval = _slowdown_interval(result, first, point)
+            points.append(CurvePoint(point, slowdown, interval, here, average, peak, restart_s))
     return Curve(result.name, first, tuple(points))

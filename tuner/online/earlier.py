@@ -95,11 +95,8 @@ def _same(one: Settings, other: Settings, first: Settings, top_MHz: float) -> bo
 
 
 def of_study(result: Result, point: str) -> Earlier:
-    """Return what a study measured of a point's launch at each of its live settings.
-
-    Raises:
-        InputError: it measured none of them, or there is no such point.
-    """
+    """Return what a study measured of a point's launch at each of its live settings; InputError if
+    it measured none of them."""
     chosen = result.point(point)
     launch, cluster = chosen.configuration.launch, result.cluster
     points = {}
@@ -119,27 +116,20 @@ def of_study(result: Result, point: str) -> Earlier:
             f"run {result.name!r} measured nothing of {chosen.configuration.short} on a device, so "
             "there is nothing to begin with; leave it out"
         )
-    ranks = chosen.configuration.world_size
-    setup = Setup.of(cluster.device.name, chosen.meter, ranks)
+    setup = Setup.of(cluster.device.name, chosen.meter, chosen.configuration.world_size)
     return Earlier(f"run {result.name}", setup, points)
 
 
 def earlier_of(folder: Path, point: str = "recommended") -> Earlier:
-    """Return what a study's folder (of a point), or that of a tuned training, tells.
-
-    Raises:
-        InputError: it holds nothing of use.
-    """
+    """Return what a study's folder (of a point), or that of a tuned training, tells; InputError if
+    it holds nothing of use."""
     run = RunFolder(folder)
     return of_study(result_of(run), point) if run.read_study() is not None else read_earlier(folder)
 
 
 def read_earlier(folder: Path) -> Earlier:
-    """Read what a tuned training measured between two changes, where it measured most settings.
-
-    Raises:
-        InputError: there is no such record, or it cannot be read.
-    """
+    """Read what a tuned training measured between two changes, where it measured most settings;
+    InputError if that cannot be read."""
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8")
@@ -163,9 +153,8 @@ def read_earlier(folder: Path) -> Earlier:
     points = {}
     for live, pairs in visits.items():
         time_s, power_W = (math.exp(statistics.fmean(each)) for each in zip(*pairs, strict=True))
-        points[live] = Studied(
-            time_s, power_W, max(LEAST_ERROR, WINDOW_ERROR / math.sqrt(len(pairs)))
-        )
+        error = max(LEAST_ERROR, WINDOW_ERROR / math.sqrt(len(pairs)))
+        points[live] = Studied(time_s, power_W, error)
     return Earlier(str(folder), setup, points)
 
 

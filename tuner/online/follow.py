@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.online.bandit import STEP, Decision, OnlineTuner
-from tuner.online.promise import UNLIMITED
-from tuner.online.response import Views
+from tuner.online.response import UNLIMITED, Views
 from tuner.online.windows import Chunk
 from tuner.search_spaces.errors import InputError
 
@@ -52,17 +51,13 @@ def watts_of(text: str) -> float | None:
 
 
 class Signal:
-    """Latest target of a file, or of an address that begins with http:// or https://; or watts.
-
-    Attributes:
-        target_W: the last good one; None: no limit.
-        problem: why the source cannot be read, or that its target jumped.
-    """
+    """Latest target of a file, or of an address that begins with http:// or https://; or watts."""
 
     def __init__(self, source: str | float) -> None:
+        # Why the source cannot be read, or that its target jumped.
         self._source, self.problem = source, ""
         try:
-            self.target_W = watts_of(self._text())
+            self.target_W = watts_of(self._text())  # the last good one; None: no limit
         except OSError as error:
             why = error.strerror or error
             raise InputError(f"--follow-power: {source} cannot be read: {why}") from error
@@ -98,8 +93,7 @@ class Signal:
             self.problem += "followed once it is read again"
             return
         self._jumped, self.target_W = None, watts
-        if not far:
-            self.problem = ""
+        self.problem = self.problem if far else ""
 
     def _follow(self) -> None:
         while True:
@@ -118,11 +112,8 @@ class Period:
 
 
 class PowerFollower(OnlineTuner):
-    """Choice of the fastest live setting within a target of power, by the meter's scope.
-
-    Args:
-        max_slowdown: of the whole run that is allowed; None: any.
-    """
+    """Choice of the fastest live setting within a target of power, by the meter's scope, with any
+    slowdown of the whole run if `max_slowdown` is None."""
 
     def __init__(self, x: Sequence[float], *, max_slowdown: float | None, **given: Any) -> None:
         most = UNLIMITED if max_slowdown is None else max_slowdown
@@ -134,21 +125,18 @@ class PowerFollower(OnlineTuner):
 
     def add(self, chunk: Chunk) -> Decision:
         """Add whole steps that ran at the decided setting; return the decision for the next."""
-        asked = self.periods[-1].target_W if self.periods else None
-        self._record(chunk)
-        super().add(chunk)
-        if self.target_W != asked:
-            self._go(self._decide())
-        return self.decision
-
-    def _record(self, chunk: Chunk) -> None:
-        last = self.periods[-1] if self.periods else None
-        if last is None or last.target_W != self.target_W:
+        last = self.periods[-1] if self.periods else Period(None)
+        changed = last.target_W != self.target_W
+        if changed or not self.periods:
             self.periods.append(last := Period(self.target_W))
         last.seconds += chunk.seconds
         last.energy_J += chunk.energy_J
         if self.target_W is not None and chunk.energy_J > self.target_W * chunk.seconds:
             last.beyond_s += chunk.seconds
+        super().add(chunk)
+        if changed:
+            self._go(self._decide())
+        return self.decision
 
     def _decide(self) -> Decision:
         usable = sorted({*self._settings} - self._barred)

@@ -13,8 +13,7 @@ from typing import Any
 
 from tuner.online.bandit import WORTH, Decision, OnlineTuner
 from tuner.online.marks import Mark
-from tuner.online.promise import SURE, UNLIMITED
-from tuner.online.response import Views
+from tuner.online.response import SURE, UNLIMITED, Views
 from tuner.problem.constraints import Constraints, given_limits, limit_on
 from tuner.workload.meters import Meter, MeterError, Reading
 
@@ -91,15 +90,17 @@ class LimitTuner(OnlineTuner):
         top_s = self._rest(views, 0, 0.0)[0]
         spare_s = max(0.0, left[0] - self._rest(views, 0, SURE)[0])
         self.max_slowdown = spare_s / top_s if self._timed else UNLIMITED
-        choice = self._pick(views, fits, in_time)
+        if self._budgeted and fits:
+            choice = min(fits, key=lambda each: views.time.value(each)[0])
+        else:  # of those that come nearest; the deadline comes first
+            choice = self._least(views, fits or in_time) if in_time else 0
         if self._stale(views, choice):
             self._reference_due = 1
             return Decision(0, "reference")
-        trial_s = TRIAL * spare_s if self._timed else math.inf
-        saving = not self._budgeted or not fits
-        trial = (
-            self._hopeful(views, choice, trial_s) if saving else self._faster(views, choice, left)
-        )
+        if self._budgeted and fits:
+            trial = self._faster(views, choice, left)
+        else:
+            trial = self._hopeful(views, choice, TRIAL * spare_s if self._timed else math.inf)
         late = top_s > (left[0] + RESERVE * top_s)
         poor = trial is None and not within and self._rest(views, choice, 0.0)[1] > left[1]
         long = self.steps > self._length
@@ -107,13 +108,6 @@ class LimitTuner(OnlineTuner):
         if trial is not None and not late:
             return Decision(trial, "trial")
         return Decision(choice, "choice")
-
-    def _pick(self, views: Views, fits: Sequence[int], in_time: Sequence[int]) -> int:
-        # Of the settings that fit, or of those that come nearest.
-        if fits and self._budgeted:
-            return min(fits, key=lambda each: views.time.value(each)[0])
-        within = fits or in_time
-        return self._least(views, within) if within else 0  # the deadline comes first
 
     def _faster(self, views: Views, choice: int, left: tuple[float, ...]) -> int | None:
         # An untried setting that is expected to be faster and to fit as well.

@@ -41,23 +41,17 @@ UNREAD = "the clock cannot be read back, so that a setting that is not in force 
 
 @dataclass
 class Training:
-    """A running training: to what it is tuned, and by what it is watched.
+    """A running training: to what it is tuned, and by what it is watched."""
 
-    Attributes:
-        request: without what turned out not to be of this training.
-        say: receives a sentence for each thing worth one.
-        report: receives metrics after each chunk of steps, with units in their names.
-        started: the meter as the command started; None if it could not be read.
-    """
-
-    request: TuningRequest
+    request: TuningRequest  # without what turned out not to be of this training
     meter: Meter
     marks: Marks
     say: Callable[[str], None]
+    # receives metrics after each chunk of steps, with units in their names.
     report: Callable[[dict[str, float]], None] = lambda metrics: None
     signal: Signal | None = None
     record: Record | None = None
-    started: Reading | None = None
+    started: Reading | None = None  # of the meter as the command started
 
     def leave_out(self, earlier: Earlier, why: str) -> None:
         """Go on without earlier measurements, if there is a reason, and say it."""
@@ -67,12 +61,8 @@ class Training:
 
 
 class LiveTuning:
-    """Tuning of a training by one kind of live setting.
-
-    Args:
-        top: value of the settings' knob on the machine as it is.
-        settings: the machine as it is, then the live settings to choose from.
-    """
+    """Tuning of a training by one kind of live setting, whose value is `top` on the machine as it
+    is, which is the first of the settings."""
 
     def __init__(
         self, training: Training, governor: Governor, top: float, settings: Sequence[Settings]
@@ -148,10 +138,10 @@ class LiveTuning:
             now = replace(earlier.setup, ranks=len(self._ranks))
             training.leave_out(earlier, earlier.why_not(now))
         knobs = training.request.knobs
-        missing = [each for each in knobs if each.by_script and each.name not in marks.present]
-        for knob in missing:
-            self._say(f"the script registers no live knob {knob.name!r} in its first step")
-        known = tuple(knob for knob in knobs if knob not in missing)
+        known = tuple(each for each in knobs if not each.by_script or each.name in marks.present)
+        for knob in knobs:
+            if knob not in known:
+                self._say(f"the script registers no live knob {knob.name!r} in its first step")
         training.request = replace(training.request, knobs=known)
         self._choose_from(self._plain)  # with what is known by now
         self._lower_stages()
@@ -161,11 +151,8 @@ class LiveTuning:
             self.tuner.begin(mark, self._opened[1], training.started or self._opened[1], steps)
 
     def take(self, mark: Mark) -> None:
-        """Take in a step's end; may set another clock.
-
-        Raises:
-            MeterError, GovernorError: the devices cannot be metered or put back any more.
-        """
+        """Take in a step's end; may set another clock. Raises MeterError or GovernorError if the
+        devices cannot be metered or put back any more."""
         training = self._training
         self._ranks.add(mark.rank)
         if self._opened is None:

@@ -39,16 +39,12 @@ class Mark:
 
 
 class Marks:
-    """Receiver of marks on a listening Unix socket, which it shuts down at the end.
-
-    Attributes:
-        length: number of steps that the training takes, if its framework says it.
-        present: values of the live knobs that the program registered; None of one it cannot read.
-    """
+    """Receiver of marks on a listening Unix socket, which it shuts down at the end."""
 
     def __init__(self, listener: socket.socket) -> None:
-        self.length: int | None = None
+        self.length: int | None = None  # steps that the training takes, if its framework says it
         self.pids: dict[int, int] = {}
+        # Values of the live knobs that the program registered; None of one it cannot read.
         self.present: dict[str, Any] = {}
         self._steps: dict[int, int] = {}
         self._links: dict[int, socket.socket] = {}
@@ -67,11 +63,8 @@ class Marks:
         return marks
 
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Let every rank set live knobs after the same step, and return what each answers.
-
-        Raises:
-            KnobRefused: the ranks did not come to one boundary.
-        """
+        """Let every rank set live knobs after the same step, and return what each answers; raise
+        KnobRefused if the ranks do not come to one boundary."""
         if not self._links:
             return []
         for ahead in AHEAD:
@@ -120,18 +113,21 @@ class Marks:
             for line in lines:
                 words = line.split() if line.endswith(b"\n") else []
                 with contextlib.suppress(*UNREADABLE):
-                    if words[0] == b"hello":
+                    kind, rest = words[0], line.partition(b" ")[2]
+                    if kind == b"hello":
                         rank = int(words[1])
                         self.pids[rank] = int(words[2])
                         self._links[rank] = link
-                    elif rank >= 0 and words[0] == b"length":
-                        self.length = int(words[1])
-                    elif rank >= 0 and words[0] == b"knobs":
-                        self.present = dict(json.loads(line.partition(b" ")[2]))
-                    elif rank >= 0 and words[0] in (b"at", b"late", b"set"):
-                        self._answers.put((words[0], json.loads(line.partition(b" ")[2])))
-                    elif rank >= 0 and words[0] in (b"in", b"out", b"step", b"ready"):
-                        kind, step, time_s = words[0], int(words[1]), float(words[2])
+                    elif rank < 0:
+                        continue
+                    elif kind == b"length":
+                        self.length = int(rest)
+                    elif kind == b"knobs":
+                        self.present = dict(json.loads(rest))
+                    elif kind in (b"at", b"late", b"set"):
+                        self._answers.put((kind, json.loads(rest)))
+                    elif kind in (b"in", b"out", b"step", b"ready"):
+                        step, time_s = int(words[1]), float(words[2])
                         if sign := {b"in": -1, b"out": 1}.get(kind, 0):
                             busy_s[step] = busy_s.get(step, 0.0) + sign * time_s
                         elif kind == b"ready":

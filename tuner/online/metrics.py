@@ -76,11 +76,8 @@ def _escaped(word: str) -> str:
 
 
 class Metrics:
-    """Latest metrics of a training as `text`, and in a file until the end.
-
-    Raises:
-        InputError: the file cannot be written, or holds something else.
-    """
+    """Latest metrics of a training as `text`, and in a file until the end; InputError if it cannot
+    be written, or holds something else."""
 
     def __init__(
         self,

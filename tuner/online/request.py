@@ -1,23 +1,29 @@
-"""What a training is tuned to: asked on the command line or from Python, checked in one place."""
+"""What a training is tuned to, checked in one place, and the outcome of its tuning."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tuner.online.earlier import Earlier, earlier_of
-from tuner.online.follow import Signal
+from tuner.online.follow import Period, Signal
 from tuner.online.limits import run_limits
+from tuner.online.response import Balance
+from tuner.online.windows import Change
 from tuner.problem.constraints import Constraints, Limits
 from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.workload.measure.stragglers import RankState, Straggler
+from tuner.workload.probe import MeterInfo
 
 #: Most combinations of values of declared knobs that one training tries.
 MOST_DECLARED = 12
 #: Promise of a tuned training that was given none.
 DEFAULT_SLOWDOWN = 0.05
+#: Why a training is not, or no longer, tuned.
+Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
 
 
 class TuningOptions(Limits, total=False):
@@ -31,25 +37,15 @@ class TuningOptions(Limits, total=False):
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """What a training is tuned to.
+    """What a training is tuned to; InputError if that contradicts itself or is not allowed."""
 
-    Attributes:
-        limits: on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its
-            deadline and energy budget, or its power cap.
-        steps: that it takes, if its framework does not say so.
-        follow_power: file or address of a target of power in watts, or the watts.
-        earlier: measurements to begin with; they are dropped if they are of another device or job.
-        keep: folder for what is learned, to whose name a number is added.
-
-    Raises:
-        InputError: they contradict each other, or a value is not allowed.
-    """
-
+    # on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its deadline
+    # and energy budget, or its power cap.
     limits: Constraints = field(default_factory=Constraints)
-    steps: int | None = None
-    follow_power: str | float | None = None
-    earlier: Earlier | None = None
-    keep: Path | None = None
+    steps: int | None = None  # that it takes, if its framework does not say so
+    follow_power: str | float | None = None  # file or address of a target in watts, or the watts
+    earlier: Earlier | None = None  # to begin with, unless it is of another device or job
+    keep: Path | None = None  # folder for what is learned, to whose name a number is added
     knobs: tuple[Knob, ...] = ()
 
     @classmethod
@@ -107,3 +103,42 @@ class TuningRequest:
         cap_W = self.limits.power_cap_W
         source = self.follow_power if cap_W is None else cap_W
         return None if source is None else Signal(source)
+
+
+@dataclass(frozen=True)
+class TuningOutcome:
+    """Outcome of a training that was tuned while it ran.
+
+    Attributes:
+        settings: what could be chosen; the first, "", is the machine as it was.
+        relative: step time and power of each setting over the first's, as estimated.
+        problem: the sentence of the error behind `ended`.
+        not_restored: what could not be put back.
+        limits: name, value and what the whole command took, for each limit on it.
+    """
+
+    exit_code: int
+    max_slowdown: float | None
+    settings: tuple[str, ...] = ()
+    meter: MeterInfo | None = None
+    steps: int = 0
+    seconds_at: tuple[float, ...] = ()
+    relative: tuple[tuple[float, float], ...] = ()
+    balance: Balance = field(default_factory=Balance)
+    stalled_s: float = 0.0
+    changes: tuple[Change, ...] = ()
+    ended: Ended = ""
+    problem: str = ""
+    not_restored: str = ""
+    periods: tuple[Period, ...] = ()
+    record: Path | None = None
+    limits: tuple[tuple[str, float, float], ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
+
+    @property
+    def kept(self) -> bool | None:
+        """True if the slowdown is within the promise by its estimate; None if there is none."""
+        if not self.steps or self.max_slowdown is None:
+            return None
+        return self.balance.slowdown[1] <= self.max_slowdown

@@ -9,6 +9,10 @@ a smooth deviation from it; d is a smaller one of the epoch alone. An epoch last
 the job or the machine to the next: the level is then unknown again, while the response is kept as
 far as the new measurements agree with it. All terms are Gaussian, so the posterior is that of a
 Gaussian process with a few dozen observations (Rasmussen and Williams 2006, section 2.7).
+
+Of t seconds below the highest setting, t (1 - exp(-f)) are lost by f of the step time. f is
+uncertain; the promise is kept on its upper end. The run may end after any step, so the loss so far
+must at all times be within the slowdown that the time so far allows.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import add
 from typing import Literal
 
 import numpy as np
@@ -45,6 +50,12 @@ SHARED = 2.15
 DECLARED = 0.1
 #: Prior standard deviation of a level: unknown.
 LEVEL = 10.0
+#: Slowdown that stands for no limit.
+UNLIMITED = 1e6
+#: Standard deviations to the upper end: one-sided 95 % is 1.64; the rest covers the model.
+SURE = 2.0
+#: Share of the allowance that is kept in reserve.
+RESERVE = 0.05
 
 
 @dataclass(frozen=True)
@@ -113,13 +124,10 @@ class _Visits:
 
 
 class Response:
-    """Posterior of one quantity.
+    """Posterior of one quantity, with what was `studied` as an epoch before the first.
 
-    Args:
-        x: of each setting, the logarithm of the highest value over its own; 0 for the highest,
-            which comes first.
-        declared: of each setting, the values of the declared knobs; today's come first.
-        studied: earlier measurements of settings, as an epoch before the first.
+    `x` is, of each setting, the logarithm of the highest value over its own, `declared` the values
+    of the declared knobs: the highest setting, and today's values, come first.
     """
 
     def __init__(
@@ -241,14 +249,11 @@ class Response:
 
     def lately(self, setting: int) -> float:
         """Return how much its latest windows are above its mean, a logarithm; 0 if it has none."""
-        values = self._here(setting)
+        values = self.here(setting)
         return statistics.fmean(values[-LATELY:]) - statistics.fmean(values) if values else 0.0
 
-    def returned(self, setting: int) -> bool:
-        """Return True if a setting was measured in this epoch."""
-        return bool(self._here(setting))
-
-    def _here(self, setting: int) -> list[float]:
+    def here(self, setting: int) -> list[float]:
+        """Return the logarithms of a setting's windows in this epoch."""
         return list(self._epochs[self.epoch].get(setting, _Visits()).values)
 
 
@@ -284,3 +289,61 @@ class Views:
         slow, slow_sd = self.time.relative(setting)
         less, less_sd = self.power.relative(setting)
         return slow + less, math.hypot(slow_sd, less_sd)
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Loss and saving against the run at the highest setting; an estimate and its 90 % interval.
+
+    `exploring_J` is of windows run to learn, beyond that of the same steps at the chosen setting.
+    """
+
+    seconds: float = 0.0
+    energy_J: float = 0.0
+    lost_s: tuple[float, ...] = (0.0, 0.0, 0.0)
+    saved_J: tuple[float, ...] = (0.0, 0.0, 0.0)
+    exploring_J: float = 0.0
+
+    def __add__(self, other: Balance) -> Balance:
+        # Ends are added as if all errors had one cause, which is the wider interval.
+        return Balance(
+            self.seconds + other.seconds,
+            self.energy_J + other.energy_J,
+            tuple(map(add, self.lost_s, other.lost_s)),
+            tuple(map(add, self.saved_J, other.saved_J)),
+            self.exploring_J + other.exploring_J,
+        )
+
+    @property
+    def slowdown(self) -> tuple[float, ...]:
+        """Slowdown of the run: (low, estimate, high)."""
+        return tuple(lost_s / max(self.seconds - lost_s, 1e-9) for lost_s in self.lost_s)
+
+
+def balance(spent: Array, views: Views, chosen: int, sure: float) -> Balance:
+    """Return the balance of an epoch, whose ends are `sure` standard deviations off.
+
+    `spent`, of shape (3, settings), is time, energy and the part of it in windows run to learn.
+    """
+    lost, saved, exploring_J = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], 0.0
+    here = views.energy(chosen)[0]
+    for setting in np.flatnonzero(spent[0]).tolist():
+        seconds, energy_J, tried_J = map(float, spent[:, setting])
+        slow, slow_sd = views.time.relative(setting)
+        energy, energy_sd = views.energy(setting)
+        for end, side in enumerate((-sure, 0.0, sure)):
+            # To be faster than at the highest setting earns nothing: it may be a phase of the job.
+            least = 0.0 if side > 0 else -math.inf
+            lost[end] += seconds * max(least, -math.expm1(-(slow + side * slow_sd)))
+            saved[end] += energy_J * math.expm1(min(-(energy - side * energy_sd), 5.0))
+        exploring_J += max(0.0, -tried_J * math.expm1(here - energy))
+    total_s, total_J = map(float, spent[:2].sum(1))
+    return Balance(total_s, total_J, tuple(lost), tuple(saved), exploring_J)
+
+
+def available_s(seconds: float, lost_s: float, max_slowdown: float) -> float:
+    """Return the time that may still be lost, seconds, after `seconds` of which `lost_s` are lost.
+
+    The allowance is `max_slowdown` of the time at the highest setting, seconds - lost_s.
+    """
+    return (1 - RESERVE) * max_slowdown * (seconds - lost_s) - lost_s

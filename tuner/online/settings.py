@@ -3,9 +3,8 @@ live knobs.
 
 Stages of a pipeline with slack run slower, in proportion to their work. A stage that computes for a
 share s of the slowest one's time runs at s of its clock: if its time grows as its clock falls, at
-most, it takes as long as the slowest. A schedule that computes the same micro-batches in every step
-needs one clock a stage; Perseus (arXiv 2312.06902) sets one for each computation, which takes
-clocks that switch within a micro-batch, as NVML's do not.
+most, it takes as long as the slowest. Perseus (arXiv 2312.06902) sets a clock for each computation,
+which takes clocks that switch within a micro-batch, as NVML's do not.
 """
 
 from __future__ import annotations

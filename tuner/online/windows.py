@@ -112,17 +112,12 @@ class WindowCollector:
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the job or the machine at a constant setting, from window number `since` on.
-
-    Attributes:
-        relative: its estimated size; 0.2 is 20 % more.
-        step: number of steps done when it was noticed.
-    """
+    """Change of the job or the machine at a constant setting, from window number `since` on."""
 
     quantity: Quantity
     since: int
-    relative: float
-    step: int = 0
+    relative: float  # its estimated size; 0.2 is 20 % more
+    step: int = 0  # number of steps done when it was noticed
 
 
 class ChangeDetector:

@@ -29,8 +29,7 @@ from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import front_of
 from tuner.results.front_uncertainty import attainment_of
 from tuner.results.judge import Judge
-from tuner.results.parts import Attainment, Point, Spent
-from tuner.results.plan_facts import PlanFacts, SizeOfPlan
+from tuner.results.parts import Attainment, PlanFacts, Point, SizeOfPlan, Spent
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
@@ -218,11 +217,10 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
     points = tuple(
         Point.from_logs(
             row.configuration,
-            row.log_time,
-            row.time_se,
-            row.log_power,
-            row.power_se,
-            energy_se=math.hypot(row.time_se, row.power_se),
+            [
+                *(row.log_time, row.time_se, row.log_power, row.power_se),
+                math.hypot(row.time_se, row.power_se),
+            ],
             steps=problem.steps,
             source="predicted",
             windows=0,

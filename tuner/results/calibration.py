@@ -44,34 +44,29 @@ class Calibration:
     disagreement: float | None
 
     @property
-    def findings(self) -> dict[str, tuple[str, ...]]:
-        """The findings by name, each in one or more phrases."""
-        over = self.overhead
+    def findings(self) -> dict[str, str]:
+        """The findings by name, each in a phrase."""
+        over, meter = self.overhead, self.meter
         agree = "one source only, nothing to compare"
         if self.disagreement is not None:
             agree = f"integrated power is {100 * self.disagreement:+.2f} % off the energy counter"
-        how = self.meter.label
         return {
-            "meter": (f"{self.meter.name}, {self.meter.scope} scope, {how}: {self.meter.source}",),
-            "charged": (self.meter.host,),
+            "meter": f"{meter.name}, {meter.scope} scope, {meter.label}: {meter.source}",
+            "charged": meter.host,
             "overhead": (
                 f"{100 * over.relative:+.2f} % of the step time, 95 % interval "
-                f"[{100 * over.low:+.2f}, {100 * over.high:+.2f}] % ({over.method})",
-                f"sampling takes {100 * self.core_share:.2f} % of one core",
+                f"[{100 * over.low:+.2f}, {100 * over.high:+.2f}] % ({over.method}); "
+                f"sampling takes {100 * self.core_share:.2f} % of one core"
             ),
-            "samples": (f"{self.samples} taken, {self.lost} lost",),
-            "idle power": ("unknown" if self.idle_W is None else f"{self.idle_W:.1f} W",),
-            "counter": (f"updated every {1000 * self.update_period_s:.0f} ms",),
-            "agreement": (agree,),
+            "samples": f"{self.samples} taken, {self.lost} lost",
+            "idle power": "unknown" if self.idle_W is None else f"{self.idle_W:.1f} W",
+            "counter": f"updated every {1000 * self.update_period_s:.0f} ms",
+            "agreement": agree,
         }
 
     def lines(self) -> list[str]:
         """Return the findings as lines in two columns."""
-        return [
-            f"{name if row == 0 else '':<12}{text}"
-            for name, texts in self.findings.items()
-            for row, text in enumerate(texts)
-        ]
+        return [f"{name:<12}{text}" for name, text in self.findings.items()]
 
 
 def calibrate(
@@ -81,13 +76,9 @@ def calibrate(
     runs_dir: str | Path = "runs",
     pairs: int = 20,
     block_s: float = 3.0,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Calibration:
-    """Run steps with and without metering on this machine, and report on the meter.
-
-    Args:
-        pairs: of blocks, one metered and one not; at least 2.
-    """
+    """Run at least 2 pairs of blocks of steps, metered and not, and report on the meter."""
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.space import default_configuration
     from tuner.workload.measure.metering_overhead import measure_overhead
@@ -98,18 +89,17 @@ def calibrate(
     job = job if isinstance(job, TrainingJob) else load_job(job) if job else load_job()
     cluster = cluster_of(cluster)
     chosen: Configuration = default_configuration(job, cluster)
-    tell = say or (lambda sentence: None)
-    require_own(Path(runs_dir) / "calibration")
-    runner = LocalRunner(job, cluster, run_dir=Path(runs_dir) / "calibration", say=tell)
+    folder = Path(runs_dir) / "calibration"
+    require_own(folder)
+    runner = LocalRunner(job, cluster, run_dir=folder, say=say)
     try:
         runner.prepare()
-        tell(f"{pairs} pairs of {block_s:g} s with and without metering: {chosen.key}")
-        limit_s = 120.0 + 4 * pairs * block_s
+        say(f"{pairs} pairs of {block_s:g} s with and without metering: {chosen.key}")
         request = ProbeRequest(
             "calibration",
             chosen.launch,
             window=WindowPolicy(micro_batches=False),
-            time_limit_s=limit_s,
+            time_limit_s=120.0 + 4 * pairs * block_s,
             purpose="calibration",
         )
         record, turns = measure_overhead(runner, request, pairs=pairs, block_s=block_s)
@@ -145,12 +135,8 @@ def last_calibration(runs_dir: str | Path, host: str | None = None) -> dict[str,
         if data["host"] != (host or platform.node()):
             return {}
         known = {name: data[name] for name in Calibration.__dataclass_fields__}
-        known["meter"], known["overhead"] = (
-            MeterInfo(**data["meter"]),
-            Difference(**data["overhead"]),
-        )
-        findings = Calibration(**known).findings
+        meter, overhead = MeterInfo(**data["meter"]), Difference(**data["overhead"])
+        findings = Calibration(**{**known, "meter": meter, "overhead": overhead}).findings
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    texts = {name: "; ".join(phrases) for name, phrases in findings.items()}
-    return {"made_at": data["made_at"], **texts}
+    return {"made_at": data["made_at"], **findings}

@@ -3,20 +3,29 @@
 An energy budget asks for the fastest configuration that fits, a deadline for the least energy in
 time; caps on power and on GPUs bound either, and an `objective` says otherwise what is to be least.
 With neither, what is better than the baseline in both energy and time is chosen. What only seems to
-meet the limits by luck is passed over. If nothing can meet them, the nearest point is chosen.
+meet the limits by luck is passed over. If nothing can meet them, the nearest point is chosen, and
+the chance that a candidate that was never measured meets them is named.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtr
 
 from tuner.formatting import Units, label, number, percent, probability
 from tuner.pareto import knee, nondominated
-from tuner.problem.constraints import Constraints, JobFigures, given_limits
+from tuner.problem.constraints import Constraints, JobFigures, given_limits, limit_on
 from tuner.results.parts import Choice, Point
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.probe import ProbeRecord
+
+if TYPE_CHECKING:  # which needs scikit-learn, and a probe shows its figures without
+    from tuner.models.surrogate.surrogates import Surrogates
 
 #: Returns the probability that a point meets each limit, and that it meets all.
 Chance = Callable[[Point, Constraints], tuple[dict[str, float], float]]
@@ -33,6 +42,16 @@ BOTH = "better-in-both"
 MANY_TIMES = 3.0
 #: Joules in a kilowatt-hour, in thousands.
 KJ_PER_KWH = 3600.0
+
+#: Joint draws behind the probability of an unmeasured candidate, whose standard error is at most
+#: 0.01, and limit on the candidates that are drawn: those with the greatest bounds.
+DRAWS, MOST_DRAWN = 2500, 50
+#: Limit on the candidates with a full posterior: those with the best means.
+MOST_PREDICTED = 4_000
+#: A smaller probability is only bounded.
+LEAST = 0.01
+#: Exponents of time and power by row of the figures that the surrogates predict.
+_ROWS = {(1.0, 0.0): 0, (0.0, 1.0): 1, (1.0, 1.0): 2}
 
 
 def cost_of(point: Point, rates: Mapping[str, float]) -> float:
@@ -79,16 +98,6 @@ def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
     return " and ".join(row.phrase(value, units) for row, value in given_limits(limits))
 
 
-def _told_apart(
-    text: Callable[[float, Units, int], str], least: float, limit: float, units: Units
-) -> tuple[str, str]:
-    for digits in range(3, 8):
-        texts = text(least, units, digits), text(limit, units, digits)
-        if texts[0] != texts[1] and f"{least:.{digits}g}" != f"{limit:.{digits}g}":
-            break
-    return texts
-
-
 def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
     met, unmet, least = [], [], []
     for row, limit in given_limits(constraints.limits):
@@ -101,7 +110,11 @@ def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> s
         if not math.isfinite(beyond):
             least.append("no probe recorded its peak power")
             continue
-        found, asked = _told_apart(row.text, limit * (1 + beyond), limit, units)
+        nearest = limit * (1 + beyond)
+        for digits in range(3, 8):  # until the two are told apart
+            found, asked = row.text(nearest, units, digits), row.text(limit, units, digits)
+            if found != asked and f"{nearest:.{digits}g}" != f"{limit:.{digits}g}":
+                break
         times = f"{number(1 + beyond)} times the {called} of {asked}"
         share = percent(beyond) if beyond >= 0.0005 else "less than 0.1 %"
         share += f" beyond the {called} of {asked}"
@@ -129,32 +142,16 @@ _GOALS = {
 }
 
 
-def _score(objective: str, constraints: Constraints) -> Callable[[Point], tuple[float, float]]:
-    def score(point: Point) -> tuple[float, float]:
-        energy, time = point.energy_to_solution_kJ, point.time_to_solution_s
-        if objective == "time":
-            return time, energy
-        first = {
-            "energy": energy,
-            "edp": energy * time,
-            "cost": cost_of(point, constraints.rates),
-            "carbon": energy,
-        }[objective]
-        return first, time
-
-    return score
+def _score(point: Point, objective: str, constraints: Constraints) -> tuple[float, float]:
+    energy, time = point.energy_to_solution_kJ, point.time_to_solution_s
+    if objective == "time":
+        return time, energy
+    cost = cost_of(point, constraints.rates)
+    return {"energy": energy, "edp": energy * time, "cost": cost, "carbon": energy}[objective], time
 
 
 def _knee_of(points: Sequence[Point]) -> Point:
     return points[knee([(p.energy_to_solution_kJ, p.time_to_solution_s) for p in points])]
-
-
-def _price_text(point: Point, objective: str, constraints: Constraints) -> str:
-    if objective == "cost":
-        return f", and costs {number(cost_of(point, constraints.rates))} at the prices given"
-    if objective == "carbon":
-        return f", and emits {number(carbon_g(point, constraints.rates))} g of CO2"
-    return ""
 
 
 def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -184,51 +181,49 @@ def decide(
     rule = _rule(constraints, baseline)
     if not points:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
-    units = Units.of([*points, *beside, *([baseline] if baseline else [])])
-
-    def choice(best: Point, met: bool, sentence: str) -> tuple[Point, Choice]:
-        probabilities, every = chance(best, constraints)
-        if constraints.max_slowdown is not None and constraints.baseline_time_s is None:
-            met = False
-            sentence += " The limit on slowdown was not applied, because today was not measured."
-        if asked and met:
-            sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
-            sentence += f"probability of {probability(every)}."
-        return best, Choice(
-            rule,
-            met,
-            sentence,
-            objective=objective if rule != BOTH else BOTH,
-            p_met=probabilities,
-            p_all_met=every if asked else None,
-            objective_value=_value(best, objective, constraints),
-        )
-
-    if rule == BOTH:
-        assert baseline is not None
-        best = _better_in_both(points, baseline)
-        if best.configuration == baseline.configuration:
-            text = "Nothing is better than today in both energy and time"
-        else:
-            text = "Best in both energy and time"
-        return choice(best, True, f"{text}: {_needs(best, constraints, units)}.")
+    units, met = Units.of([*points, *beside, *([baseline] if baseline else [])]), True
     if not asked and constraints.objective is None:
-        best = _knee_of(front_of(points))
-        text = "Without limits the knee of the front is chosen"
-        return choice(best, True, f"{text}: {_needs(best, constraints, units)}.")
-    fits = [point for point in points if _worst(point, constraints) <= 0]
-    if not fits:
+        if rule != BOTH or baseline is None:
+            best = _knee_of(front_of(points))
+            text = "Without limits the knee of the front is chosen"
+        else:
+            fits = [p for p in points if max(ratios_to(baseline, p)) <= 1 + SAME]
+            # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
+            best = min(fits or points, key=lambda point: math.prod(ratios_to(baseline, point)))
+            text = "Best in both energy and time"
+            if best.configuration == baseline.configuration:
+                text = "Nothing is better than today in both energy and time"
+    elif fits := [point for point in points if _worst(point, constraints) <= 0]:
+        # If luck alone makes each seem to fit, the first stands, with its probability.
+        fits = [p for p in fits if not asked or chance(p, constraints)[1] >= LIKELY] or fits
+        if objective == "knee":
+            best = _knee_of(front_of(fits))
+        else:
+            best = min(fits, key=lambda point: _score(point, objective, constraints))
+        words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
+        if constraints.is_relative:
+            words.append(f"({percent(constraints.max_slowdown or 0)} more than today)")
+        text = " ".join(words)
+    else:
         best = min(points, key=lambda point: (_worst(point, constraints), point.time_to_solution_s))
-        nearest = f"Nearest: {_needs(best, constraints, units)}."
-        return choice(best, False, f"{_unmet(points, constraints, units)} {nearest}")
-    # If luck alone makes each seem to fit, the first stands, with its probability.
-    fits = [p for p in fits if not asked or chance(p, constraints)[1] >= LIKELY] or fits
-    knee_asked = objective == "knee"
-    best = _knee_of(front_of(fits)) if knee_asked else min(fits, key=_score(objective, constraints))
-    words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
-    if constraints.is_relative:
-        words.append(f"({percent(constraints.max_slowdown or 0)} more than today)")
-    return choice(best, True, f"{' '.join(words)}: {_needs(best, constraints, units)}.")
+        met, text = False, f"{_unmet(points, constraints, units)} Nearest"
+    sentence = f"{text}: {_needs(best, constraints, units)}."
+    probabilities, every = chance(best, constraints)
+    if constraints.max_slowdown is not None and constraints.baseline_time_s is None:
+        met = False
+        sentence += " The limit on slowdown was not applied, because today was not measured."
+    if asked and met:
+        sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
+        sentence += f"probability of {probability(every)}."
+    return best, Choice(
+        rule,
+        met,
+        sentence,
+        objective=objective if rule != BOTH else BOTH,
+        p_met=probabilities,
+        p_all_met=every if asked else None,
+        objective_value=_value(best, objective, constraints),
+    )
 
 
 def _rule(constraints: Constraints, baseline: Point | None) -> str:
@@ -239,27 +234,107 @@ def _rule(constraints: Constraints, baseline: Point | None) -> str:
 
 
 def _needs(point: Point, constraints: Constraints, units: Units) -> str:
-    mark = label(point.meter.mark)
+    mark, price, rates = label(point.meter.mark), "", constraints.rates
+    if constraints.goal == "cost":
+        price = f", and costs {number(cost_of(point, rates))} at the prices given"
+    elif constraints.goal == "carbon":
+        price = f", and emits {number(carbon_g(point, rates))} g of CO2"
     return (
         f"{point.configuration.short} needs {units.energy_text(point.energy_to_solution_kJ)}{mark} "
-        f"and {units.time_text(point.time_to_solution_s)} at {number(point.power_W)} W{mark}"
-        + _price_text(point, constraints.goal, constraints)
+        f"and {units.time_text(point.time_to_solution_s)} at {number(point.power_W)} W{mark}{price}"
     )
 
 
-def _better_in_both(points: Sequence[Point], baseline: Point) -> Point:
-    def ratios(point: Point) -> tuple[float, float]:
-        return (
-            point.energy_to_solution_kJ / baseline.energy_to_solution_kJ,
-            point.time_to_solution_s / baseline.time_to_solution_s,
-        )
-
-    fits = [point for point in points if max(ratios(point)) <= 1 + SAME]
-    # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
-    return min(fits or points, key=lambda point: math.prod(ratios(point)))
+def ratios_to(today: Point, point: Point) -> tuple[float, float]:
+    """Return the energy and time of a point over those of another."""
+    return (
+        point.energy_to_solution_kJ / today.energy_to_solution_kJ,
+        point.time_to_solution_s / today.time_to_solution_s,
+    )
 
 
 def _value(point: Point, objective: str, constraints: Constraints) -> float | None:
     if objective == "carbon":
         return carbon_g(point, constraints.rates)
-    return None if objective == "knee" else _score(objective, constraints)(point)[0]
+    return None if objective == "knee" else _score(point, objective, constraints)[0]
+
+
+def never_measured(
+    candidates: Sequence[Configuration], records: Sequence[ProbeRecord]
+) -> tuple[Configuration, ...]:
+    """Return the candidates that were not measured and whose launch did not fail."""
+    measured = {
+        Configuration(record.request.launch, window.live)
+        for record in records
+        for window in record.measurements
+    }
+    failed = {record.request.launch for record in records if not record.ok}
+    failed -= {configuration.launch for configuration in measured}
+    return tuple(c for c in candidates if c not in measured and c.launch not in failed)
+
+
+def likeliest(
+    surrogates: Surrogates,
+    candidates: Sequence[Configuration],
+    constraints: Constraints,
+    steps: int,
+) -> tuple[Configuration, float] | None:
+    """Return the candidate that most probably meets all limits, with that probability.
+
+    None if there is no candidate, or if peak power is limited, which the surrogates do not predict.
+    """
+    limits = constraints.limits
+    if limit_on("peak_power_W", limits) is not None:
+        return None
+    most_gpus = limit_on("gpus", limits) or math.inf
+    left = [c for c in candidates if c.world_size <= most_gpus]
+    if not left:
+        return None
+    bounds = np.full(3, math.inf)  # of log time, log power and log energy of a step
+    for limit, value in given_limits(limits):
+        if limit.exponents is not None:
+            bounds[_ROWS[limit.exponents]] = math.log(limit.of_step(value, steps))
+    if len(left) > MOST_PREDICTED:
+        time, power = surrogates.mean(left)
+        beyond = np.max([time, power, time + power] - bounds[:, None], axis=0)
+        left = [left[i] for i in np.argsort(beyond)[:MOST_PREDICTED]]
+    posterior = surrogates.with_intervals(left)
+    means = np.array([posterior.log_time, posterior.log_power, posterior.log_energy])
+    errors = np.array([posterior.log_time_std, posterior.log_power_std, posterior.log_energy_std])
+    # The joint probability is at most the least of the three.
+    most = ndtr((bounds[:, None] - means) / errors).min(axis=0)
+    rows = np.argsort(-most)[:MOST_DRAWN]
+    first, second = np.random.default_rng(0).standard_normal((2, DRAWS, 1))
+    together = posterior.correlation
+    second = together * first + math.sqrt(max(1 - together**2, 0.0)) * second
+    time = means[0, rows] + errors[0, rows] * first
+    power = means[1, rows] + errors[1, rows] * second
+    met = (time <= bounds[0]) & (power <= bounds[1]) & (time + power <= bounds[2])
+    chances = met.mean(axis=0)
+    best = int(np.argmax(chances))
+    return left[rows[best]], float(chances[best])
+
+
+def with_unmeasured(
+    choice: Choice,
+    constraints: Constraints,
+    surrogates: Surrogates | None,
+    candidates: Sequence[Configuration],
+    steps: int,
+) -> Choice:
+    """Return a choice that misses limits with the chance that some candidate meets them."""
+    if choice.met or surrogates is None or not constraints.limits:
+        return choice
+    found = likeliest(surrogates, candidates, constraints, steps)
+    if found is None:
+        return choice
+    configuration, chance = found
+    what = "this" if len(constraints.limits) == 1 else "all of it"
+    if chance < LEAST:
+        text = f"No unmeasured candidate meets {what} with a probability of 1 % or more."
+    else:
+        text = (
+            f"Of the unmeasured candidates {configuration.short} most probably meets {what}, with "
+            f"a probability of {percent(chance)}."
+        )
+    return replace(choice, sentence=f"{choice.sentence} {text}")

@@ -7,6 +7,10 @@ what the two share does not widen the interval.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from tuner.formatting import ordered_knobs
@@ -22,27 +26,17 @@ DRAWS = 1000
 MOST_NEIGHBOURS = 150
 
 
-def _replaced(configuration: Configuration, knob: str, value: Value | None) -> Configuration:
-    live = KNOBS[knob].kind == "live" if knob in KNOBS else knob in configuration.live
-    half = dict(configuration.live if live else configuration.launch)
-    if value is None:
-        half.pop(knob, None)
-    else:
-        half[knob] = value
-    if live:
-        return Configuration(configuration.launch, Settings(half))
-    return Configuration(Settings(half), configuration.live)
-
-
 def _neighbours(result: Result, point: Point) -> list[tuple[str, Value | None, Configuration]]:
     job, cluster = result.job, result.cluster
-    measured = {p.configuration for p in result.points}
+    mine, measured = point.configuration, {p.configuration for p in result.points}
     found = []
     for knob in ordered_knobs(p.configuration for p in result.points):
-        mine = point.configuration.get(knob)
-        seen = {p.configuration.get(knob) for p in result.points}
-        for value in sorted(seen - {mine}, key=lambda each: (str(type(each)), str(each))):
-            other = _replaced(point.configuration, knob, value)
+        seen = {p.configuration.get(knob) for p in result.points} - {mine.get(knob)}
+        for value in sorted(seen, key=lambda each: (str(type(each)), str(each))):
+            live = KNOBS[knob].kind == "live" if knob in KNOBS else knob in mine.live
+            half = {**(mine.live if live else mine.launch), knob: value}
+            changed = Settings({name: each for name, each in half.items() if each is not None})
+            other = replace(mine, **{"live" if live else "launch": changed})
             able = job is None or cluster is None or not broken_rules(other, job, cluster)
             if other in measured or able:
                 found.append((knob, value, other))
@@ -82,40 +76,39 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
     return tuple(sorted(effects, key=lambda e: (not e.of_baseline, -abs(e.energy[0]))))
 
 
-def _where(
-    result: Result, point: Point
-) -> tuple[dict[str, float], dict[str, float], dict[str, float], str]:
-    job, cluster = result.job, result.cluster
-    if job is None or cluster is None:
-        return {}, {}, {}, "Where time and energy go is not told: no job or cluster is known."
-    if not job.is_modelled:
-        return {}, {}, {}, "Where time and energy go is not told: the model's sizes are not known."
+def _where(result: Result, point: Point) -> dict[str, Mapping[str, float]]:
     from tuner.models.analytic.model import AnalyticModel
     from tuner.problem.batch_scaling import steps_a_job_step
 
+    job, cluster = result.job, result.cluster
+    assert job is not None and cluster is not None  # noqa: PT018
     said = AnalyticModel(job, cluster).breakdown(point.configuration)
     step_s = point.time_to_solution_s / result.steps
     step_J = 1000 * point.energy_to_solution_kJ / result.steps
-    time = {name: value * step_s / said.step_time_s for name, value in said.time_s.items()}
-    joules = {name: value * step_J / said.energy_J for name, value in said.joules.items()}
     share = steps_a_job_step(point.configuration, job)
-    error = {
-        "step time": share * said.step_time_s / step_s - 1,
-        "energy": share * said.energy_J / step_J - 1,
+    return {
+        "time_s": {name: value * step_s / said.step_time_s for name, value in said.time_s.items()},
+        "energy_J": {name: value * step_J / said.energy_J for name, value in said.joules.items()},
+        "model_error": {
+            "step time": share * said.step_time_s / step_s - 1,
+            "energy": share * said.energy_J / step_J - 1,
+        },
     }
-    return time, joules, error, ""
 
 
 def explain(result: Result, point: str | Configuration = "best") -> Explanation:
     """Explain a point of a result."""
-    chosen = result.point(point)
-    time, joules, error, why = _where(result, chosen)
+    chosen, where, why = result.point(point), dict[str, Any](), ""
+    if result.job is None or result.cluster is None:
+        why = "no job or cluster is known"
+    elif not result.job.is_modelled:
+        why = "the model's sizes are not known"
+    else:
+        where = _where(result, chosen)
     return Explanation(
         point=chosen,
-        time_s=time,
-        energy_J=joules,
-        model_error=error,
+        **where,
         knobs=_effects(result, chosen),
         mark=chosen.meter.mark,
-        notes=(why,) if why else (),
+        notes=(f"Where time and energy go is not told: {why}.",) if why else (),
     )

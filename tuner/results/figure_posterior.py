@@ -58,9 +58,10 @@ class Cells:
         pair, inverse = np.unique(labels, axis=1, return_inverse=True)
         inverse = inverse.reshape(-1)
         count = np.bincount(inverse)
-        logs = windows.logs_and_stated
-        y = np.array([np.bincount(inverse, log) / count for log, _ in logs])
-        stated = np.array([np.bincount(inverse, squares) / count**2 for _, squares in logs])
+        figures, errors = (windows.step_time_s, windows.power_W), windows.relative_errors
+        y = np.array([np.bincount(inverse, np.log(each)) / count for each in figures])
+        squares = [np.nan_to_num(rse) ** 2 for rse in errors]
+        stated = np.array([np.bincount(inverse, each) / count**2 for each in squares])
         return cls(pair[0], pair[1], y, stated, count)
 
     @property

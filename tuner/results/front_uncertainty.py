@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,21 +35,13 @@ MOST_PREDICTED = 4_000
 
 
 def likely_unmeasured(
-    surrogates: Surrogates,
-    candidates: Sequence[Configuration],
-    measured: Sequence[Configuration],
-    log_energy: np.ndarray,
-    log_time: np.ndarray,
-    *,
-    failed: Sequence[Configuration] = (),
+    surrogates: Surrogates, unmeasured: Sequence[Configuration], figures: Posterior
 ) -> list[Configuration]:
-    """Unmeasured candidates that may be on the front, the hopeful ones first."""
-    known = {*measured, *failed}
-    lost = {configuration.launch for configuration in failed}
-    lost -= {configuration.launch for configuration in measured}
-    left = [c for c in candidates if c not in known and c.launch not in lost]
-    if not left:
+    """Return those unmeasured candidates that may be on the front, the hopeful ones first."""
+    if not unmeasured:
         return []
+    log_time, left = figures.log_time, list(unmeasured)
+    log_energy = log_time + figures.log_power
     if len(left) > MOST_PREDICTED:
         mean_time, mean_power = surrogates.mean(left)
         best = np.argsort(_behind(mean_time + mean_power, mean_time, log_energy, log_time))
@@ -74,49 +67,40 @@ def draw(
     figures: Posterior,
     surrogates: Surrogates,
     unmeasured: Sequence[Configuration],
-    *,
     seed: int,
-    draws: int = DRAWS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return joint draws of log energy and log time, (draws, measured + unmeasured).
+    """Return joint draws of log energy and log time, (`DRAWS`, measured + unmeasured).
 
     Settings that were measured in one launch share the error of its effect, and so do unmeasured
     settings of the same launch knobs, whose predictions follow the measured ones.
     """
     rng = np.random.default_rng(seed)
-    time, power = figures.draw(rng, draws)
+    time, power = figures.draw(rng, DRAWS)
     if unmeasured:
         said = surrogates.with_intervals(unmeasured)
         plain = surrogates.predict(unmeasured)
         more_time, more_power = surrogates.sample(
-            unmeasured, rng.standard_normal((draws, 2, len(unmeasured)))
+            unmeasured, rng.standard_normal((DRAWS, 2, len(unmeasured)))
         )
         # As wide as the intervals that are shown, which the plain posterior is not.
-        more_time = said.log_time + (more_time - plain.log_time) * (
-            said.log_time_std / plain.log_time_std
+        wider = said.log_time_std / plain.log_time_std, said.log_power_std / plain.log_power_std
+        more_time = said.log_time + (more_time - plain.log_time) * wider[0]
+        more_power = said.log_power + (more_power - plain.log_power) * wider[1]
+        same = np.array(
+            [[m.launch == u.launch for u in unmeasured] for m in figures.configurations],
+            dtype=float,
         )
-        more_power = said.log_power + (more_power - plain.log_power) * (
-            said.log_power_std / plain.log_power_std
-        )
-        follows = _same_launch(figures.configurations, unmeasured)
+        follows = same / np.maximum(same.sum(axis=0), 1.0)
         more_time = more_time + (time - figures.log_time) @ follows
         more_power = more_power + (power - figures.log_power) @ follows
         time, power = np.hstack([time, more_time]), np.hstack([power, more_power])
     return time + power, time
 
 
-def _same_launch(
-    measured: Sequence[Configuration], unmeasured: Sequence[Configuration]
-) -> np.ndarray:
-    same = np.array([[m.launch == u.launch for u in unmeasured] for m in measured], dtype=float)
-    return np.asarray(same / np.maximum(same.sum(axis=0), 1.0))
-
-
 def predicted_points(
     surrogates: Surrogates,
     unmeasured: Sequence[Configuration],
     probability: np.ndarray,
-    *,
     steps: int,
     meter: MeterInfo,
 ) -> tuple[Point, ...]:
@@ -126,20 +110,12 @@ def predicted_points(
     if not chosen:
         return ()
     said = surrogates.with_intervals([unmeasured[i] for i in chosen])
+    time, power = (said.log_time, said.log_time_std), (said.log_power, said.log_power_std)
+    logs = zip(*time, *power, said.log_energy_std, strict=True)
+    given: dict[str, Any] = {"source": "predicted", "windows": 0, "meter": meter}
     points = [
-        Point.from_logs(
-            unmeasured[chosen[i]],
-            float(said.log_time[i]),
-            float(said.log_time_std[i]),
-            float(said.log_power[i]),
-            float(said.log_power_std[i]),
-            energy_se=float(said.log_energy_std[i]),
-            steps=steps,
-            source="predicted",
-            windows=0,
-            meter=meter,
-        )
-        for i in range(len(chosen))
+        Point.from_logs(unmeasured[i], row, steps=steps, **given)
+        for i, row in zip(chosen, logs, strict=True)
     ]
     points = with_probabilities(points, probability[chosen])
     return tuple(sorted(points, key=lambda point: point.time_to_solution_s))

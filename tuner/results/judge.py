@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import norm
 
 from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
-from tuner.results.choice import LIKELY, Chance, cost_of, decide, excess
+from tuner.results.choice import LIKELY, cost_of, decide, excess, ratios_to
 from tuner.results.parts import Choice, More, Point
 from tuner.results.posterior import DRAWS, Gain, Posterior
 from tuner.results.significance import Difference
@@ -53,18 +53,12 @@ def failed_again(records: Sequence[ProbeRecord]) -> frozenset[Configuration]:
     return frozenset(each for each, failed in last.items() if failed)
 
 
-def _difference(quantity: str, gain: Gain, method: str, *, predicted: bool = False) -> Difference:
+def _difference(quantity: str, gain: Gain, method: str, predicted: bool) -> Difference:
     low, high = gain.interval(0.95)
     p_less = gain.above(0.0)
-    return Difference(
-        quantity,
-        math.expm1(-gain.mean),
-        math.expm1(-high),
-        math.expm1(-low),
-        2 * min(p_less, 1 - p_less),
-        method,
-        predicted,
-    )
+    mean, low, high = (math.expm1(-log) for log in (gain.mean, high, low))
+    p_value = 2 * min(p_less, 1 - p_less)
+    return Difference(quantity, mean, low, high, p_value, method, predicted)
 
 
 @dataclass(frozen=True)
@@ -133,19 +127,15 @@ class Judge:
     def choose(self, among: Sequence[Point] | None = None) -> tuple[Point | None, Choice]:
         """Return the point that is best by the posterior's means, and how it was chosen."""
         if among is None:
-            among = [p for p in self.points if p.configuration not in self.failed]
-            among = among or self.points
-        chance: Chance = self.chance
+            among = [p for p in self.points if p.configuration not in self.failed] or self.points
         asked, today = self.constraints, self.baseline
-        best, choice = decide(among, asked, today, chance=chance, beside=self.points)
+        best, choice = decide(among, asked, today, chance=self.chance, beside=self.points)
         if today is None:
             return best, choice
-        _, kept = decide([today], asked, today, chance=chance)
+        _, kept = decide([today], asked, today, chance=self.chance)
+        value, p_met = kept.objective_value, kept.p_all_met
         return best, replace(
-            choice,
-            baseline_met=kept.met,
-            baseline_value=kept.objective_value,
-            baseline_p_met=kept.p_all_met,
+            choice, baseline_met=kept.met, baseline_value=value, baseline_p_met=p_met
         )
 
     @cached_property
@@ -163,20 +153,16 @@ class Judge:
         if today is None or point.configuration == today.configuration:
             return None
         if self._compared(point):
-            method = "posterior of all launches"
+            method, predicted = "posterior of all launches", False
             gains = self._saving(point, 1.0, 0.0), self._saving(point, 0.0, 1.0)
-            return (
-                _difference("energy_per_step", gains[0], method),
-                _difference("step_time", gains[1], method),
-            )
-        method, predicted = "intervals of the points", point.meter.is_simulated
-        energy = math.log(point.energy_to_solution_kJ / today.energy_to_solution_kJ)
-        time = math.log(point.time_to_solution_s / today.time_to_solution_s)
-        sds = self._ratio_errors(point, today)
-        gains = Gain.normal(-energy, sds[0]), Gain.normal(-time, sds[1])
+        else:
+            method, predicted = "intervals of the points", point.meter.is_simulated
+            energy, time = map(math.log, ratios_to(today, point))
+            sds = self._ratio_errors(point, today)
+            gains = Gain.normal(-energy, sds[0]), Gain.normal(-time, sds[1])
         return (
-            _difference("energy_per_step", gains[0], method, predicted=predicted),
-            _difference("step_time", gains[1], method, predicted=predicted),
+            _difference("energy_per_step", gains[0], method, predicted),
+            _difference("step_time", gains[1], method, predicted),
         )
 
     def _ratio_errors(self, point: Point, today: Point) -> tuple[float, float]:
@@ -188,11 +174,14 @@ class Judge:
         times = today.time_interval_s, point.time_interval_s
         return math.hypot(*map(log_error, energies)), math.hypot(*map(log_error, times))
 
+    def launches_of(self, point: Point) -> frozenset[int]:
+        """Return the numbers of the launches that measured a point, if its posterior is known."""
+        posterior = self.posterior
+        return frozenset() if posterior is None else posterior.launches_of(point.configuration)
+
     def _compared(self, point: Point) -> bool:
-        if self.posterior is None or self.baseline is None:
-            return False
-        held = self.posterior.configurations
-        return point.configuration in held and self.baseline.configuration in held
+        today = self.baseline
+        return bool(today is not None and self.launches_of(point) and self.launches_of(today))
 
     def _saving(self, point: Point, energy: float, time: float) -> Gain:
         assert self.posterior is not None and self.baseline is not None  # noqa: PT018
@@ -244,9 +233,7 @@ class Judge:
         gain = self.gain(point)
         assert gain is not None
         joint = gain.above(MARGIN)
-        if not self._compared(point):
-            return joint
-        return min(joint, self._by_launches(point))
+        return min(joint, self._by_launches(point)) if self._compared(point) else joint
 
     def _by_launches(self, point: Point) -> float:
         assert self.posterior is not None and self.baseline is not None  # noqa: PT018
@@ -273,7 +260,7 @@ class Judge:
             return None
         assert self.posterior is not None and self.baseline is not None  # noqa: PT018
         training = 1 / launch_share if launch_share else LONG_TRAINING
-        fresh = self.posterior.launches_of(point.configuration) & self.fresh
+        fresh = self.launches_of(point) & self.fresh
         if self.p_better(point) >= ENOUGH:
             worth_one = not fresh and OUTLIERS * gain.mean * training > 1
             return More(1, of_baseline=False) if worth_one else None
@@ -291,6 +278,6 @@ class Judge:
                 best, worth = k, value
         if not best:
             return None
-        today = self.baseline.configuration
-        of_today = len(self.posterior.launches_of(today))
-        return More(best, of_baseline=today not in self.failed and of_today <= len(fresh))
+        today = self.baseline
+        few = len(self.launches_of(today)) <= len(fresh)
+        return More(best, of_baseline=few and today.configuration not in self.failed)

@@ -82,19 +82,16 @@ class Point:
     def from_logs(
         cls,
         configuration: Configuration,
-        log_time: float,
-        time_se: float,
-        log_power: float,
-        power_se: float,
+        logs: Iterable[float],
         *,
-        energy_se: float,
         steps: int,
         **more: Any,
     ) -> Point:
-        """Return a point from the logarithms of a step's time (s) and power (W)."""
+        """Return a point from the logarithm and its standard error of a step's time (s) and of its
+        power (W), and that of its energy."""
         from tuner.workload.measure.statistics import log_interval  # imports numpy
 
-        more = {"p_nondominated": math.nan, **more}
+        log_time, time_se, log_power, power_se, energy_se = map(float, logs)
         log_energy = log_time + log_power
         return cls(
             configuration=configuration,
@@ -104,30 +101,28 @@ class Point:
             time_interval_s=Interval(*log_interval(log_time, time_se, steps)),
             power_W=math.exp(log_power),
             power_interval_W=Interval(*log_interval(log_power, power_se)),
-            **more,
+            **{"p_nondominated": math.nan, **more},
         )
 
     @property
     def how_measured(self) -> str:
         """Source: "measured, 2 windows, node scope, estimated (utilisation x envelope)"."""
-        plural = "s" if self.windows != 1 else ""
-        measured = self.source == "measured" and self.windows
-        windows = f", {self.windows} window{plural}" if measured else ""
-        label = self.meter.label
-        return (
-            f"{self.source}{windows}, {self.meter.scope} scope, energy {label} "
-            f"({self.meter.source})"
-        )
+        meter, windows = self.meter, ""
+        if self.source == "measured" and self.windows:
+            windows = f", {self.windows} window{'s' * (self.windows != 1)}"
+        scope = f"{meter.scope} scope, energy {meter.label} ({meter.source})"
+        return f"{self.source}{windows}, {scope}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as JSON values."""
-        # That the figures are of one step is said once, by the result's "steps": null.
-        names = (name for name in self.__dataclass_fields__ if name != "of_step")
-        data = {name: getattr(self, name) for name in names}
-        data["configuration"] = self.configuration.to_json()
-        data["short_name"] = self.configuration.short
-        data["meter"] = dict(vars(self.meter))
-        data["how_measured"] = self.how_measured
+        data = {
+            **vars(self),
+            "configuration": self.configuration.to_json(),
+            "short_name": self.configuration.short,
+            "meter": dict(vars(self.meter)),
+            "how_measured": self.how_measured,
+        }
+        del data["of_step"]  # it is said once, by the result's "steps": null
         return data
 
 
@@ -197,12 +192,8 @@ class Verification:
 
 @dataclass(frozen=True)
 class Spent:
-    """Cost of the search.
-
-    Attributes:
-        payback_steps: optimizer steps of training with `best` instead of the baseline after which
-            the joules saved equal those spent; None where `best` saves none.
-    """
+    """Cost of the search; after `payback_steps` optimizer steps with `best` instead of the baseline
+    the joules saved equal those spent (None if it saves none)."""
 
     energy_kJ: float
     time_s: float
@@ -258,14 +249,10 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class AnotherChoice:
-    """A choice among the points of a run.
-
-    Attributes:
-        name: name of the point for `--point`: its number on the front, or its knobs.
-    """
+    """A choice among the points of a run."""
 
     run: str
-    name: str
+    name: str  # of the point for `--point`: its number on the front, or its knobs
     point: Point
     choice: Choice
     baseline: Point | None
@@ -327,17 +314,13 @@ class KnobEffect:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explanation of a point.
-
-    Attributes:
-        time_s: where a step's time goes, seconds by part, largest first: the model's shares of the
-            measured step. Empty where no model knows the job.
-        model_error: the model's own step time and energy as shares of the measured ones, minus 1.
-    """
+    """Explanation of a point, by the model's shares of the measured step."""
 
     point: Point
+    # seconds by part, largest first; empty where no model knows the job.
     time_s: Mapping[str, float] = field(default_factory=dict)
     energy_J: Mapping[str, float] = field(default_factory=dict)
+    # the model's own step time and energy as shares of the measured ones, minus 1.
     model_error: Mapping[str, float] = field(default_factory=dict)
     knobs: tuple[KnobEffect, ...] = ()
     mark: str = ""
@@ -350,3 +333,50 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join(built_on_results("tuner.display.text", "explanation_lines")(self))
+
+
+@dataclass(frozen=True)
+class SizeOfPlan:
+    """The answer on one number of GPUs."""
+
+    gpus: int
+    best: Point
+    choice: Choice
+    least_time: Point
+    least_energy: Point
+    # True for the size beyond which more GPUs buy time dearest: the knee of the curve of energy
+    # over time through the choices.
+    is_knee: bool = False
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """Facts of a plan."""
+
+    configurations: int
+    fitting: int
+    seconds: float
+    sizes: tuple[SizeOfPlan, ...] = ()
+    # configurations whose measurement would reduce the uncertainty of the front most, the baseline
+    # first.
+    probes: tuple[Configuration, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values; a size with its points by what they take."""
+
+        def figures(point: Point) -> dict[str, Any]:
+            names = "configuration", "time_to_solution_s", "energy_to_solution_kJ"
+            return {name: as_json(getattr(point, name)) for name in names}
+
+        sizes = [
+            {
+                "gpus": size.gpus,
+                "met": size.choice.met,
+                "is_knee": size.is_knee,
+                "best": figures(size.best),
+                "least_time": figures(size.least_time),
+                "least_energy": figures(size.least_energy),
+            }
+            for size in self.sizes
+        ]
+        return {**vars(self), "sizes": sizes, "probes": as_json(self.probes)}

@@ -112,11 +112,6 @@ class Posterior:
         )
         return cls(windows, configurations, time, power)
 
-    @property
-    def cells(self) -> Cells:
-        """The windows by configuration and launch."""
-        return self._time.cells
-
     @cached_property
     def _pairing(self) -> np.ndarray:
         return np.random.default_rng(0).permutation(COMPONENTS)
@@ -124,7 +119,7 @@ class Posterior:
     @cached_property
     def correlation(self) -> float:
         """Correlation of the time and power of launches that repeat, shrunk towards 0."""
-        cells = self.cells
+        cells = self._time.cells
         if not cells.repeats:
             return 0.0
         count = np.bincount(cells.configuration)
@@ -213,7 +208,7 @@ class Posterior:
         Nothing is shrunk: what is left of the luck of a choice is the caller's to bound. The
         spreads are those of the whole study.
         """
-        cells = self.cells
+        cells = self._time.cells
         place, against = self.configurations.index(of), self.configurations.index(baseline)
         mine = cells.configuration == place
         if only is not None:
@@ -232,23 +227,17 @@ class Posterior:
             pairs.append((found[:, 1, 0], covariance[:, 1, 1]))
         return self._gain(energy + time, pairs[0], energy, pairs[1])
 
-    @property
-    def launches(self) -> int:
-        """Number of launches that measured something."""
-        return len(np.unique(self.cells.launch))
-
     def launches_of(self, configuration: Configuration) -> frozenset[int]:
-        """Return the numbers of the launches that measured a configuration."""
-        mine = self.cells.configuration == self.configurations.index(configuration)
-        return frozenset(self.cells.launch[mine].tolist())
+        """Return the numbers of the launches that measured a configuration; none if none did."""
+        rows = self.windows.rows.get(configuration, [])
+        return frozenset(self.windows.launches[rows].tolist())
 
     def launch_sd(self, energy: float, time: float) -> float:
         """Return how far two launches differ: standard deviation of one, of a weighted sum."""
-        spread = [
-            math.exp(float(figure.weights @ figure.theta[:, figure.names.index("launch")]))
-            for figure in (self._time, self._power)
+        squares = [
+            np.array(math.exp(float(each.weights @ each.theta[:, each.names.index("launch")]))) ** 2
+            for each in (self._time, self._power)
         ]
-        squares = [np.array(each) ** 2 for each in spread]
         return math.sqrt(float(self._sum(energy + time, squares[0], energy, squares[1])))
 
     @cached_property

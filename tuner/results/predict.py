@@ -15,7 +15,6 @@ from tuner.search_spaces.rules import broken_rules
 
 if TYPE_CHECKING:
     from tuner.models.analytic.breakdown import Breakdown
-    from tuner.models.scale_out import ScaleOut
     from tuner.workload.probe import MeterInfo, ProbeRecord
 
 
@@ -43,13 +42,13 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         """Return the forecast as JSON values."""
-        steps, parts = self.job.steps, asdict(self.breakdown)
+        steps = self.job.steps
         return {
             "predicted": True,
             "job": self.job.name,
             "cluster": self.cluster.name,
             "configuration": self.configuration.to_json(),
-            **parts,
+            **asdict(self.breakdown),
             "power_W": self.breakdown.power_W,
             "time_to_solution_s": steps * self.breakdown.step_time_s,
             "energy_to_solution_J": steps * self.breakdown.energy_J,
@@ -60,46 +59,9 @@ class Forecast:
         }
 
 
-def _corrected(
-    job: TrainingJob,
-    probed_on: Cluster,
-    records: Sequence[ProbeRecord],
-    cluster: Cluster,
-    configuration: Configuration,
-) -> tuple[dict[str, tuple[float, float, float]], int]:
-    from tuner.models.scale_out import predictor
-
-    line = corrected_models(job, probed_on, records)
-    meter = next(record.meter for record in records if record.measurements)
-    said = line.correct(
-        predictor(job, charged(cluster, meter), [configuration]), [configuration.world_size]
-    )
-    found = {
-        name: (float(figure.median[0]), float(figure.low[0]), float(figure.high[0]))
-        for name, figure in (
-            ("step_time_s", said.step_time_s),
-            ("power_W", said.power_W),
-            ("energy_J", said.energy_J),
-        )
-    }
-    return found, sum(len(record.measurements) for record in records)
-
-
 def charged(cluster: Cluster, meter: MeterInfo) -> Cluster:
     """Return the cluster as a meter charges it: a meter of GPUs alone has no host or supply."""
     return replace(cluster, host_W=0.0, supply_loss=0.0) if meter.scope == "gpu" else cluster
-
-
-def corrected_models(
-    job: TrainingJob, cluster: Cluster, records: Sequence[ProbeRecord]
-) -> ScaleOut:
-    """Correct the analytic models by every window of these probes."""
-    from tuner.models.analytic.model import AnalyticModel
-    from tuner.models.scale_out import ScaleOut
-
-    windows = measured_windows(records)
-    model = AnalyticModel(job, charged(cluster, windows.records[0].meter))
-    return ScaleOut.of_prior(model, windows.as_delivered, windows.logs)
 
 
 def measured_windows(records: Sequence[ProbeRecord]) -> Windows:
@@ -118,22 +80,28 @@ def forecast(
     records: Sequence[ProbeRecord] = (),
     probed_on: Cluster | None = None,
 ) -> Forecast:
-    """Predict one configuration.
-
-    Raises:
-        InvalidConfiguration: it cannot train this job on this cluster; the error says why.
-        InputError: `records` hold no measurement.
-    """
+    """Predict one configuration, corrected by the probes of `records`; InvalidConfiguration if it
+    cannot train this job on this cluster, InputError if they hold no measurement."""
     from tuner.models.analytic.known_error import known_error_lines
     from tuner.models.analytic.model import AnalyticModel
+    from tuner.models.scale_out import ScaleOut, predictor
 
     if phrases := broken_rules(configuration, job, cluster):
         raise InvalidConfiguration(configuration.short, phrases)
     breakdown = AnalyticModel(job, cluster).breakdown(configuration)
     corrected: dict[str, tuple[float, float, float]] = {}
-    windows = 0
     if records:
-        corrected, windows = _corrected(job, probed_on or cluster, records, cluster, configuration)
+        # By every window of these probes.
+        windows, before = measured_windows(records), probed_on or cluster
+        meter = windows.records[0].meter
+        model = AnalyticModel(job, charged(before, meter))
+        line = ScaleOut.of_prior(model, windows.as_delivered, windows.logs)
+        one = predictor(job, charged(cluster, meter), [configuration])
+        said = line.correct(one, [configuration.world_size])
+        for name in ("step_time_s", "power_W", "energy_J"):
+            figure = getattr(said, name)
+            ends = figure.median, figure.low, figure.high
+            corrected[name] = float(ends[0][0]), float(ends[1][0]), float(ends[2][0])
     return Forecast(
         job=job,
         cluster=cluster,
@@ -141,5 +109,5 @@ def forecast(
         breakdown=breakdown,
         known_error=tuple(known_error_lines(cluster.device)),
         corrected=corrected,
-        probes=windows,
+        probes=sum(len(record.measurements) for record in records),
     )

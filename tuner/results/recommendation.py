@@ -9,16 +9,16 @@ recommended in any case.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import LIMITS
-from tuner.results.choice import LIKELY, SAME
+from tuner.results.choice import LIKELY, SAME, ratios_to, with_unmeasured
 from tuner.results.judge import SURE, Judge
 from tuner.results.parts import AnotherChoice, Evidence, Point, Recommendation
 from tuner.results.result import Result
-from tuner.results.unmeasured import with_unmeasured
 from tuner.search_spaces.errors import InputError
 
 #: Launch settings without which nothing is said about a space; a search of a short training ends by
@@ -34,14 +34,7 @@ def evidence_of(judge: Judge, point: Point) -> Evidence:
         return Evidence.PREDICTED
     if judge.baseline is None:
         return Evidence.NO_BASELINE
-    posterior = judge.posterior
-    if (
-        posterior is not None
-        and point.configuration in posterior.configurations
-        and posterior.launches_of(point.configuration) & judge.fresh
-    ):
-        return Evidence.VERIFIED
-    return Evidence.MEASURED
+    return Evidence.VERIFIED if judge.launches_of(point) & judge.fresh else Evidence.MEASURED
 
 
 def advise(judge: Judge, best: Point, *, met: bool = True) -> Recommendation:
@@ -96,21 +89,15 @@ def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
     # Of the points that trade energy for time, the one with the least product of both; None if that
     # is no less.
 
-    def ratios(other: Point) -> tuple[float, float]:
-        return (
-            other.energy_to_solution_kJ / point.energy_to_solution_kJ,
-            other.time_to_solution_s / point.time_to_solution_s,
-        )
-
     def is_trade(other: Point) -> bool:
         if other.configuration in judge.failed:
             return False
-        pair = ratios(other)
+        pair = ratios_to(point, other)
         return min(pair) < 1 - SAME and max(pair) > 1 + SAME and pair[0] * pair[1] < 1
 
     return min(
         filter(is_trade, result.front_points),
-        key=lambda other: ratios(other)[0] * ratios(other)[1],
+        key=lambda other: math.prod(ratios_to(point, other)),
         default=None,
     )
 
@@ -133,12 +120,7 @@ def point_name(result: Result, point: Point) -> str:
 
 
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
-    """Choose among the measured points of a result; without constraints, what the run recommends.
-
-    Raises:
-        InputError: nothing was measured, the slowdown is limited and the baseline was not measured,
-            or a limit is on the whole training, whose length is unknown.
-    """
+    """Choose among the measured points; without constraints, what the run recommends."""
     baseline = result.baseline
     if constraints.max_slowdown is not None and baseline is None:
         raise InputError(
@@ -158,15 +140,14 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
         if advised.configuration != best.configuration:
             best, choice = advised, replace(judge.choose([advised])[1], sentence=result.headline)
     today = baseline is not None and best.configuration == baseline.configuration
-    energy, time = judge.differences(best) or (None, None)
+    choice = with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps)
     return AnotherChoice(
         result.name,
         point_name(result, best),
         best,
-        with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps),
+        choice,
         baseline,
         evidence_of(judge, best),
         None if baseline is None or today else judge.p_better(best),
-        energy,
-        time,
+        *(judge.differences(best) or ()),
     )

@@ -7,18 +7,21 @@ and a figure without a meter is labelled "estimated" wherever it is shown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.models.surrogate.leave_one_out import LeaveOneOut
+from tuner.pareto import knee
+from tuner.problem.configuration_names import named_configurations
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.results.parts import (
     AnotherChoice,
     Attainment,
     Choice,
     Explanation,
+    PlanFacts,
     Point,
     ProgressPoint,
     Recommendation,
@@ -27,7 +30,9 @@ from tuner.results.parts import (
     as_json,
     built_on_results,
 )
+from tuner.results.significance import Comparison
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.typed import JSON_SCHEMA
 from tuner.workload.measure.stragglers import Straggler
 from tuner.workload.probe import Measurement, ProbeRecord
@@ -40,8 +45,6 @@ if TYPE_CHECKING:
     from tuner.problem.constraints import Constraints, Limits
     from tuner.problem.today_facts import TodayFacts
     from tuner.results.judge import Judge
-    from tuner.results.plan_facts import PlanFacts
-    from tuner.results.significance import Comparison
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
 
@@ -89,7 +92,6 @@ class Result:
     windows: Mapping[Configuration, tuple[Measurement, ...]] = field(
         default_factory=dict, repr=False
     )
-    launches: Mapping[Configuration, tuple[int, ...]] = field(default_factory=dict, repr=False)
     unmeasured: tuple[Configuration, ...] = field(default=(), repr=False)
     verification: Verification | None = None
     predicted: tuple[Point, ...] = ()
@@ -169,36 +171,65 @@ class Result:
         """Return a measured point by name.
 
         Args:
-            name: "recommended", "best" (the choice under the constraints), "baseline", "knee" (of
-                the front), the number of a point of the front, fastest first ("1"), or a
-                configuration, its key, or its knobs in any order ("zero_stage=1 micro_batch=4").
+            name: "recommended", "best" (the choice under the constraints), "today", "knee" (of the
+                front), the number of a point of the front, fastest first ("1"), or a configuration,
+                its key, or its knobs in any order ("zero_stage=1 micro_batch=4").
 
         Raises:
             UnknownName: there is none.
         """
-        found: Point = built_on_results("tuner.results.point_names", "find_point")(self, name)
-        return found
+        named = {"recommended": self.recommended, "today": self.baseline, "best": self.best}
+        if self.front_points:
+            both = [(p.energy_to_solution_kJ, p.time_to_solution_s) for p in self.front_points]
+            named["knee"] = self.front_points[knee(both)]
+        known = [word for word, point in named.items() if point is not None]
+        known += [f"1 to {len(self.front_points)}"] if self.front_points else []
+        named["baseline"] = self.baseline  # of the release before
+        named |= {str(number): p for number, p in enumerate(self.front_points, start=1)}
+        if isinstance(name, Configuration):
+            right, name = [name], name.short
+        elif (direct := named.get(name)) is not None:
+            return direct
+        else:
+            measured = [point.configuration for point in self.points]
+            right = named_configurations(measured, name, "measured points")
+        for point in self.points:
+            if point.configuration in right:
+                return point
+        known.append(f"or a configuration that was measured (tuner show {self.name})")
+        raise UnknownName("measured point", name, known)
 
     def compare(
         self, a: str | Configuration = "baseline", b: str | Configuration = "best"
     ) -> Comparison:
-        """Compare step time and energy of `b` with `a`, by the posterior of all launches.
-
-        Raises:
-            UnknownName: one was not measured.
-            InputError: they charge different scopes of energy.
-        """
-        compare = built_on_results("tuner.results.point_names", "compare_points")
-        comparison: Comparison = compare(self, self.point(a), self.point(b))
-        return comparison
+        """Compare step time and energy of `b` with `a`, by the posterior of all launches;
+        UnknownName if one was not measured, InputError if they charge different scopes."""
+        pair = self.point(a), self.point(b)
+        (first, scope), (second, other) = ((p.configuration.short, p.meter.scope) for p in pair)
+        for point in pair:
+            if not self.windows.get(point.configuration):
+                raise InputError(f"{point.configuration.short} has no measurement to compare")
+        if scope != other:
+            raise InputError(
+                f"{first} charges the {scope} and {second} the {other}; "
+                "energies of two scopes cannot be compared"
+            )
+        found = replace(self.judged, baseline=pair[0]).differences(pair[1])
+        if found is None:
+            raise InputError(f"{first} and {second} are the same configuration; name two")
+        basis, energy, time = "", *found
+        if not pair[1].meter.is_simulated:
+            of_a, of_b = (len(self.judged.launches_of(p)) for p in pair)
+            basis = (
+                f"By the posterior of all launches of the study, {of_a} and {of_b} of them of "
+                "these two; it allows for the luck of a configuration that the search selected."
+            )
+        return Comparison(first, second, time, energy, pair[1].meter, basis)
 
     @property
     def front(self) -> pandas.DataFrame:
-        """The front as a table, fastest first, by the numbers that `point` takes.
-
-        Raises:
-            InputError: pandas is not installed; the extra `notebook` brings it.
-        """
+        """The front as a table, fastest first, by the numbers that `point` takes; InputError if
+        pandas is not installed (extra `notebook`)."""
         return built_on_results("tuner.display.export", "front_frame")(self)
 
     @property
@@ -207,50 +238,30 @@ class Result:
         return built_on_results("tuner.display.export", "frame")(self)
 
     def plot(self, kind: str = "front") -> go.Figure:
-        """Return one of the report's figures; `write_image` (kaleido) makes a PDF or SVG of it.
-
-        Args:
-            kind: "front", "live", "hypervolume", "probes", ... (see `tuner.display.plots.figures`).
-
-        Raises:
-            UnknownName: there is no such figure, or this result has nothing to draw in it.
-        """
+        """Return one of the report's figures (`tuner.display.plots.figures`), whose `write_image`
+        (kaleido) makes a PDF or SVG; UnknownName if there is none, or nothing to draw in it."""
         return built_on_results("tuner.display.plots", "plot")(self, kind)
 
     def export(self, to: str, out: str | Path | None = None) -> Path:
-        """Write the result as "csv", "parquet" or "t4"; return the path of the file.
-
-        Raises:
-            InputError: the format is unknown, or a package that it needs is not installed.
-        """
+        """Write the result as "csv", "parquet" or "t4"; return the path of the file. InputError if
+        the format is unknown, or a package that it needs is not installed."""
         path: Path = built_on_results("tuner.display.export", "export_result")(self, to, out)
         return path
 
     def choose(
-        self,
-        constraints: Constraints | None = None,
-        **limits: Unpack[Limits],
+        self, constraints: Constraints | None = None, **limits: Unpack[Limits]
     ) -> AnotherChoice:
-        """Choose among the measured points under other constraints; nothing is measured.
-
-        Raises:
-            InputError: nothing was measured, or the slowdown is limited and the baseline was not
-                measured.
-        """
+        """Choose among the measured points under other constraints; nothing is measured. InputError
+        if nothing was, or if the slowdown is limited and the baseline was not measured."""
         from tuner.problem.constraints import Constraints
 
         asked = (constraints or Constraints()).limited(**limits)
-        chosen: AnotherChoice = built_on_results("tuner.results.recommendation", "choose")(
-            self, asked
-        )
+        choose = built_on_results("tuner.results.recommendation", "choose")
+        chosen: AnotherChoice = choose(self, asked)
         return chosen
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
-        """Explain a point: its time and energy by part and the effect of each knob.
-
-        Raises:
-            UnknownName: there is no such point.
-        """
+        """Explain a point: its time and energy by part and the effect of each knob."""
         explanation: Explanation = built_on_results("tuner.results.explain", "explain")(self, point)
         return explanation
 

@@ -48,11 +48,7 @@ class RunDifference:
 
 def run_difference(first: Result, second: Result) -> RunDifference:
     """Put two runs side by side."""
-    both = first, second
     obstacles = tuple(_obstacles(first, second))
-
-    def row(name: str, texts: list[str]) -> tuple[str, str, str]:
-        return name, texts[0] or "none", texts[1] or "none"
 
     def costs(result: Result, point: Point | None) -> str:
         if point is None:
@@ -72,19 +68,21 @@ def run_difference(first: Result, second: Result) -> RunDifference:
             return "today"
         return settings_text(point.configuration, today.configuration if today else None)
 
-    def limits(result: Result) -> str:
-        return ", ".join(f"{name}={value:g}" for name, value in result.constraints.items())
+    def texts(result: Result) -> dict[str, str]:
+        limits = ", ".join(f"{name}={value:g}" for name, value in result.constraints.items())
+        return {
+            "job": _job(result),
+            "cluster": result.cluster.name if result.cluster else "",
+            "limits": limits,
+            "probes": str(result.spent.probes),
+            "on the front": str(len(result.front_points)),
+            "today": costs(result, result.baseline),
+            "recommended": settings(result),
+            "it takes": costs(result, result.recommended),
+        }
 
-    rows = (
-        row("job", [_job(result) for result in both]),
-        row("cluster", [result.cluster.name if result.cluster else "" for result in both]),
-        row("limits", [limits(result) for result in both]),
-        row("probes", [str(result.spent.probes) for result in both]),
-        row("on the front", [str(len(result.front_points)) for result in both]),
-        row("today", [costs(result, result.baseline) for result in both]),
-        row("recommended", [settings(result) for result in both]),
-        row("it takes", [costs(result, result.recommended) for result in both]),
-    )
+    of_second = texts(second)
+    rows = tuple((n, text or "none", of_second[n] or "none") for n, text in texts(first).items())
     names = first.name, second.name
     return RunDifference(names, rows, obstacles, (first.recommended, second.recommended))
 

@@ -17,23 +17,15 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of one quantity from `a` to `b`.
+    """Difference of one quantity from `a` to `b`."""
 
-    Attributes:
-        quantity: "step_time", "power" or "energy_per_step".
-        relative: b / a - 1; -0.05 is 5 % less.
-        p_value: two-sided, of no difference at all; not shown of a prediction, which no sample
-            stands behind.
-        predicted: by models, whose known error the interval is.
-    """
-
-    quantity: str
-    relative: float
+    quantity: str  # "step_time", "power" or "energy_per_step"
+    relative: float  # b / a - 1; -0.05 is 5 % less
     low: float
     high: float
-    p_value: float
+    p_value: float  # two-sided, of no difference at all; not shown of a prediction
     method: str
-    predicted: bool = False
+    predicted: bool = False  # by models, whose known error the interval is
 
     @property
     def shown(self) -> bool:
@@ -49,28 +41,20 @@ class Difference:
         if math.isnan(self.p_value):
             by = "" if math.isnan(self.relative) else f"{change} by {self.method}, "
             return f"{what}: {by}too few repeats to tell"
+        interval = f"[{100 * self.low:+.2f}, {100 * self.high:+.2f}] %"
         if self.predicted:
-            why = f"{self.interval_text} by the models' known error"
-            return f"{what}: {change} predicted, within {why}"
-        why = f"{self.interval_text} ({self.p_text}, {self.method})"
+            return f"{what}: {change} predicted, within {interval} by the models' known error"
+        # A smaller one than a few launches can tell is only bounded.
+        p = f"p = {self.p_value:.2g}" if self.p_value >= 1e-4 else "p < 0.0001"
+        why = f"{interval} ({p}, {self.method})"
         if not self.shown:
             return f"{what}: no difference shown; if any, within {why}"
         return f"{what}: {change}, {why}"
 
-    @property
-    def interval_text(self) -> str:
-        """ "[-3.10, -1.25] %": the 95 % interval."""
-        return f"[{100 * self.low:+.2f}, {100 * self.high:+.2f}] %"
-
-    @property
-    def p_text(self) -> str:
-        """ "p = 0.031"; a smaller one than a few launches can tell is only bounded."""
-        return f"p = {self.p_value:.2g}" if self.p_value >= 1e-4 else "p < 0.0001"
-
     def to_json(self) -> dict[str, Any]:
         """Return the difference as JSON values."""
-        values = {name: value for name, value in vars(self).items() if name != "predicted"}
-        if self.predicted:
+        values = {**vars(self)}
+        if values.pop("predicted"):
             values |= {"p_value": None, "method": "known error of the models"}
         return values
 

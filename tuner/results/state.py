@@ -1,4 +1,4 @@
-"""State of a study: what its probes measured, computed once for each set of records."""
+"""State of a study, computed once for each set of records, and the result that is built of it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,46 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from tuner.models.analytic.model_error import ModelError
+from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.leave_one_out import LeaveOneOut
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints
+from tuner.problem.problem import Problem
+from tuner.problem.study_file import parse_cluster, parse_job
 from tuner.problem.study_spec import StudySpec
-from tuner.results.choice import front_of
+from tuner.results.calibration import last_calibration
+from tuner.results.choice import front_of, never_measured, with_unmeasured
+from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.results.judge import Judge, failed_again
-from tuner.results.parts import Point
+from tuner.results.parts import (
+    Attainment,
+    Point,
+    ProgressPoint,
+    Spent,
+    Verification,
+    with_probabilities,
+)
 from tuner.results.posterior import Posterior
+from tuner.results.result import Result
 from tuner.results.windows import Windows
+from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.measure.stragglers import of_environment
 from tuner.workload.power_samples import read_power
 from tuner.workload.probe import ProbeRecord
 
 
-def baseline_of(records: Sequence[ProbeRecord]) -> Configuration | None:
-    """Return the baseline's configuration; None if its probe measured nothing."""
-    for record in records:
-        if record.request.purpose == "baseline" and record.measurements:
-            return record.request.configurations()[0]
-    return None
+def spent_kJ(records: Sequence[ProbeRecord]) -> float:
+    """Return the probes' energy from request to end, kilojoules, in the meter's scope."""
+    return math.fsum(record.energy_J for record in records) / 1000
 
 
 class StudyState:
@@ -72,13 +91,16 @@ class StudyState:
 
     @cached_property
     def spent_kJ(self) -> float:
-        """Energy of every probe from request to end, in the meter's scope."""
-        return math.fsum(record.energy_J for record in self.records) / 1000
+        """Energy of every probe (`spent_kJ`)."""
+        return spent_kJ(self.records)
 
     @cached_property
     def today(self) -> Configuration | None:
         """The baseline's configuration; None if its probe measured nothing."""
-        return baseline_of(self.records)
+        for record in self.records:
+            if record.request.purpose == "baseline" and record.measurements:
+                return record.request.configurations()[0]
+        return None
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -101,30 +123,28 @@ class StudyState:
         )
 
     def _ratio_sd(self) -> dict[Configuration, tuple[float, float]] | None:
-        every = [point.configuration for point in self.points]
-        today = self.baseline
-        if today is None:
+        if self.baseline is None:
             return None
-        time, energy = ModelError(every).ratio_sd(every.index(today.configuration))
+        every = [point.configuration for point in self.points]
+        today = every.index(self.baseline.configuration)
+        time, energy = ModelError(every).ratio_sd(today)
         return {c: (float(t), float(e)) for c, t, e in zip(every, time, energy, strict=True)}
 
 
 def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> tuple[Point, ...]:
     """Return the points of a posterior, with NaN as probability of the front."""
-    points = []
-    windows, rows = posterior.windows, posterior.windows.rows
-    for i, configuration in enumerate(posterior.configurations):
+    points, windows, rows = [], posterior.windows, posterior.windows.rows
+    time, power = posterior.log_time, posterior.log_power
+    errors = posterior.log_time_se, posterior.log_power_se, posterior.log_energy_se
+    logs = zip(time, errors[0], power, errors[1], errors[2], strict=True)
+    for configuration, row in zip(posterior.configurations, logs, strict=True):
         mine = [windows.measurements[row] for row in rows[configuration]]
         meter = windows.records[rows[configuration][0]].meter
         peaks = [m.peak_memory_bytes for m in mine if m.peak_memory_bytes is not None]
         points.append(
             Point.from_logs(
                 configuration,
-                float(posterior.log_time[i]),
-                float(posterior.log_time_se[i]),
-                float(posterior.log_power[i]),
-                float(posterior.log_power_se[i]),
-                energy_se=float(posterior.log_energy_se[i]),
+                row,
                 steps=steps,
                 source="predicted" if meter.is_simulated else "measured",
                 windows=len(mine),
@@ -161,3 +181,143 @@ def _peak_within(path: str, start_s: float, length_s: float) -> float | None:
             default=None,
         )
     return None
+
+
+def _fitted(state: StudyState) -> Surrogates:
+    problem, windows = state.spec.problem, state.windows
+    candidates = problem.candidates
+    others = [c for c in dict.fromkeys(windows.configurations) if c not in candidates]
+    if others:  # the baseline, where it may not be chosen, and what an earlier session might
+        every = Candidates.from_configurations([*candidates, *others])
+        candidates = replace(every, knobs=candidates.knobs)
+    features = FeatureMap(candidates, prior=problem.prior)
+    surrogates = Surrogates(features, seed=state.spec.settings.seed, regressor=problem.surrogate)
+    figures = windows.step_time_s, windows.power_W, *windows.relative_errors
+    surrogates.fit(windows.as_delivered, *figures)
+    return surrogates
+
+
+def _progress(records: Sequence[ProbeRecord]) -> tuple[ProgressPoint, ...]:
+    # One reference for all, that of the last front, so that the curve falls for no reason but a
+    # re-measured point.
+    logs = [
+        [[math.log(m.power_W * m.step_time_s), math.log(m.step_time_s)] for m in r.measurements]
+        for r in records
+    ]
+    every = np.array([log for each in logs for log in each])
+    if not len(every):
+        return ()
+    reference, energy_kJ, seen = reference_point(every), 0.0, 0
+    curve: list[ProgressPoint] = []
+    for record, own in zip(records, logs, strict=True):
+        energy_kJ += record.energy_J / 1000
+        seen += len(own)
+        curve.append(
+            ProgressPoint(energy_kJ, hypervolume(every[:seen], reference) if seen else 0.0)
+        )
+    return tuple(curve)
+
+
+def _spent(state: StudyState, time_s: float, best: Point | None, baseline: Point | None) -> Spent:
+    problem, records, energy_kJ = state.spec.problem, state.records, state.spent_kJ
+    payback: float | None = None
+    if best is not None and baseline is not None:
+        saved_kJ = baseline.energy_to_solution_kJ - best.energy_to_solution_kJ
+        if saved_kJ > 0:
+            payback = energy_kJ / (saved_kJ / problem.steps)
+    return Spent(
+        energy_kJ=energy_kJ,
+        time_s=time_s,
+        probes=len(records),
+        failed=sum(not record.ok for record in records),
+        measurements=sum(len(record.measurements) for record in records),
+        payback_steps=payback,
+        payback_share=payback / problem.steps if payback and problem.length_known else None,
+    )
+
+
+def _job_of(problem: Problem) -> TrainingJob | None:
+    if "job" not in problem.identity:
+        return None
+    return problem.job or parse_job(problem.identity)
+
+
+def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
+    """Return the result of a study."""
+    problem, ended, run_dir = spec.problem, spec.ended, spec.run_dir
+    state = StudyState(spec, records)
+    windows, posterior = state.windows, state.posterior
+    unmeasured = never_measured(problem.candidates.configurations, records)
+    points: tuple[Point, ...] = ()
+    predicted: tuple[Point, ...] = ()
+    attainment: Attainment | None = None
+    loo: LeaveOneOut | None = None
+    surrogates: Surrogates | None = None
+    about: dict[str, Any] = problem.about
+    if posterior is not None:
+        surrogates = _fitted(state)
+        tried = {c for record in records if not record.ok for c in record.request.configurations()}
+        left = [c for c in unmeasured if c not in tried]
+        others = likely_unmeasured(surrogates, left, posterior)
+        energy, time = draw(posterior, surrogates, others, seed=spec.settings.seed)
+        probability = probability_nondominated(energy, time)
+        points = tuple(with_probabilities(state.points, probability))
+        predicted = predicted_points(
+            surrogates, others, probability[len(points) :], problem.steps, points[0].meter
+        )
+        attainment = attainment_of(energy, time, problem.steps)
+        if len(windows.measurements) >= 3 and not points[0].meter.is_simulated:
+            loo = surrogates.leave_one_out()
+        about["meter"] = dict(vars(windows.records[0].meter))
+        about["window_spread"] = dict(
+            zip(("step_time", "power"), map(float, surrogates.noise()), strict=True)
+        )
+        if run_dir is not None:
+            calibration = last_calibration(run_dir.parent, host=windows.records[0].host)
+            about |= {"calibration": calibration} if calibration else {}
+    if problem.notes:
+        about["notes"] = list(problem.notes)
+    baseline = next((point for point in points if point.configuration == state.today), None)
+    judge = replace(state.judge, points=points, baseline=baseline)
+    best, choice = judge.choose()
+    time_s = ended.time_s
+    if time_s is None:
+        time_s = math.fsum(record.wall_s for record in records)
+    verifying = [record for record in records if record.request.purpose == "verify"]
+    return Result(
+        name=spec.name,
+        run_dir=run_dir,
+        front_points=front_of(points),
+        points=points,
+        best=best,
+        choice=with_unmeasured(choice, judge.constraints, surrogates, unmeasured, problem.steps),
+        baseline=baseline,
+        spent=_spent(state, time_s, best, baseline),
+        steps=problem.steps,
+        constraints={
+            **judge.constraints.limits,
+            **judge.constraints.rates,
+            **spec.settings.limits,
+        },
+        failures=tuple(record for record in records if not record.ok),
+        stragglers=tuple(
+            (record.request.probe_id, straggler)
+            for record in records
+            for straggler in of_environment(record.environment)
+        ),
+        leave_one_out=loo,
+        progress=_progress(records),
+        stop=ended.stop,
+        about=about,
+        windows={c: tuple(windows.measurements[i] for i in own) for c, own in windows.rows.items()},
+        unmeasured=unmeasured,
+        verification=Verification(
+            len(verifying), spent_kJ(verifying), spec.unverified or ended.no_verdict
+        ),
+        predicted=predicted,
+        attainment=attainment,
+        job=_job_of(problem),
+        cluster=problem.cluster or parse_cluster(problem.identity),
+        surrogates=surrogates,
+        judge=judge,
+    )

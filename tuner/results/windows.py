@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,18 +39,11 @@ class Windows:
             np.array([number for number, _, _ in rows], dtype=int),
         )
 
-    def by_configuration(self) -> dict[Configuration, tuple[Measurement, ...]]:
-        """Return the windows of each configuration."""
-        grouped: dict[Configuration, tuple[Measurement, ...]] = {}
-        for configuration, measurement in zip(self.configurations, self.measurements, strict=True):
-            grouped[configuration] = (*grouped.get(configuration, ()), measurement)
-        return grouped
-
     @property
     def as_delivered(self) -> list[Configuration]:
         """Delivered configurations, the models' input: a requested clock may not have held."""
-        pairs = zip(self.configurations, self.measurements, strict=True)
-        return [Configuration(asked.launch, m.as_delivered) for asked, m in pairs]
+        pairs = zip(self.records, self.measurements, strict=True)
+        return [Configuration(record.request.launch, m.as_delivered) for record, m in pairs]
 
     @property
     def step_time_s(self) -> np.ndarray:
@@ -69,7 +63,7 @@ class Windows:
         # A file may state any number; a thousandfold error says as little, and its square is one.
         return tuple(np.clip(np.array(rse, dtype=float), 0.0, 1e3) for rse in (time, power))
 
-    @property
+    @cached_property
     def rows(self) -> dict[Configuration, list[int]]:
         """Rows of each configuration, in the order in which they were first measured."""
         rows: dict[Configuration, list[int]] = {}
@@ -81,9 +75,3 @@ class Windows:
     def logs(self) -> np.ndarray:
         """Logarithms of step time and power, (rows, 2)."""
         return np.log(np.column_stack([self.step_time_s, self.power_W]))
-
-    @property
-    def logs_and_stated(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Logarithm and stated squared error, (rows,) each, of step time and of power."""
-        pairs = zip((self.step_time_s, self.power_W), self.relative_errors, strict=True)
-        return [(np.log(values), np.nan_to_num(rse) ** 2) for values, rse in pairs]

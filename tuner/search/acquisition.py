@@ -1,7 +1,7 @@
 """Acquisition: expected fall of the log regret per joule, over launches with their live settings.
 
 A launch is paid once, a further live setting only its window, so settings are added while they are
-worth it (`tuner.search.live_sweep`). A running launch is extended for the windows alone, and
+worth it (`tuner.search.log_regret.Sweep`). A running launch is extended for the windows alone, and
 another launch is charged for coming back to it where settings of it are still missing. Expectations
 are over fixed quasi-random joint draws of the surrogates, each at hyperparameters of its own.
 Before there is enough to model, a few launches are spread over the space (`farthest`).
@@ -20,8 +20,8 @@ from tuner.models.surrogate.ties import first_best, ranked
 from tuner.pareto import improvement, nondominated, reference_point
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
-from tuner.search.live_sweep import Sweep
-from tuner.search.log_regret import LogRegret
+from tuner.search.log_regret import LogRegret, Sweep
+from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
 
 #: Number of draws that score single settings, and of draws that build a probe's sweep.
@@ -56,7 +56,6 @@ class CandidateView:
     """Candidates that may be proposed, at least one."""
 
     members: np.ndarray  # indices into all candidates, (n,)
-    rows: np.ndarray  # their rows among the configurations that the surrogates track, (n,)
     launch_of: np.ndarray
     posterior: Posterior
     # probability that each fits in memory and that no rule leaves it out rightly, (n,). None is
@@ -131,10 +130,7 @@ class ProbeAcquisition:
     draws: tuple[np.ndarray, np.ndarray]
 
     def best(
-        self,
-        front: FrontEstimate,
-        candidates: CandidateView,
-        running_launch: int | None = None,
+        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
     ) -> Scored:
         """Return the probe that is worth the most per joule."""
         launches = self._promising(front, candidates, running_launch)
@@ -168,13 +164,9 @@ class ProbeAcquisition:
         if scores[best] <= 0:
             return self._nearest(front, candidates, running_launch)
         rows, sweep = launches[best], sweeps[best]
-        return Scored(
-            members=tuple(int(member) for member in candidates.members[rows[sweep.added]]),
-            score=float(scores[best]),
-            cost_J=sweep.cost_J,
-            first_J=sweep.first_J,
-            expected_gain=sweep.expected_share,
-        )
+        members = tuple(int(member) for member in candidates.members[rows[sweep.added]])
+        score, gain = float(scores[best]), float(sweep.share.mean())
+        return Scored(members, score, sweep.cost_J, sweep.first_J, gain)
 
     def _promising(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
@@ -229,6 +221,69 @@ class ProbeAcquisition:
         return Scored((member,), score=0.0, cost_J=joules, first_J=joules, expected_gain=0.0)
 
 
+@dataclass(frozen=True)
+class AnswerAcquisition:
+    """Expected improvement of a question's answer per joule.
+
+    A probe is worth the expected fall of the least loss (`Question.loss`): constrained expected
+    improvement (Gardner et al. 2014, "Bayesian optimization with inequality constraints", ICML),
+    over draws that move together. One window is planned at a time; a launch is worth its best
+    setting.
+    """
+
+    surrogates: Surrogates
+    cost: ProbeCost
+    question: Question
+    cost_weight: float
+    draws: np.ndarray  # `normal_draws`, (draws, 2, 1)
+
+    def best(
+        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
+    ) -> Scored:
+        """Return the window with the most expected improvement per joule."""
+        posterior, question = candidates.posterior, self.question
+        mean_e, mean_t = posterior.log_energy, posterior.log_time
+        objective = question.objective(mean_e, mean_t, candidates.gpus)
+        known_e, known_t = front.points.T
+        known = question.objective(known_e, known_t, front.gpus)
+        worst = float(np.append(known, objective).max())
+        least = question.loss(known_e, known_t, front.gpus, worst).min()
+        gain = np.maximum(least - self._losses(candidates, worst), 0.0).mean(axis=0)
+        launches = candidates.launch_of != running_launch
+        launch_J = np.where(launches, self.cost.launch_J(posterior.power_W), 0.0)
+        joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
+        score = gain * candidates.chances / joules**self.cost_weight
+        best = first_best(score)
+        if not gain.any():
+            likely = candidates.likely
+            losses = question.loss(mean_e, mean_t, candidates.gpus, worst)
+            best = int(likely[first_best(-losses[likely])])
+        member, cost_J = int(candidates.members[best]), float(joules[best])
+        return Scored((member,), float(score[best]), cost_J, cost_J, float(gain[best]))
+
+    def _losses(self, candidates: CandidateView, worst: float) -> np.ndarray:
+        # Widened for few measurements, as intervals are: a search that is sure of the wrong side of
+        # a limit does not look at the other.
+        posterior, (wide_t, wide_p) = candidates.posterior, self.surrogates.widening
+        log_t = posterior.log_time + self.draws[:, 0] * wide_t * posterior.log_time_std
+        log_p = posterior.log_power + self.draws[:, 1] * wide_p * posterior.log_power_std
+        return self.question.loss(log_t + log_p, log_t, candidates.gpus, worst)
+
+
+def acquisition_of(
+    surrogates: Surrogates,
+    cost: ProbeCost,
+    design: SamplerDesign,
+    configurations: Sequence[Configuration],
+    question: Question | None,
+    draws: tuple[np.ndarray, np.ndarray],
+) -> ProbeAcquisition | AnswerAcquisition:
+    """Return the acquisition for a question, or for the whole front."""
+    if question is None:
+        return ProbeAcquisition(surrogates, cost, design, configurations, draws)
+    return AnswerAcquisition(surrogates, cost, question, design.cost_weight, draws[0])
+
+
 def _corners(points: np.ndarray) -> np.ndarray:
     return points[nondominated(points[:, 0], points[:, 1])]
 
@@ -238,9 +293,8 @@ def farthest(
 ) -> int:
     """Return the allowed row of (n, d) points that is farthest from all chosen rows (maximin)."""
     if len(chosen):
-        distance = np.min(
-            np.linalg.norm(points[allowed][:, None, :] - chosen[None, :, :], axis=2), axis=1
-        )
+        apart = points[allowed][:, None, :] - chosen[None, :, :]
+        distance = np.linalg.norm(apart, axis=2).min(axis=1)
     else:
         distance = -np.linalg.norm(points[allowed] - points.mean(axis=0), axis=1)
     ties = np.flatnonzero(distance >= distance.max() - 1e-9)

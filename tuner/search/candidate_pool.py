@@ -69,11 +69,7 @@ def one_of_each_stretch(ordered: np.ndarray, count: int, rng: np.random.Generato
 
 
 class CandidatePool:
-    """Candidates whose posterior is kept up to date from measurement to measurement.
-
-    Attributes:
-        tracked: numbers of the candidates that are tracked; None until they are chosen anew.
-    """
+    """Candidates whose posterior is kept up to date from measurement to measurement."""
 
     def __init__(
         self,
@@ -87,11 +83,8 @@ class CandidatePool:
         self._members, self._launch_of, self._rng = members, launch_of, rng
         self._codes: LaunchCodes | None = None
         self._gpus = np.array([Configuration(launch).world_size for launch in candidates.launches])
+        # Numbers of the candidates that are tracked; None until they are chosen anew.
         self.tracked: np.ndarray | None = None
-
-    def renew(self) -> None:
-        """Choose the tracked candidates anew at the next view: the hyperparameters changed."""
-        self.tracked = None
 
     def view(
         self, observations: Observations, closed: np.ndarray, chances: np.ndarray
@@ -105,9 +98,8 @@ class CandidatePool:
         rows = np.flatnonzero(~closed[self.tracked])
         members, posterior = self.tracked[rows], self._surrogates.watched()[rows]
         launch_of = self._launch_of[members]
-        return CandidateView(
-            members, rows, launch_of, posterior, chances[members], self._gpus[launch_of]
-        )
+        gpus = self._gpus[launch_of]
+        return CandidateView(members, launch_of, posterior, chances[members], gpus)
 
     def _configurations(self, members: Iterable[int]) -> list[Configuration]:
         return [self._candidates.configurations[i] for i in members]

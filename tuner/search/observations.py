@@ -1,4 +1,8 @@
-"""Observations of the candidates in a study: measured, failed, in flight.
+"""Candidates as Optuna parameters, and observations of them: measured, failed, in flight.
+
+A parameter is a knob that varies. Integers at even steps are integer ranges, which stock samplers
+and the dashboard can order. A live knob that may be left to the device has the level None. A trial
+belongs to the candidate whose key, or else whose parameters, it carries.
 
 Each finished trial is read once. A measured candidate is closed, and so is one that failed by its
 own fault; a failure that blames the launch closes all its live settings; one that blames neither
@@ -14,20 +18,85 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from tuner.search.parameters import ParameterEncoding
+from tuner.models.surrogate.features import varying_knobs
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.probe import Measurement, ProbeRecord, failure_class
 
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
+    from tuner.search_spaces.space import Candidates
+
 #: Begins the names of a trial's attributes that hold what the devices did.
 DELIVERED = "delivered_"
 #: Begins the flag of a window in which the power limit of a device was active.
 POWER_CAPPED = "throttle_power"
+
+
+class ParameterEncoding:
+    """Mapping between candidates, their Optuna parameters and their keys."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.configurations = candidates.configurations
+        whole = candidates.whole.configurations
+        self.knobs = varying_knobs(whole)
+        levels = {
+            name: list(dict.fromkeys(_as_param(c.get(name)) for c in whole)) for name in self.knobs
+        }
+        self.distributions = {name: _distribution(name, each) for name, each in levels.items()}
+        self._of_key = {c.key: i for i, c in enumerate(self.configurations)}
+        self._of_params: dict[tuple[Any, ...], int] = {}
+        for i, configuration in enumerate(self.configurations):
+            params = self.params_of(configuration)
+            self._of_params.setdefault(tuple(params[name] for name in self.knobs), i)
+
+    def params_of(self, configuration: Configuration) -> dict[str, Any]:
+        """Return a configuration as trial parameters, one per knob of `distributions`."""
+        return {name: _as_param(configuration.get(name)) for name in self.knobs}
+
+    def index_of_params(self, params: dict[str, Any]) -> int | None:
+        """Return the number of the candidate with these parameters, or None."""
+        return self._of_params.get(tuple(params[name] for name in self.knobs))
+
+    def index_of_key(self, key: str) -> int | None:
+        """Return the number of the candidate with this key, or None."""
+        return self._of_key.get(key)
+
+    def index_of_trial(self, trial: FrozenTrial) -> int | None:
+        """Return the number of the candidate that a trial belongs to, or None."""
+        key = trial.user_attrs.get("configuration")
+        if key is not None:
+            return self.index_of_key(key)
+        if not self.knobs or any(name not in trial.params for name in self.knobs):
+            return None
+        return self.index_of_params(trial.params)
+
+
+def _as_param(value: object) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _distribution(name: str, levels: list[Any]) -> BaseDistribution:
+    integers = all(isinstance(v, int) and not isinstance(v, bool) for v in levels)
+    if integers and not (name in KNOBS and KNOBS[name].scale == "category"):
+        steps = {b - a for a, b in zip(sorted(levels)[:-1], sorted(levels)[1:], strict=True)}
+        if len(steps) == 1:
+            return IntDistribution(min(levels), max(levels), step=steps.pop())
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in levels)
+    return CategoricalDistribution(sorted(levels) if numbers else sorted(levels, key=_level_order))
+
+
+def _level_order(level: Any) -> tuple[int, float, str]:
+    if level is None:
+        return (0, 0.0, "")
+    if isinstance(level, int | float):
+        return (1, float(level), "")
+    return (2, 0.0, str(level))
 
 
 @dataclass(frozen=True)
@@ -47,13 +116,7 @@ class Observation:
 
 
 class Observations:
-    """Measurements, failures and pending trials of the candidates.
-
-    Attributes:
-        peak_bytes: launch -> peak memory; infinite if it ran out of memory, NaN if not measured.
-        not_taken: candidate that the devices did not run as set -> the clocks at which they ran, by
-            name ("clock_MHz", of a stage "clock_MHz.0").
-    """
+    """Measurements, failures and pending trials of the candidates."""
 
     def __init__(self, encoding: ParameterEncoding, launch_of: np.ndarray) -> None:
         self._encoding, self._launch_of = encoding, launch_of
@@ -62,7 +125,10 @@ class Observations:
         self.closed: set[int] = set()
         self.failed_launches: set[int] = set()
         self.pending: list[int] = []
+        # Peak memory by launch; infinite if it ran out of memory, NaN if not measured.
         self.peak_bytes: dict[int, float] = {}
+        # Of candidates that the devices did not run as set, the clocks at which they ran, by name
+        # ("clock_MHz", of a stage "clock_MHz.0").
         self.not_taken: dict[int, dict[str, float]] = {}
 
     def update(self, study: Study) -> None:
@@ -79,12 +145,9 @@ class Observations:
                     self.pending.append(candidate)
                 continue
             self._parsed.add(trial.number)
-            if candidate is None:
-                continue
-            if trial.state == TrialState.FAIL:
-                self._add_failure(candidate, trial.user_attrs)
-            else:
-                self._add_measurement(candidate, trial)
+            if candidate is not None:
+                add = self._add_failure if trial.state == TrialState.FAIL else self._add_measurement
+                add(candidate, trial.user_attrs)
 
     def with_partial(self, so_far: ProbeRecord) -> Observations:
         """Return a copy in which a running probe has ended with its measurements so far."""
@@ -138,26 +201,19 @@ class Observations:
                 if name.startswith(DELIVERED)
             }
 
-    def _add_measurement(self, candidate: int, trial: FrozenTrial) -> None:
-        attrs = trial.user_attrs
+    def _add_measurement(self, candidate: int, attrs: Mapping[str, Any]) -> None:
         self.closed.add(candidate)
         launch, peak = int(self._launch_of[candidate]), _figure(attrs.get("peak_memory_GB"))
         self.peak_bytes[launch] = np.fmax(1e9 * peak, self.peak_bytes.get(launch, math.nan))
         time, power = _figure(attrs.get("step_time_s")), _figure(attrs.get("power_W"))
         if time > 0 and power > 0:
-            time_rse, power_rse = (
-                _figure(attrs.get(f"{name}_rse")) for name in ("step_time", "power")
-            )
+            errors = (_figure(attrs.get(f"{name}_rse")) for name in ("step_time", "power"))
             # The models learn from the delivered settings, which may differ from the requested.
-            requested = self._encoding.configurations[candidate]
-            live = attrs.get("delivered")
-            delivered = (
-                requested if live is None else Configuration(requested.launch, Settings(live))
-            )
+            delivered = self._encoding.configurations[candidate]
+            if (live := attrs.get("delivered")) is not None:
+                delivered = Configuration(delivered.launch, Settings(live))
             capped = POWER_CAPPED in str(attrs.get("flags", ""))
-            self.measured.append(
-                Observation(candidate, delivered, time, power, time_rse, power_rse, capped)
-            )
+            self.measured.append(Observation(candidate, delivered, time, power, *errors, capped))
 
 
 def _figure(value: object) -> float:

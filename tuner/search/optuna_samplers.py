@@ -16,14 +16,16 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState, create_trial
 
+from tuner.problem.configuration_names import named_configurations, same_value
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.sampler import CandidateSampler
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.short_names import parse_words
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
-    from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.space import Candidates
 
 #: This project's own sampler, `tuner.search.sampler.CandidateSampler`.
@@ -38,17 +40,11 @@ GP_MAX_ASKS = 2
 SAME_ASKS = 3
 
 
-def _gp(seed: int) -> BaseSampler:
-    if importlib.util.find_spec("torch") is None:
-        raise InputError('the sampler "gp" needs PyTorch; install joulefront[train]')
-    return optuna.samplers.GPSampler(seed=seed)
-
-
 _STOCK: dict[str, Callable[[int], BaseSampler]] = {
     # Optuna 5 keeps TPE independent with several objectives unless multivariate is set.
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True),
     "nsgaii": lambda seed: optuna.samplers.NSGAIISampler(seed=seed, population_size=10),
-    "gp": _gp,
+    "gp": lambda seed: optuna.samplers.GPSampler(seed=seed),
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
 }
 #: Values of `--sampler`.
@@ -98,18 +94,13 @@ class StockSampler(ProbePlanner):
             candidate = self._encoding.index_of_trial(trial)
             if candidate is None:
                 continue
-            running = self._running.pop(candidate, None)
             values = trial.values if trial.state == TrialState.COMPLETE else None
-            if running is not None:
+            if (running := self._running.pop(candidate, None)) is not None:
                 self._shadow.tell(running, values, state=trial.state)
             elif values is not None:  # measured in an earlier session, or as the baseline
-                self._shadow.add_trial(
-                    create_trial(
-                        values=values,
-                        params=self.params_of(self._configurations[candidate]),
-                        distributions=self.distributions(),
-                    )
-                )
+                own, knobs = self.params_of(self._configurations[candidate]), self.distributions()
+                told = create_trial(values=values, params=own, distributions=knobs)
+                self._shadow.add_trial(told)
 
     def _ask_until_open(self, closed: np.ndarray) -> tuple[int, Trial]:
         refused: list[dict[str, Any]] = []
@@ -124,19 +115,12 @@ class StockSampler(ProbePlanner):
             if len(last) == SAME_ASKS and all(params == last[0] for params in last):
                 break
         candidate = self._nearest(refused[-1], closed)
-        return candidate, self._ask_for(candidate)
-
-    def _ask_for(self, candidate: int) -> Trial:
         self._shadow.enqueue_trial(self.params_of(self._configurations[candidate]))
-        return self._shadow.ask(self.distributions())
+        return candidate, self._shadow.ask(self.distributions())
 
     def _nearest(self, params: dict[str, Any], closed: np.ndarray) -> int:
-        changed = np.array(
-            [
-                sum(params[name] != value for name, value in self.params_of(each).items())
-                for each in self._configurations
-            ]
-        )
+        every = map(self.params_of, self._configurations)
+        changed = np.array([sum(params[n] != v for n, v in each.items()) for each in every])
         nearest = np.flatnonzero(~closed & (changed == changed[~closed].min()))
         return int(self._rng.choice(nearest))
 
@@ -160,12 +144,8 @@ def make_sampler(
     surrogate: Any = None,
     first: Sequence[Configuration] = (),
 ) -> ProbePlanner:
-    """Return the planner of a study, by name, or around any Optuna sampler.
-
-    Args:
-        sampler: one of `SAMPLERS`; None for this project's; or an Optuna sampler. A planner of
-            these very candidates is returned as it is.
-    """
+    """Return the planner of a study, by name, or around any Optuna sampler; a planner of these very
+    candidates is returned as it is."""
     if sampler is None or sampler == OURS:
         return CandidateSampler(
             candidates,
@@ -179,6 +159,42 @@ def make_sampler(
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler
     check_sampler(sampler)
+    if sampler == "gp" and importlib.util.find_spec("torch") is None:
+        raise InputError('the sampler "gp" needs PyTorch; install joulefront[train]')
     stock = sampler if isinstance(sampler, BaseSampler) else _STOCK[sampler](seed)
     max_asks = GP_MAX_ASKS if isinstance(stock, optuna.samplers.GPSampler) else MAX_ASKS
     return StockSampler(candidates, stock, seed=seed, cost=cost, max_asks=max_asks)
+
+
+def first_tries(
+    candidates: Candidates, given: Sequence[str | Configuration]
+) -> tuple[Configuration, ...]:
+    """Return the candidates that these configurations or names mean; InputError otherwise."""
+    return tuple(_candidate(candidates.configurations, each) for each in given)
+
+
+def _candidate(every: Sequence[Configuration], given: str | Configuration) -> Configuration:
+    words: dict[str, Any] = {}
+    if isinstance(given, Configuration):
+        found, text = [each for each in every if each == given], given.short
+    else:
+        found, text = named_configurations(every, given, "configurations"), given
+    if found:
+        return found[0]
+    if isinstance(given, str):
+        try:
+            words = parse_words(given, standard=False)
+        except InputError as error:
+            raise InputError(f"cannot try {text!r}: {error}") from error
+    for knob, value in words.items():
+        levels = {each.get(knob) for each in every}
+        if not any(same_value(level, value) for level in levels):
+            shown = ", ".join(sorted(str(level) for level in levels if level is not None))
+            raise InputError(
+                f"cannot try {text!r}: this search has no {knob}={value}"
+                + (f"; its values are {shown}" if shown else "")
+            )
+    raise InputError(
+        f"cannot try {text!r}: it is not a valid configuration of this search (tuner dev "
+        "probe says why a configuration is not valid)"
+    )

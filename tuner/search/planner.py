@@ -21,8 +21,7 @@ from optuna.trial import FrozenTrial
 
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
-from tuner.search.observations import Observations
-from tuner.search.parameters import ParameterEncoding
+from tuner.search.observations import Observations, ParameterEncoding
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.probe import ProbeRecord
 
@@ -150,10 +149,6 @@ class ProbePlanner(BaseSampler):
         """Return a configuration as trial parameters, one per knob of `distributions`."""
         return self._encoding.params_of(configuration)
 
-    def configuration_of(self, params: dict[str, Any]) -> Configuration:
-        """Return the candidate with these parameters; see `ParameterEncoding.configuration_of`."""
-        return self._encoding.configuration_of(params)
-
     # -- BaseSampler -----------------------------------------------------------------------------
 
     def infer_relative_search_space(
@@ -179,15 +174,9 @@ class ProbePlanner(BaseSampler):
                 params[name] = self.sample_independent(study, trial, name, distribution)
         return params
 
-    def sample_independent(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
+    def sample_independent(self, *given: Any, **named: Any) -> Any:
         # It is no knob of the candidates, or none is left.
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
+        return self._random.sample_independent(*given, **named)
 
     def reseed_rng(self) -> None:
         """Draw a new random state, for a copy that works beside this one."""

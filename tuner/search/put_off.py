@@ -124,10 +124,12 @@ class SlackLimits:
         self._limits_W = np.array([_limit_W(one) for one in configurations])
         numbers: dict[tuple[int, Settings], int] = {}
         # Candidates with the same number differ in their power limit only.
-        each = [
-            (launch, _others(one)) for one, launch in zip(configurations, launch_of, strict=True)
-        ]
-        self._curve = np.array([numbers.setdefault(key, len(numbers)) for key in each])
+        others = (
+            Settings({name: value for name, value in one.live.items() if name != POWER_LIMIT})
+            for one in configurations
+        )
+        keys = zip(launch_of, others, strict=True)
+        self._curve = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
     def chances(self, measured: Sequence[Observation]) -> np.ndarray:
         """Return the probability that each candidate differs from what is measured, (n,)."""
@@ -170,18 +172,12 @@ def _limit_W(configuration: Configuration) -> float:
     return float(limit) if isinstance(limit, int | float) else np.nan
 
 
-def _others(configuration: Configuration) -> Settings:
-    live = configuration.live
-    return Settings({name: live[name] for name in live if name != POWER_LIMIT})
-
-
 class UnreachedClocks:
     """Candidates at clocks that the devices do not reach."""
 
     def __init__(self, configurations: Sequence[Configuration]) -> None:
-        self._clocks_MHz = np.array(
-            [max(_clocks_MHz(c.live).values(), default=0) for c in configurations]
-        )
+        clocks = (_clocks_MHz(c.live).values() for c in configurations)
+        self._clocks_MHz = np.array([max(each, default=0) for each in clocks])
         self._configurations = configurations
 
     def chances(self, observations: Observations) -> np.ndarray:
@@ -190,11 +186,8 @@ class UnreachedClocks:
         A clock does not count if another window ran at it or above it: the devices may have been
         disturbed.
         """
-        ran = [
-            clock
-            for one in observations.measured
-            for clock in _clocks_MHz(one.delivered.live).values()
-        ]
+        every = [_clocks_MHz(one.delivered.live).values() for one in observations.measured]
+        ran = [clock for clocks in every for clock in clocks]
         missed = [
             clock
             for candidate, delivered in observations.not_taken.items()

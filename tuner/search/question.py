@@ -57,13 +57,10 @@ class Question:
         return found
 
     def loss(
-        self,
-        log_energy: np.ndarray,
-        log_time: np.ndarray,
-        gpus: np.ndarray,
-        worst: float | np.ndarray,
+        self, energy: np.ndarray, time: np.ndarray, gpus: np.ndarray, worst: float | np.ndarray
     ) -> np.ndarray:
-        """Return the log of the objective, at most `worst`; beyond it by `excess` if not met."""
-        excess = self.excess(log_energy, log_time)
-        met = np.minimum(self.objective(log_energy, log_time, gpus), worst)
+        """Return the log of the objective at these logs of energy and time, at most `worst`; beyond
+        it by `excess` if not met."""
+        excess = self.excess(energy, time)
+        met = np.minimum(self.objective(energy, time, gpus), worst)
         return np.where(excess > 0, worst + excess, met)

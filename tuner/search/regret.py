@@ -99,30 +99,22 @@ class RegretModel:
         return RegretEstimate(regret.missing, noise, regret.saving)
 
     def _of_answer(
-        self,
-        question: Question,
-        points: np.ndarray,
-        fits: np.ndarray,
-        gpus: np.ndarray,
-        measured: int,
+        self, question: Question, points: np.ndarray, fits: np.ndarray, gpus: np.ndarray, known: int
     ) -> RegretEstimate:
         energy, time = points[..., 0], points[..., 1]
         worst = question.objective(energy, time, gpus).max(axis=1, keepdims=True)
         losses = np.where(fits, question.loss(energy, time, gpus, worst), np.inf)
-        missing = losses[:, :measured].min(axis=1) - losses.min(axis=1)
+        missing = losses[:, :known].min(axis=1) - losses.min(axis=1)
         time_sd, power_sd = self._surrogates.noise()
         saving = missing
         of_energy, of_time = question.weights
         if not of_energy:
-            references = [
-                reference_point(each[fit]) for each, fit in zip(points, fits, strict=True)
-            ]
+            ends = [reference_point(each[fit]) for each, fit in zip(points, fits, strict=True)]
             least = np.where(fits[..., None], points, np.inf).min(axis=1)
-            energy_range, time_range = (np.array(references) - least).T
+            energy_range, time_range = (np.array(ends) - least).T
             saving = missing * energy_range / time_range
         noise_sd = math.hypot((of_energy + of_time) * time_sd, of_energy * power_sd)
-        noise = np.full(DRAWS, noise_sd)
-        return RegretEstimate(missing, noise, saving, of_answer=True)
+        return RegretEstimate(missing, np.full(DRAWS, noise_sd), saving, of_answer=True)
 
     def _relevant(
         self, front: FrontEstimate, view: CandidateView, question: Question | None

@@ -27,11 +27,10 @@ from tuner.search.acquisition import (
     SINGLE_DRAWS,
     CandidateView,
     FrontEstimate,
-    ProbeAcquisition,
+    acquisition_of,
     farthest,
     normal_draws,
 )
-from tuner.search.answer_acquisition import AnswerAcquisition
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.observations import Observations
 from tuner.search.planner import ProbePlan, ProbePlanner
@@ -82,11 +81,7 @@ class CandidateSampler(ProbePlanner):
         self.design = design or SamplerDesign()
         self.max_live = self.design.max_live
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
-        self.surrogates = Surrogates(
-            self.features,
-            seed=self._seed,
-            regressor=surrogate,
-        )
+        self.surrogates = Surrogates(self.features, seed=self._seed, regressor=surrogate)
         self._memory_bytes = memory_bytes
         self._predicted_bytes: np.ndarray | None = None  # of each launch
         if prior is not None and memory_bytes is not None:
@@ -101,11 +96,10 @@ class CandidateSampler(ProbePlanner):
         self._start_count = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
         if self.design.start_launches is not None:
             self._start_count = min(launches, self.design.start_launches)
+        width = CANDIDATES_TRIED + LIVE_TRIED + MEASURED_TRIED
         self._draws = (
             normal_draws(SINGLE_DRAWS, 1, self._seed),
-            normal_draws(
-                JOINT_DRAWS, CANDIDATES_TRIED + LIVE_TRIED + MEASURED_TRIED, self._seed + 1
-            ),
+            normal_draws(JOINT_DRAWS, width, self._seed + 1),
         )
         self._regret = RegretModel(self.surrogates, self._seed + 2)
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
@@ -114,22 +108,11 @@ class CandidateSampler(ProbePlanner):
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
 
-    def fit(self, study: Study) -> Surrogates:
-        """Return the surrogates, fitted to the study's measurements (pending ones left out)."""
-        with self._lock:
-            return self._fit(self._observe(study))
-
-    def _fit(self, observations: Observations) -> Surrogates:
-        measured = observations.measured
-        if self.surrogates.fit(
-            [m.delivered for m in measured],
-            [m.step_time_s for m in measured],
-            [m.power_W for m in measured],
-            [m.step_time_rse for m in measured],
-            [m.power_rse for m in measured],
-        ):
-            self._pool.renew()
-        return self.surrogates
+    def _fit(self, observations: Observations) -> None:
+        names = "delivered", "step_time_s", "power_W", "step_time_rse", "power_rse"
+        columns = ([getattr(m, name) for m in observations.measured] for name in names)
+        if self.surrogates.fit(*columns):
+            self._pool.tracked = None  # they are chosen anew: the hyperparameters changed
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -141,10 +124,8 @@ class CandidateSampler(ProbePlanner):
             if closed.all():
                 return self._enqueue(None)
             if wanted := self._to_try(closed):
-                extendable = self._extendable(wanted, closed)
-                return self._enqueue(
-                    self._plan_of(wanted, "to be tried first", extendable=extendable)
-                )
+                more = self._extendable(wanted, closed)
+                return self._enqueue(self._plan_of(wanted, "to be tried first", extendable=more))
             launched, fresh = self._launches(observations, closed)
             if self._starting(observations, fresh) or not observations.measured:
                 return self._enqueue(self._start_plan(closed, launched, fresh, chances))
@@ -160,10 +141,8 @@ class CandidateSampler(ProbePlanner):
             first = self._encoding.index_of_key(so_far.request.configurations()[0].key)
             if first is None or not observations.measured:
                 return None
-            running = int(self._launch_of[first])
-            if closed[self._members[running]].all() or self._starting(
-                observations, self._launches(observations, closed)[1]
-            ):
+            running, (_, fresh) = int(self._launch_of[first]), self._launches(observations, closed)
+            if closed[self._members[running]].all() or self._starting(observations, fresh):
                 return None
             plan = self._improvement_plan(observations, closed, chances, running_launch=running)
             return plan if plan and plan.launch == so_far.request.launch else None
@@ -189,17 +168,12 @@ class CandidateSampler(ProbePlanner):
     ) -> tuple[set[int], list[int]]:
         tried = {int(self._launch_of[i]) for i in observations.closed.union(observations.pending)}
         tried |= observations.failed_launches
-        fresh = [
-            launch
-            for launch, rows in enumerate(self._members)
-            if launch not in tried and not closed[rows].all()
-        ]
-        return tried, fresh
+        some_open = [launch for launch, rows in enumerate(self._members) if not closed[rows].all()]
+        return tried, [launch for launch in some_open if launch not in tried]
 
     def _starting(self, observations: Observations, fresh: list[int]) -> bool:
-        useful = {int(self._launch_of[m.candidate]) for m in observations.measured}
-        useful |= {int(self._launch_of[i]) for i in observations.pending}
-        return len(useful) < self._start_count and bool(fresh)
+        useful = [*(m.candidate for m in observations.measured), *observations.pending]
+        return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
 
     def _closed_and_chances(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
         chances = self._fits(observations) * self.unreached_clocks.chances(observations)
@@ -267,17 +241,18 @@ class CandidateSampler(ProbePlanner):
             if safe is None:
                 return None
             candidates = safe
-        front = FrontEstimate.of(
+        measured = dict.fromkeys(m.candidate for m in observations.measured)
+        known = [self._configurations[i] for i in (*measured, *observations.pending)]
+        front = FrontEstimate.of(self.surrogates, known)
+        acquisition = acquisition_of(
             self.surrogates,
-            [
-                self._configurations[i]
-                for i in (
-                    *dict.fromkeys(m.candidate for m in observations.measured),
-                    *observations.pending,
-                )
-            ],
+            self.cost,
+            self.design,
+            self._configurations,
+            self.question,
+            self._draws,
         )
-        best = self._acquisition().best(front, candidates, running_launch)
+        best = acquisition.best(front, candidates, running_launch)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,
@@ -290,14 +265,6 @@ class CandidateSampler(ProbePlanner):
             regret=self._regret_of(observations, front, candidates),
         )
 
-    def _acquisition(self) -> AnswerAcquisition | ProbeAcquisition:
-        if self.question is None:
-            return ProbeAcquisition(
-                self.surrogates, self.cost, self.design, self._configurations, self._draws
-            )
-        weight, (single, _) = self.design.cost_weight, self._draws
-        return AnswerAcquisition(self.surrogates, self.cost, self.question, weight, single)
-
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
     ) -> RegretEstimate | None:
@@ -307,12 +274,8 @@ class CandidateSampler(ProbePlanner):
         least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
         if len(observations.measured) < least or not self._live_varied(observations):
             return None
-        return self._regret.estimate(
-            front,
-            [self._configurations[i] for i in candidates.members],
-            candidates,
-            self.question,
-        )
+        still_open = [self._configurations[i] for i in candidates.members]
+        return self._regret.estimate(front, still_open, candidates, self.question)
 
     def _live_varied(self, observations: Observations) -> bool:
         launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import StopReason
-from tuner.results.build import spent_kJ
+from tuner.results.state import spent_kJ
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
 

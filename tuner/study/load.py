@@ -30,8 +30,8 @@ from tuner.problem.stop_reason import (
 )
 from tuner.problem.study_file import parse_cluster, parse_job, parse_surrogate
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
-from tuner.results.build import build_result
 from tuner.results.result import Result
+from tuner.results.state import build_result
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration

@@ -31,10 +31,9 @@ from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_file import parse_cluster, parse_surrogate
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.problem.today_facts import today_facts
-from tuner.results.build import build_result
 from tuner.results.result import Result
-from tuner.search.first_tries import first_tries
-from tuner.search.optuna_samplers import check_sampler, make_sampler
+from tuner.results.state import build_result
+from tuner.search.optuna_samplers import check_sampler, first_tries, make_sampler
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.callbacks import Callback, OpenStudy, Progress, ProgressCallback

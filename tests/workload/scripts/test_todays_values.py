@@ -179,8 +179,7 @@ def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
 
 
 def test_ranks_that_train_alone_close_every_launch_of_several() -> None:
-    from tuner.search.observations import Observations
-    from tuner.search.parameters import ParameterEncoding
+    from tuner.search.observations import Observations, ParameterEncoding
     from tuner.search_spaces.candidates import Candidates
     from tuner.search_spaces.configuration import Configuration
 
