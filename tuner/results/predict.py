@@ -24,7 +24,6 @@ class Forecast:
 
     job: TrainingJob
     cluster: Cluster
-    configuration: Configuration
     breakdown: Breakdown
     known_error: tuple[str, ...]
     # step time (s), power (W) and energy of a step (J) as probes correct them: median and 90 %
@@ -32,28 +31,14 @@ class Forecast:
     corrected: Mapping[str, tuple[float, float, float]]
     probes: int = 0
 
-    @property
-    def fits(self) -> bool:
-        """True if the predicted peaks fit the device and its host."""
-        host = self.cluster.host_memory_bytes
-        return self.breakdown.memory_bytes <= self.cluster.device.memory_bytes and (
-            not host or self.breakdown.host_memory_bytes <= host
-        )
-
     def to_json(self) -> dict[str, Any]:
-        """Return the forecast as JSON values."""
+        """Return what `tuner.planning.fit.Fit` does not tell, as JSON values."""
         steps = self.job.steps
         return {
-            "predicted": True,
-            "job": self.job.name,
-            "cluster": self.cluster.name,
-            "configuration": self.configuration.to_json(),
             **asdict(self.breakdown),
             "power_W": self.breakdown.power_W,
             "time_to_solution_s": steps * self.breakdown.step_time_s,
             "energy_to_solution_J": steps * self.breakdown.energy_J,
-            "fits": self.fits,
-            "known_error": list(self.known_error),
             "corrected": {name: list(values) for name, values in self.corrected.items()},
             "probes": self.probes,
         }
@@ -105,7 +90,6 @@ def forecast(
     return Forecast(
         job=job,
         cluster=cluster,
-        configuration=configuration,
         breakdown=breakdown,
         known_error=tuple(known_error_lines(cluster.device)),
         corrected=corrected,
