@@ -156,9 +156,11 @@ def tune_training(
             say(f"not tuned{more}, and the training goes on: {problem}")
         not_restored = _restore(live or governor)
         follow(None)
-        while (code := ends()) is None:
+        code: int | None = None
+        while code is None:
             with contextlib.suppress(KeyboardInterrupt):  # the command alone decides on one
-                time.sleep(0.1)
+                if (code := ends()) is None:
+                    time.sleep(0.1)
         return TuningOutcome(
             code,
             request.max_slowdown,
