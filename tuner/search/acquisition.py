@@ -164,9 +164,9 @@ class ProbeAcquisition:
         if scores[best] <= 0:
             return self._nearest(front, candidates, running_launch)
         rows, sweep = launches[best], sweeps[best]
-        members = tuple(int(member) for member in candidates.members[rows[sweep.added]])
+        visited = tuple(int(member) for member in candidates.members[rows[sweep.added]])
         score, gain = float(scores[best]), float(sweep.share.mean())
-        return Scored(members, score, sweep.cost_J, sweep.first_J, gain)
+        return Scored(visited, score, sweep.cost_J, sweep.first_J, gain)
 
     def _promising(
         self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None

@@ -207,13 +207,15 @@ class Observations:
         self.peak_bytes[launch] = np.fmax(1e9 * peak, self.peak_bytes.get(launch, math.nan))
         time, power = _figure(attrs.get("step_time_s")), _figure(attrs.get("power_W"))
         if time > 0 and power > 0:
-            errors = (_figure(attrs.get(f"{name}_rse")) for name in ("step_time", "power"))
+            time_rse, power_rse = (_figure(attrs.get(f"{n}_rse")) for n in ("step_time", "power"))
             # The models learn from the delivered settings, which may differ from the requested.
             delivered = self._encoding.configurations[candidate]
             if (live := attrs.get("delivered")) is not None:
                 delivered = Configuration(delivered.launch, Settings(live))
             capped = POWER_CAPPED in str(attrs.get("flags", ""))
-            self.measured.append(Observation(candidate, delivered, time, power, *errors, capped))
+            self.measured.append(
+                Observation(candidate, delivered, time, power, time_rse, power_rse, capped)
+            )
 
 
 def _figure(value: object) -> float:
