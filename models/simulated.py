@@ -22,8 +22,12 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import broken_rules
 from tuner.workload.accumulation import accumulation_plan, steps_take_too_long
-from tuner.workload.measure.accumulated import LEAST_STEPS, SHARES
-from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accumulation
+from tuner.workload.measure.accumulated import (
+    LEAST_STEPS,
+    SHARES,
+    AccumulationPoint,
+    fit_accumulation,
+)
 from tuner.workload.probe import (
     Failure,
     Measurement,
@@ -32,6 +36,7 @@ from tuner.workload.probe import (
     ProbeRequest,
     Scope,
     WindowPolicy,
+    shown_by,
 )
 
 if TYPE_CHECKING:
@@ -156,19 +161,15 @@ class SimulatedRunner:
         )
 
     def _launch_failure(self, figures: Prediction, draw: np.random.Generator) -> Failure | None:
-        need, have = float(figures.memory_bytes.max()), self.cluster.device.memory_bytes
-        if need > have:
-            return Failure(
-                "out_of_memory",
-                f"the fullest rank would need {need / 1e9:.1f} GB of the device's {have / 1e9:.1f}",
-            )
-        host = float(figures.host_memory_bytes.max()) if len(figures.host_memory_bytes) else 0.0
-        limit = self.cluster.host_memory_bytes
-        if limit and host > limit:
-            return Failure(
-                "out_of_memory",
-                f"a node's ranks would need {host / 1e9:.1f} GB of the host's {limit / 1e9:.1f}",
-            )
+        device, host = self.cluster.device.memory_bytes, self.cluster.host_memory_bytes
+        for needs, have, words in (
+            (figures.memory_bytes, device, "the fullest rank would need {} GB of the device's {}"),
+            (figures.host_memory_bytes, host, "a node's ranks would need {} GB of the host's {}"),
+        ):
+            need = max(map(float, needs), default=0.0)
+            if have and need > have:
+                message = words.format(f"{need / 1e9:.1f}", f"{have / 1e9:.1f}")
+                return Failure(shown_by("no memory"), message)
         if draw.random() < self.conditions.crash_rate:
             return Failure("crash", "a simulated rank crashed while it started")
         return None

@@ -55,7 +55,6 @@ TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "str": (_is_text, "text"),
     "str | None": (_maybe(_is_text), "text"),
     "Scope": (lambda value: value in ("gpu", "module", "node"), "gpu, module or node"),
-    "FailureKind": (_is_text, "text"),
     "tuple[int, ...]": (_many(_is_integer), "a list of integers"),
     "tuple[float, ...]": (_many(_is_number), "a list of numbers"),
     "tuple[str, ...]": (_many(_is_text), "a list of texts"),

@@ -21,60 +21,54 @@ SCHEMA_VERSION = 1
 #: share a front.
 Scope = Literal["gpu", "module", "node"]
 
-FailureKind = Literal[
-    "refused",
-    "alone",
-    "ended",
-    "out_of_memory",
-    "crash",
-    "hang",
-    "time_limit",
-    "cancelled",
-    "not_taken",
-    "node",
-]
-
 
 @dataclass(frozen=True)
 class FailureClass:
-    """Meaning of a kind of failure; `t4` is its kind in Kernel Tuner's T4 results schema, 1.0.0."""
+    """Meaning of a kind of failure, and what shows it."""
 
     phrase: str
     #: What may not be tried again: every launch, as long as none was measured; every launch on more
     #: than one rank, every setting of the launch, or this setting; None: nothing.
     blames: Literal["program", "ranks", "launch", "setting"] | None
+    #: Kind in Kernel Tuner's T4 results schema, 1.0.0.
     t4: Literal["constraints", "runtime", "timeout"] = "runtime"
-    #: Place among the causes that ranks report, the likeliest first; 0 for what no rank reports.
-    order: int = 0
+    evidence: str = ""  # by which `shown_by` finds it
     lacks_memory: bool = False  # a launch that needs less may run
     split: bool = False  # the batch may be split in a way that the script cannot train
+    of_device: bool = False  # a damaged device may have caused it
 
 
+#: Of several causes that ranks report, the first here is the likeliest.
 FAILURES: Mapping[str, FailureClass] = {
-    # by the framework or a rule
-    "refused": FailureClass("refused", "launch", "constraints", order=4, split=True),
+    # it could not meter, set or write, its GPUs are damaged, or others use them
+    "node": FailureClass("node", None, evidence="hardware"),
+    "out_of_memory": FailureClass(
+        "out of memory", "launch", evidence="no memory", lacks_memory=True, split=True
+    ),
     # the script makes no process group, whatever the number of ranks
-    "alone": FailureClass("no process group", "ranks", "constraints", order=3),
+    "alone": FailureClass("no process group", "ranks", "constraints", evidence="no group"),
+    # by the framework or a rule
+    "refused": FailureClass("refused", "launch", "constraints", evidence="refusal", split=True),
+    "crash": FailureClass("crash", "launch", evidence="error", split=True, of_device=True),
     # the script trains fewer steps than a measurement takes
     "ended": FailureClass("ended too early", "program", split=True),
-    "out_of_memory": FailureClass(
-        "out of memory", "launch", order=2, lacks_memory=True, split=True
-    ),
-    "crash": FailureClass("crash", "launch", order=5, split=True),
     # no step within the limit
-    "hang": FailureClass("hang", "launch", "timeout"),
-    "time_limit": FailureClass("time limit", "launch", "timeout"),
+    "hang": FailureClass("hang", "launch", "timeout", of_device=True),
+    "time_limit": FailureClass("time limit", "launch", "timeout", of_device=True),
     "cancelled": FailureClass("cancelled", None),
     # the devices did not run as they were set, at any setting
     "not_taken": FailureClass("not taken", "setting", "constraints"),
-    # it could not meter, set or write, its GPUs are damaged, or others use them
-    "node": FailureClass("node", None, order=1),
 }
 
 
 def failure_class(kind: str) -> FailureClass:
     """Return the entry of `FAILURES`; of an unknown kind, one that blames the setting alone."""
     return FAILURES.get(kind) or FailureClass(kind.replace("_", " "), "setting")
+
+
+def shown_by(evidence: str) -> str:
+    """Return the kind of failure that is shown by what a rank's hook, or the kernel, reports."""
+    return next((kind for kind, each in FAILURES.items() if each.evidence == evidence != ""), "")
 
 
 #: Purposes of a launch that shows how a user's script trains: with the batch split differently
@@ -264,7 +258,7 @@ def _ran_at(asked: Any, ran: float | None) -> Any:
 class Failure:
     """Reason for which a probe ended early; `kind` is a key of `FAILURES`, or a later release's."""
 
-    kind: FailureKind
+    kind: str
     message: str
     log_tail: str = ""
 

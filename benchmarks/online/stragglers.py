@@ -21,8 +21,7 @@ from benchmarks.figures import Figure
 from tuner.online.agent import watched
 from tuner.online.marks import Mark, Marks
 from tuner.workload.hook.watch import ADDRESS
-from tuner.workload.measure.stragglers import Arrivals, RankState, stragglers
-from tuner.workload.node.host_watch import HostWatch
+from tuner.workload.measure.stragglers import Arrivals, HostWatch, RankState, stragglers
 from tuner.workload.node.rank_server import control_socket
 
 #: Slowdown of the step from which a slowed rank is to be named.

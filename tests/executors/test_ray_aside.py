@@ -18,7 +18,7 @@ from tuner.search_spaces.typed import dump_fields
 from tuner.study.rules import node_failures
 from tuner.testing.studies import record, request
 from tuner.workload.measure.stragglers import Cause, RankState, Straggler
-from tuner.workload.probe import Failure, FailureKind, MeterInfo
+from tuner.workload.probe import Failure, MeterInfo
 
 ray = pytest.importorskip("ray")
 
@@ -43,7 +43,7 @@ def executor_with(slots: list[Slot], answer: dict[str, Any], said: list[str]) ->
     [(2, "node", True), (1, "node", False), (2, "crash", False)],
 )
 def test_second_day_7_a_node_with_damaged_gpus_is_set_aside(
-    nodes: int, kind: FailureKind, aside: bool
+    nodes: int, kind: str, aside: bool
 ) -> None:
     """second_day_7: the launch, which is not blamed, is proposed again and goes to another."""
     failed = record(failure=Failure(kind, "GPU-1 has 2 more uncorrectable memory errors"))

@@ -19,10 +19,13 @@ from tuner.workload.accumulation import (
     steps_take_too_long,
 )
 from tuner.workload.hook import frames, live_knobs, state
-from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
-from tuner.workload.measure.accumulation_fit import AccumulationPoint, fit_accumulation
+from tuner.workload.measure.accumulated import (
+    AccumulationPoint,
+    fit_accumulation,
+    measure_accumulated,
+)
 from tuner.workload.measure.measurement import measurement
-from tuner.workload.measure.statistics import Z90
+from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.measure.window import Conductor
 from tuner.workload.node.first_steps import choose_accumulation
 from tuner.workload.probe import Failure, Measurement, WindowPolicy
@@ -130,7 +133,7 @@ def window(
     step_s: float = 0.2,
     policy: WindowPolicy | None = None,
     known: tuple[tuple[float, float], ...] = (),
-) -> AccumulatedWindow:
+) -> Window:
     clock = ScriptedClock()
     ranks = ScriptedRanks(
         clock,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.workload.hook import link as hook_link
+from tuner.workload.probe import shown_by
 
 
 class Cuda:
@@ -46,7 +47,8 @@ def failure(error: Exception) -> dict[str, object]:
     sent: list[str] = []
     link.send = sent.append  # type: ignore[method-assign]
     link.fail(error)
-    return dict(json.loads(sent[0].removeprefix("fail ")))
+    told = json.loads(sent[0].removeprefix("fail "))
+    return {**told, "kind": shown_by(told["evidence"])}
 
 
 @pytest.mark.parametrize(

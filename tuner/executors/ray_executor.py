@@ -30,11 +30,11 @@ from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.probe import (
     Failure,
-    FailureKind,
     Measurement,
     MeterInfo,
     ProbeRecord,
     ProbeRequest,
+    shown_by,
 )
 from tuner.workload.runners import Continuation
 
@@ -250,7 +250,7 @@ class RayExecutor:
             1, -(-Configuration(request.launch).world_size // self._cluster.devices_per_node)
         )
 
-    def _hopeless(self, queued: Queued, need: int, nodes: int) -> tuple[FailureKind, str] | None:
+    def _hopeless(self, queued: Queued, need: int, nodes: int) -> tuple[str, str] | None:
         now_s = time.monotonic()
         are = "is" if nodes == 1 else "are"
         if nodes and queued.short_s and self._cluster.nodes < need:
@@ -392,10 +392,10 @@ class RayExecutor:
             sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
             self._fail(flight.request, "node", sentence, "", flight.measured, lead.name)
             return
-        kind: FailureKind = "time_limit" if flight.cancelled else "crash"
+        kind = "time_limit" if flight.cancelled else "crash"
         sentence = f"the node agent died: {str(error).strip().splitlines()[0]}"
         if isinstance(error, self._ray.exceptions.OutOfMemoryError):
-            kind = "out_of_memory"
+            kind = shown_by("no memory")
             sentence = (
                 "out of host memory: Ray's memory monitor ended the node agent before the kernel "
                 "ended a rank; start Ray with RAY_memory_monitor_refresh_ms=0"
@@ -420,7 +420,7 @@ class RayExecutor:
     def _fail(
         self,
         request: ProbeRequest,
-        kind: FailureKind,
+        kind: str,
         sentence: str,
         log: str = "",
         measured: tuple[Measurement, ...] = (),

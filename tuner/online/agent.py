@@ -38,6 +38,7 @@ from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.measure.stragglers import (
     KEPT,
     Arrivals,
+    HostWatch,
     RankState,
     Straggler,
     device_state,
@@ -47,7 +48,6 @@ from tuner.workload.measure.stragglers import (
 from tuner.workload.meters import Meter, MeterError
 from tuner.workload.meters.base import device_states
 from tuner.workload.node.device_watch import more_faults
-from tuner.workload.node.host_watch import HostWatch
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.platforms import platform_of
@@ -75,7 +75,7 @@ class RankWatch:
         self.last: dict[int, RankState] = {}
         self._meter, self._platform, self._found, self._clock = meter, platform, found, clock
         self._faults = platform.faults()
-        self._arrivals, self._host = Arrivals(), HostWatch(kept=KEPT)
+        self._arrivals, self._host = Arrivals(), HostWatch()
         self._devices: deque[dict[int, dict[str, float]]] = deque(maxlen=KEPT)
         self._looked_s = self._judged_s = clock()
         self._ranks: set[int] = set()

@@ -170,7 +170,7 @@ def failed(probe_id: str, kind: str, message: str, tail: str, **launch: object) 
         request=request,
         measurements=(),
         meter=ESTIMATED,
-        failure=Failure(kind, message, tail),  # type: ignore[arg-type]
+        failure=Failure(kind, message, tail),
         launch_s=2.0,
         wall_s=8.5,
         energy_J=310.0,

@@ -75,7 +75,7 @@ class ScriptedRanks:
             now_s += self._once_s + times * self._step_s(self.done)
             self._taken += self._accumulation
             kind = "at" if self.done == target else "step"
-            detail = {"micro_batches": self._taken} if kind == "at" else None
+            detail = {"micro_batches": self._taken} if kind == "at" else {}
             for rank in range(self.size):
                 end_s = now_s + rank * self._lag_s
                 self._events.append((end_s, Event(kind, rank, self.done, end_s, detail)))

@@ -181,26 +181,27 @@ class Link:
         end_process(0)
 
     def fail(self, error: BaseException) -> None:
-        """Report an error to the agent, with its kind."""
-        kind = "crash"
+        """Report an error to the agent, with what it shows (`tuner.workload.probe.FAILURES`)."""
+        evidence = "error"
         text = str(error)
         if _lacks_memory(error):
-            kind = "out_of_memory"
+            evidence = "no memory"
         elif _is_of_hardware(text):
-            kind = "node"
+            evidence = "hardware"
         elif isinstance(error, state.TrainsAlone):
-            kind = "alone"
+            evidence = "no group"
         elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
-            kind = "refused"
+            evidence = "refusal"
         lines = text.strip().splitlines() or [""]
-        told = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
-        ours = isinstance(error, state.NotAsAsked)
-        message = told if ours else f"{type(error).__name__}: {told}"
+        message = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
+        if not isinstance(error, state.NotAsAsked):
+            message = f"{type(error).__name__}: {message}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
-        effect = kind not in ("out_of_memory", "node") and any(
+        effect = evidence not in ("no memory", "hardware") and any(
             word in text.lower() for word in _PEER_WORDS
         )
-        self.send("fail " + json.dumps({"kind": kind, "message": message[:2000], "effect": effect}))
+        told = {"evidence": evidence, "message": message[:2000], "effect": effect}
+        self.send("fail " + json.dumps(told))
 
 
 def _lacks_memory(error: BaseException) -> bool:

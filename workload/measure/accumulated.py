@@ -1,18 +1,24 @@
-"""Windows of steps of few micro-batches, and the step of the job's own accumulation from them."""
+"""The step of the job's own accumulation, from windows of steps of few micro-batches.
+
+Time and energy of a step are lines in the number of micro-batches, fitted by weighted least squares
+over the windows of one launch, or proportional to that number where the fitted line would fall.
+What the launch adds to all windows alike (its random effect) is common to them and therefore to the
+result, and is accounted for between launches as for whole steps. Errors include the extrapolation:
+they are those of the fitted line at the job's own accumulation (Draper and Smith 1998, Applied
+Regression Analysis, section 1.4), widened by the residuals and, for few steps, by Student's t.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
 
 from tuner.workload.accumulation import AccumulationFit
-from tuner.workload.measure.accumulation_fit import (
-    AccumulationPoint,
-    StepEstimate,
-    fit_accumulation,
-)
-from tuner.workload.measure.statistics import Z90, Window
+from tuner.workload.measure.statistics import Z90, StepEstimate, Window
 from tuner.workload.measure.window import Conductor
 from tuner.workload.measure.window_end import Reached, ahead_of
 from tuner.workload.meters.base import Meter, PowerSample, Reading
@@ -23,64 +29,24 @@ from tuner.workload.probe import WindowPolicy
 SHARES = (0.25, 0.15, 0.6)
 #: Least number of steps of each.
 LEAST_STEPS = 2
+#: Degrees of freedom of the pooled spread of steps in the spread of a single window.
+SHRINKAGE = 4.0
+#: Relative spread of a step if no window has two of them.
+ASSUMED_SPREAD = 0.02
+#: Least relative error of a window's power: drift and the resolution of power readings.
+POWER_FLOOR = 0.002
 
 
 @dataclass(frozen=True)
-class AccumulatedWindow(Window):
-    """Several windows of one live setting; only step time and power are of the estimated step."""
+class AccumulationPoint:
+    """One window of steps of equal accumulation; relative errors are NaN if unknown."""
 
-    parts: tuple[Window, ...] = ()
-    estimate: StepEstimate | None = field(default=None)
-
-    @classmethod
-    def of(cls, parts: Sequence[Window], estimate: StepEstimate) -> AccumulatedWindow:
-        """Join the parts."""
-        first = parts[0].opened
-        length_s = math.fsum(part.length_s for part in parts)
-        energy_J = math.fsum(part.energy_J for part in parts)
-        return cls(
-            first,
-            Reading(first.time_s + length_s, first.energy_J + energy_J),
-            tuple(time for part in parts for time in part.step_times_s),
-            samples=tuple(sample for part in parts for sample in part.samples),
-            phases_s=_phases(parts, estimate.weights),
-            parts=tuple(parts),
-            estimate=estimate,
-        )
-
-    @property
-    def _estimate(self) -> StepEstimate:
-        assert self.estimate is not None
-        return self.estimate
-
-    @property
-    def fit(self) -> AccumulationFit:
-        """The lines, and what they were fitted to."""
-        return self._estimate.fit
-
-    @property
-    def step_time_s(self) -> float:
-        return self._estimate.step_time_s
-
-    @property
-    def step_time_se_s(self) -> float:
-        return self._estimate.step_time_se_s
-
-    @property
-    def power_W(self) -> float:
-        return self._estimate.power_W
-
-    @property
-    def power_blocks_W(self) -> tuple[float, ...]:
-        return ()  # their mean would be that of short steps
-
-    @property
-    def power_se_W(self) -> float:
-        return self._estimate.power_se_W
-
-    @property
-    def sampled_energy_J(self) -> float:
-        return math.fsum(part.sampled_energy_J for part in self.parts)
+    micro_batches: float
+    steps: int
+    step_time_s: float
+    step_time_rse: float
+    power_W: float
+    power_rse: float = math.nan
 
 
 def measure_accumulated(
@@ -93,7 +59,7 @@ def measure_accumulated(
     micro_batch_s: float,
     samples: Callable[[], Sequence[PowerSample]] = tuple,
     known: Sequence[Reached] = (),
-) -> AccumulatedWindow:
+) -> Window:
     """Measure steps of the accumulations in turn until the extrapolated step is known well enough.
 
     The ranks are left at the smallest accumulation. The policy's lengths hold for all windows
@@ -101,66 +67,161 @@ def measure_accumulated(
     """
     parts: list[Window] = []
     points: list[AccumulationPoint] = []
+    order = list(zip(SHARES, accumulations, strict=True))
     while True:
-        # There and back, so that what drifts does not look like a slope.
-        for share, each in _there_and_back(accumulations, len(parts)):
+        for share, each in order:
             conductor.set_accumulation(each)
             least_s = share * policy.min_s
             short = replace(policy, min_s=least_s, max_s=least_s, min_steps=LEAST_STEPS)
             before = conductor.micro_batches
             part = conductor.measure(meter, short, each * micro_batch_s, samples=samples)
-            taken = conductor.micro_batches - before
+            taken, steps = conductor.micro_batches - before, len(part.step_times_s)
+            time_s, power_W = part.step_time_s, part.power_W
+            errors = part.step_time_se_s / time_s, part.power_se_W / power_W
             parts.append(part)
-            points.append(_point(part, taken / len(part.step_times_s)))
+            points.append(
+                AccumulationPoint(taken / steps, steps, time_s, errors[0], power_W, errors[1])
+            )
+        order.reverse()  # there and back, so that what drifts does not look like a slope
         estimate = fit_accumulation(points, own)
-        worst = max(
-            estimate.step_time_se_s / estimate.step_time_s,
-            estimate.power_se_W / estimate.power_W,
-        )
+        time_rse = estimate.step_time_se_s / estimate.step_time_s
+        power_rse = estimate.power_se_W / estimate.power_W
         length_s = math.fsum(part.length_s for part in parts)
-        beaten_by = _beaten_by(estimate, known) if worst > policy.target_se else None
-        if worst <= policy.target_se or length_s >= policy.max_s or beaten_by:
+        if max(time_rse, power_rse) <= policy.target_se:
+            beaten_by = None
+            break
+        # By the lower ends of the 90 % intervals, whose errors are Student's already.
+        low_s = estimate.step_time_s * math.exp(-Z90 * time_rse)
+        low_J = estimate.step_time_s * estimate.power_W
+        low_J *= math.exp(-Z90 * math.hypot(time_rse, power_rse))
+        beaten_by = ahead_of(low_s, low_J, known)
+        if length_s >= policy.max_s or beaten_by:
             break
     conductor.set_accumulation(accumulations[0])
-    return replace(AccumulatedWindow.of(parts, estimate), beaten_by=beaten_by)
-
-
-def _beaten_by(estimate: StepEstimate, known: Sequence[Reached]) -> Reached | None:
-    """Return a known configuration that is faster and takes less energy, or None.
-
-    By the lower ends of the step's 90 % intervals, whose errors are Student's already.
-    """
-    time_rse = estimate.step_time_se_s / estimate.step_time_s
-    both = math.hypot(time_rse, estimate.power_se_W / estimate.power_W)
-    low_s = estimate.step_time_s * math.exp(-Z90 * time_rse)
-    low_J = estimate.step_time_s * estimate.power_W * math.exp(-Z90 * both)
-    return ahead_of(low_s, low_J, known)
-
-
-def _there_and_back(accumulations: Sequence[int], done: int) -> list[tuple[float, int]]:
-    """Return the shares and accumulations of the next round, upwards or downwards in turn."""
-    order = list(zip(SHARES, accumulations, strict=True))
-    return order if done // len(order) % 2 == 0 else order[::-1]
-
-
-def _point(part: Window, micro_batches: float) -> AccumulationPoint:
-    return AccumulationPoint(
-        micro_batches=micro_batches,
-        steps=len(part.step_times_s),
-        step_time_s=part.step_time_s,
-        step_time_rse=part.step_time_se_s / part.step_time_s,
-        power_W=part.power_W,
-        power_rse=part.power_se_W / part.power_W,
+    opened = parts[0].opened
+    energy_J = math.fsum(part.energy_J for part in parts)
+    return Window(
+        opened,
+        Reading(opened.time_s + length_s, opened.energy_J + energy_J),
+        tuple(time for part in parts for time in part.step_times_s),
+        samples=tuple(sample for part in parts for sample in part.samples),
+        phases_s=_phases(parts, estimate.weights),
+        beaten_by=beaten_by,
+        parts=tuple(parts),
+        estimate=estimate,
     )
 
 
 def _phases(parts: Sequence[Window], weights: Sequence[float]) -> Mapping[str, float]:
     """Return the seconds of the whole step in each phase, which are lines as the step's are."""
     names = dict.fromkeys(name for part in parts for name in part.phases_s)
+    each = list(zip(weights, parts, strict=True))
     return {
-        name: max(
-            0.0,
-            math.fsum(w * p.phases_s.get(name, 0.0) for w, p in zip(weights, parts, strict=True)),
-        )
-        for name in names
+        name: max(0.0, math.fsum(w * p.phases_s.get(name, 0.0) for w, p in each)) for name in names
     }
+
+
+def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstimate:
+    """Fit time and energy; return the step of `own` micro-batches, or raise ValueError."""
+    k = np.array([p.micro_batches for p in points], dtype=float)
+    if np.ptp(k) == 0:
+        raise ValueError("a line needs windows of two accumulations")
+    n = np.array([p.steps for p in points], dtype=float)
+    time = np.array([p.step_time_s for p in points])
+    power = np.array([p.power_W for p in points])
+    joules = power * time
+    time_se = _time_errors(points, n, time)
+    power_se = power * _power_errors(points)
+    design = np.column_stack([np.ones_like(k), k])
+    solve = _line(design, time_se)
+    if min((solve @ time)[1], (solve @ joules)[1]) <= 0:
+        # No step gets shorter by a further micro-batch: on a busy machine the windows say nothing
+        # of what a step costs once. Their residuals then widen the error.
+        solve = np.vstack([np.zeros_like(k), _line(k[:, None], time_se)])
+    once_s, each_s = solve @ time
+    once_J, each_J = solve @ joules
+    weights = np.array([1.0, own]) @ solve
+    step_s, step_J = float(weights @ time), float(weights @ joules)
+    step_W = step_J / step_s
+    free = len(points) - 2
+    time_wider = _wider((time - design @ (solve @ time)) / time_se, free)
+    joules_se = np.hypot(power_se * time, power * time_se)
+    power_wider = _wider((joules - design @ (solve @ joules)) / joules_se, free)
+    few = _few(float((n - 1).sum()) + free)
+    # Errors of time and power of the windows are independent; both move the power of the step.
+    by_power, by_time = weights * time * power_se, weights * (power - step_W) * time_se
+    curvature, curvature_se = _curvature(k, time, time_se)
+    return StepEstimate(
+        fit=AccumulationFit(
+            accumulation=own,
+            micro_batches=tuple(map(float, k)),
+            steps=tuple(p.steps for p in points),
+            step_times_s=tuple(map(float, time)),
+            step_energies_J=tuple(map(float, joules)),
+            once_s=float(once_s),
+            each_s=float(each_s),
+            once_J=float(once_J),
+            each_J=float(each_J),
+            curvature=curvature,
+            curvature_se=curvature_se,
+        ),
+        step_time_s=step_s,
+        step_time_se_s=few * time_wider * float(np.linalg.norm(weights * time_se)),
+        power_W=step_W,
+        power_se_W=few * power_wider * float(np.linalg.norm([by_power, by_time])) / step_s,
+        weights=tuple(map(float, weights)),
+    )
+
+
+def _line(design: np.ndarray, se: np.ndarray) -> np.ndarray:
+    """Return the matrix (terms, windows) that takes the windows' values to the fitted terms."""
+    weighted = design / se[:, None] ** 2
+    return np.asarray(np.linalg.solve(weighted.T @ design, weighted.T))
+
+
+def _time_errors(
+    points: Sequence[AccumulationPoint], n: np.ndarray, time: np.ndarray
+) -> np.ndarray:
+    """Return the standard error of each window's step time, drawn to the pooled spread."""
+    rse = np.array([p.step_time_rse for p in points])
+    free = np.where(np.isnan(rse), 0.0, n - 1)
+    squares = np.where(np.isnan(rse), 0.0, rse**2 * n)
+    pooled = float(free @ squares / free.sum()) if free.sum() else ASSUMED_SPREAD**2
+    own = (free * squares + SHRINKAGE * pooled) / (free + SHRINKAGE)
+    return np.asarray(time * np.sqrt(np.maximum(own / n, 1e-12)))
+
+
+def _power_errors(points: Sequence[AccumulationPoint]) -> np.ndarray:
+    """Return the relative standard error of each window's power."""
+    known = [p.power_rse for p in points if not math.isnan(p.power_rse)]
+    usual = max(known, default=POWER_FLOOR)
+    told = np.array([usual if math.isnan(p.power_rse) else p.power_rse for p in points])
+    return np.asarray(np.maximum(told, POWER_FLOOR))
+
+
+def _wider(residuals: np.ndarray, free: int) -> float:
+    """Return the factor by which the residuals exceed their errors; at least 1."""
+    return max(1.0, math.sqrt(float(residuals @ residuals) / free)) if free else 1.0
+
+
+def _few(free: float) -> float:
+    """Return the factor that makes a normal 90 % interval one of Student's t."""
+    return float(stats.t.ppf(0.95, max(free, 1.0))) / Z90
+
+
+def _curvature(k: np.ndarray, time: np.ndarray, se: np.ndarray) -> tuple[float, float]:
+    """Return the relative distance of the middle from the line through the ends, and its error."""
+    levels = np.unique(k)
+    if len(levels) < 3:
+        return math.nan, math.nan
+    low, high = levels[0], levels[-1]
+    means, errors = [], []
+    for here in (k == low, (k > low) & (k < high), k == high):
+        weights = 1 / se[here] ** 2
+        means.append(float(weights @ time[here] / weights.sum()))
+        errors.append(1 / math.sqrt(weights.sum()))
+    inside = (k > low) & (k < high)
+    share = (float(k[inside].mean()) - low) / (high - low)
+    line = (1 - share) * means[0] + share * means[2]
+    error = math.hypot((1 - share) * errors[0], errors[1], share * errors[2])
+    return float((means[1] - line) / line), float(error / line)

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
-from tuner.workload.measure.accumulated import AccumulatedWindow
 from tuner.workload.measure.phases import COMPILATION
 from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.meters.base import PowerSample, device_number, device_states, over_devices
@@ -49,26 +48,26 @@ def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, f
     Samples in which the devices were idle throughout are passed over.
     """
     busy = [s for s in samples if s.extra.get("utilisation", 1.0) > 0.0] or list(samples)
-    delivered: dict[str, float] = {}
+    by_device = [device_states(sample) for sample in busy]
+    ran: dict[str, list[float]] = {}
     for name in _CLOCKS:
-        values = [sample.extra[name] for sample in busy if name in sample.extra]
-        if name == "clock_MHz" and not isinstance(asked.get(name), tuple):
-            values = values or [s.extra[FASTEST] for s in busy if FASTEST in s.extra]
-        if values:
-            delivered[name] = sum(values) / len(values)
         stages = asked.get(name)
-        if not isinstance(stages, tuple):
-            continue
-        numbers = {device_number(key) for s in busy for key in s.extra} - {None}
-        keys = [f"gpu{number}_{name}" for number in sorted(n for n in numbers if n is not None)]
-        devices = [key for key in keys if any(key in s.extra for s in busy)]
-        each = len(devices) // len(stages)
-        for stage in range(len(stages) if each else 0):
-            mine = devices[stage * each : (stage + 1) * each]
-            ran = [s.extra[key] for s in busy for key in mine if key in s.extra]
-            if ran:
-                delivered[f"{name}.{stage}"] = sum(ran) / len(ran)
-    return delivered
+        ran[name] = [sample.extra[name] for sample in busy if name in sample.extra]
+        if name == "clock_MHz" and not isinstance(stages, tuple):
+            ran[name] = ran[name] or [s.extra[FASTEST] for s in busy if FASTEST in s.extra]
+        if isinstance(stages, tuple):
+            devices = sorted(
+                {n for each in by_device for n, state in each.items() if name in state}
+            )
+            of_stage = len(devices) // len(stages)
+            for stage in range(len(stages)):
+                ran[f"{name}.{stage}"] = [
+                    each[number][name]
+                    for each in by_device
+                    for number in devices[stage * of_stage : (stage + 1) * of_stage]
+                    if name in each.get(number, {})
+                ]
+    return {name: sum(values) / len(values) for name, values in ran.items() if values}
 
 
 def not_applied(
@@ -191,7 +190,7 @@ def measurement(
     if sentence := not_applied(set_to, delivered, window.samples, window.power_W, lease):
         return NotApplied(live, sentence, delivered)
     steps = len(window.step_times_s)
-    fit = window.fit if isinstance(window, AccumulatedWindow) else None
+    fit = window.estimate.fit if window.estimate else None
     if fit is not None and not fit.is_linear:
         notes = (
             *notes,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tuner.workload.accumulation import AccumulationFit
 from tuner.workload.meters.base import PowerSample, Reading
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
@@ -93,22 +94,34 @@ def block_powers(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np
 
 
 @dataclass(frozen=True)
-class Window:
-    """Measurements between two boundaries.
+class StepEstimate:
+    """Step of the job's own accumulation; weights of the windows, of a line, sum to 1."""
 
-    Attributes:
-        step_times_s: wall time of each step, as the last rank finished it.
-        ends_s: when each step ended (CLOCK_MONOTONIC).
-        beaten_by: the known configuration that beats this one and ended the window, or None.
+    fit: AccumulationFit
+    step_time_s: float
+    step_time_se_s: float
+    power_W: float
+    power_se_W: float
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Measurements between two boundaries, or of several windows of smaller accumulation.
+
+    Of several, the `parts`, length and energy are sums, and step time and power are the estimate's.
     """
 
     opened: Reading
     closed: Reading
-    step_times_s: tuple[float, ...]
-    ends_s: tuple[float, ...] = ()
+    step_times_s: tuple[float, ...]  # wall time of each step, as the last rank finished it
+    ends_s: tuple[float, ...] = ()  # of each step, on CLOCK_MONOTONIC; none with parts
     samples: tuple[PowerSample, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    #: The known configuration that beats this one and ended the window.
     beaten_by: tuple[float, float] | None = None
+    parts: tuple[Window, ...] = ()
+    estimate: StepEstimate | None = None
 
     @property
     def length_s(self) -> float:
@@ -123,16 +136,20 @@ class Window:
     @property
     def power_W(self) -> float:
         """Mean power of the window, watts."""
-        return self.energy_J / self.length_s
+        return self.estimate.power_W if self.estimate else self.energy_J / self.length_s
 
     @property
     def step_time_s(self) -> float:
         """Mean time of a step, seconds."""
+        if self.estimate:
+            return self.estimate.step_time_s
         return self.length_s / len(self.step_times_s)
 
     @property
     def step_time_se_s(self) -> float:
         """Standard error of the mean step time, seconds; NaN with a single step."""
+        if self.estimate:
+            return self.estimate.step_time_se_s
         return standard_error(self.step_times_s)
 
     @property
@@ -152,9 +169,11 @@ class Window:
     @property
     def power_se_W(self) -> float:
         """Standard error of the mean power, watts; NaN with fewer than two blocks."""
-        return standard_error(self.power_blocks_W)
+        return self.estimate.power_se_W if self.estimate else standard_error(self.power_blocks_W)
 
     @property
     def sampled_energy_J(self) -> float:
         """Energy of the window by integrated samples, joules; NaN with too few samples."""
+        if self.parts:
+            return math.fsum(part.sampled_energy_J for part in self.parts)
         return integrate(self.samples, self.opened.time_s, self.closed.time_s)

@@ -8,15 +8,19 @@ rank (a checkpoint, an evaluation) are in few blocks, and stalls of all ranks pu
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed import read_fields
+from tuner.workload.node.host import cgroup_folders
 
 #: A rank is a straggler from this share of the step on by which it is behind the mean of the
 #: others, in the median of the blocks; in three quarters of them it must be behind by half of that.
@@ -29,9 +33,26 @@ FEWEST, KEPT = 8, 60
 #: got there.
 LAG = 10
 
-Cause = Literal[
-    "memory", "hardware", "heat", "power", "clock", "quota", "priority", "cores", "idle", "unknown"
-]
+#: By cause: what is said of it, with the rank's value and the others', and whether it is the
+#: node's: its device, or its other processes.
+CAUSES: Mapping[str, tuple[str, bool]] = {
+    "memory": ("{:.0f} memory errors where the others had {:.0f}", True),
+    "hardware": (
+        "power brake or hardware slowdown, {:,.0f} MHz where the others run {:,.0f}",
+        True,
+    ),
+    "heat": ("heat, {:,.0f} MHz where the others run {:,.0f}", True),
+    "power": ("power limit, {:,.0f} MHz where the others run {:,.0f}", True),
+    "clock": ("{:,.0f} MHz where the others run {:,.0f}, without a reason", True),
+    "quota": ("its control group's quota held it back {:.0%} of the time, the others {:.0%}", True),
+    "priority": ("nice {:.0f} where the others have {:.0f}", False),
+    "cores": ("waited for a core {:.0%} of the time, the others {:.0%}", True),
+    "idle": (
+        "its process computed {:.0%} of the time, the others {:.0%}: it waits for something",
+        False,
+    ),
+    "unknown": ("neither its device nor its host tells why", False),
+}
 
 
 @dataclass(frozen=True)
@@ -96,20 +117,20 @@ class Straggler:
         behind: the mean of the others, as a share of the step's time.
         cost: share of the step that would be saved if it arrived with the latest of the others
             that are no stragglers.
-        cause, value, usual: what sets it apart, and the others' median of the same.
+        cause, value, usual: what sets it apart (`CAUSES`), and the others' median of the same.
     """
 
     state: RankState
     behind: float
     cost: float
-    cause: Cause
+    cause: str
     value: float = math.nan
     usual: float = math.nan
 
     @property
     def of_node(self) -> bool:
         """True if the cause is the node's: its device, or its other processes."""
-        return self.cause in ("memory", "hardware", "heat", "power", "clock", "quota", "cores")
+        return CAUSES[self.cause][1]
 
 
 @dataclass
@@ -216,7 +237,7 @@ def stragglers(arrivals: Arrivals, states: Mapping[int, RankState]) -> list[Stra
     return sorted(found, key=lambda each: -each.behind)
 
 
-def cause_of(state: RankState, others: Sequence[RankState]) -> tuple[Cause, float, float]:
+def cause_of(state: RankState, others: Sequence[RankState]) -> tuple[str, float, float]:
     """Return what sets a rank apart from the others, its value and theirs (their median).
 
     The first that applies, the devices' own reasons before the host's. A difference that a fault
@@ -228,7 +249,7 @@ def cause_of(state: RankState, others: Sequence[RankState]) -> tuple[Cause, floa
         for reason, cause in (("hw", "hardware"), ("thermal", "heat"), ("power", "power")):
             usual = [other.throttled.get(reason, 0.0) for other in others]
             if state.throttled.get(reason, 0.0) > 0.25 + statistics.median(usual or [0.0]):
-                return cause, *clock  # type: ignore[return-value]
+                return cause, *clock
     for name, count in state.faults.items():
         usual = [other.faults.get(name, 0) for other in others]
         if count > max(usual, default=0):
@@ -262,7 +283,7 @@ def of_environment(environment: Mapping[str, Any]) -> list[Straggler]:
     found, given = list[Straggler](), environment.get("stragglers", ())
     for each in given if isinstance(given, list | tuple) else ():
         with suppress(InputError, KeyError, TypeError, AttributeError):
-            WORDS[each["cause"]]
+            CAUSES[each["cause"]]
             found.append(
                 read_fields(
                     Straggler,
@@ -275,28 +296,13 @@ def of_environment(environment: Mapping[str, Any]) -> list[Straggler]:
     return found
 
 
-#: What is said of each cause, with the rank's value and the others'.
-WORDS: Mapping[Cause, str] = {
-    "memory": "{:.0f} memory errors where the others had {:.0f}",
-    "hardware": "power brake or hardware slowdown, {:,.0f} MHz where the others run {:,.0f}",
-    "heat": "heat, {:,.0f} MHz where the others run {:,.0f}",
-    "power": "power limit, {:,.0f} MHz where the others run {:,.0f}",
-    "clock": "{:,.0f} MHz where the others run {:,.0f}, without a reason",
-    "quota": "its control group's quota held it back {:.0%} of the time, the others {:.0%}",
-    "priority": "nice {:.0f} where the others have {:.0f}",
-    "cores": "waited for a core {:.0%} of the time, the others {:.0%}",
-    "idle": "its process computed {:.0%} of the time, the others {:.0%}: it waits for something",
-    "unknown": "neither its device nor its host tells why",
-}
-
-
 def words(straggler: Straggler) -> tuple[str, str, str]:
     """Return who it is, the evidence and the cost: "GPU 5", "heat, ...", "9 %"."""
     state = straggler.state
     who = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
     if state.node:
         who += f" of node {state.node}"
-    why = WORDS[straggler.cause].format(straggler.value, straggler.usual).replace("%", " %")
+    why = CAUSES[straggler.cause][0].format(straggler.value, straggler.usual).replace("%", " %")
     return who, why, f"{100 * straggler.cost:.0f} %"
 
 
@@ -304,3 +310,73 @@ def sentence(straggler: Straggler) -> str:
     """Return the words: "GPU 5: heat, ...; costs 9 % of the step"."""
     who, why, cost = words(straggler)
     return f"{who}: {why}; costs {cost} of the step"
+
+
+@dataclass(frozen=True)
+class _Times:
+    at_s: float
+    busy_s: float
+    waiting_s: Mapping[int, float]  # by thread
+    held_s: float
+    nice: int
+
+
+class HostWatch:
+    """Readings of the kernel's counters of each rank's process, of which the latest are kept."""
+
+    def __init__(
+        self,
+        *,
+        kept: int = KEPT,
+        proc: str | Path = "/proc",
+        cgroup: str | Path = "/sys/fs/cgroup",
+    ) -> None:
+        self._kept, self._proc, self._cgroup = kept, Path(proc), Path(cgroup)
+        self._read: dict[int, deque[_Times]] = {}
+
+    def read(self, pids: Mapping[int, int]) -> None:
+        """Read the counters of each rank's process; a process that has ended is passed over."""
+        for rank, pid in pids.items():
+            with suppress(OSError, ValueError, IndexError):
+                self._read.setdefault(rank, deque(maxlen=self._kept)).append(self._times(pid))
+
+    def _times(self, pid: int) -> _Times:
+        folder = self._proc / str(pid)
+        # Fields from the third on, behind the name (man 5 proc_pid_stat).
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        waiting_s = {}
+        for task in folder.glob("task/[0-9]*"):
+            with suppress(OSError, ValueError, IndexError):  # the thread has ended
+                waiting_s[int(task.name)] = int((task / "schedstat").read_text().split()[1]) / 1e9
+        held_s = 0.0
+        for group in cgroup_folders(self._proc, self._cgroup, "cpu", pid=str(pid)):
+            held_s = max(held_s, _held_s(group / "cpu.stat"))
+        busy_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _Times(time.monotonic(), busy_s, waiting_s, held_s, int(fields[16]))
+
+    def state(self, state: RankState) -> RankState:
+        """Return a rank's state with what its process tells."""
+        read = self._read.get(state.rank)
+        if not read or read[-1].at_s <= read[0].at_s:
+            return state
+        first, last = read[0], read[-1]
+        seconds = last.at_s - first.at_s
+        waited_s = sum(
+            now_s - first.waiting_s.get(task, now_s) for task, now_s in last.waiting_s.items()
+        )
+        return replace(
+            state,
+            nice=last.nice,
+            busy=(last.busy_s - first.busy_s) / seconds,
+            waiting=waited_s / seconds,
+            held=max(0.0, last.held_s - first.held_s) / seconds,
+        )
+
+
+def _held_s(stat: Path) -> float:
+    with suppress(OSError, ValueError):
+        for line in stat.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("throttled_usec", "throttled_time"):
+                return int(value) / (1e6 if name == "throttled_usec" else 1e9)
+    return 0.0

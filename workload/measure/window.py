@@ -12,6 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,20 +21,45 @@ from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.phases import compilation_s, seconds_a_step
 from tuner.workload.measure.statistics import Window
 from tuner.workload.measure.stragglers import Arrivals
-from tuner.workload.measure.warm_up import (
-    WARM_BLOCK_S,
-    WARM_BLOCKS_MAX,
-    WARM_MAX_S,
-    WarmUp,
-    settled,
-)
 from tuner.workload.measure.window_end import Reached, beaten_by, missing_s
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.node.rank_group import Event, Ranks
-from tuner.workload.probe import Failure, WindowPolicy
+from tuner.workload.probe import FAILURES, Failure, WindowPolicy, shown_by
 
 #: Windows of one setting that are discarded because of a compilation; the next one counts, flagged.
 COMPILED_WINDOWS = 2
+#: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
+WARM_BLOCK_S = 0.2
+#: ... of which neighbours must agree so far. Recorded runs lie within 2 % of their mean after two
+#: steps (p95 of 13,303 iterations of the Perseus artifact); see docs/measuring.md.
+WARM_SPREAD = 0.03
+#: It ends here, stable or not: blocks, and seconds.
+WARM_BLOCKS_MAX, WARM_MAX_S = 20, 60.0
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Steps before the first window; `step_time_s` is the mean of the last block."""
+
+    step_times_s: tuple[float, ...]
+    step_time_s: float
+    stable: bool
+
+
+def settled(blocks: Sequence[float]) -> bool:
+    """Return True if the step time of the blocks has settled (see `Conductor.warm_up`)."""
+    if len(blocks) < 2:
+        return False
+    if abs(blocks[-1] - blocks[-2]) <= WARM_SPREAD * min(blocks[-2:]):
+        return True
+    steps = [b - a for a, b in pairwise(blocks[-4:])]
+    return len(steps) == 3 and all(a * b < 0 for a, b in pairwise(steps))
+
+
+def longest_s(policy: WindowPolicy, settings: int) -> float:
+    """Return how long ranks train after their first step at most, seconds."""
+    visits = settings + (policy.check_drift and settings > 1)
+    return WARM_BLOCKS_MAX * WARM_BLOCK_S + visits * (policy.settle_s + policy.max_s)
 
 
 class ProbeFailed(Exception):
@@ -120,7 +146,7 @@ class Conductor:
         while len(told) < self._group.size:
             event = self._next(limit_s)
             if event.kind == "set":
-                told[event.rank] = event.detail or {}
+                told[event.rank] = event.detail
         return [told[rank] for rank in sorted(told)]
 
     def warm_up(self) -> WarmUp:
@@ -217,7 +243,7 @@ class Conductor:
                 raise ProbeFailed(Failure("cancelled", "it was cancelled"))
             event = self._group.next_event(0.5)
             on_wait()
-            if event is None:
+            if event is None or self._noted(event):
                 continue
             if event.kind == "step":
                 ends = done.setdefault(event.step, [])
@@ -225,13 +251,7 @@ class Conductor:
                 if len(ends) == self._group.size:
                     self.done = event.step
                     on_step(event.step, max(done.pop(event.step)))
-            elif event.kind == "phase" and event.detail is not None and event.rank == 0:
-                self.phases.append((event.time_s, str(event.detail["name"])))
-            elif event.kind == "peak" and event.detail is not None:
-                self.peaks.append(dict(event.detail))
-            elif event.kind == "fail" or (
-                event.kind == "exit" and event.detail is not None and event.detail["code"]
-            ):
+            elif event.kind == "fail" or (event.kind == "exit" and event.detail["code"]):
                 raise ProbeFailed(self._explain(event))
             elif event.kind == "exit":
                 ended.add(event.rank)
@@ -248,9 +268,7 @@ class Conductor:
             event = self._group.next_event(until - self._clock())
             if event is None:
                 break
-            if event.kind == "peak" and event.detail is not None:
-                self.peaks.append(dict(event.detail))
-            if event.kind in ("end", "exit"):
+            if not self._noted(event) and event.kind in ("end", "exit"):
                 ended.add(event.rank)
 
     def _wait_boundary(self, target: int) -> list[float]:
@@ -266,7 +284,7 @@ class Conductor:
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
                 arrived.add(event.rank)
-                taken = max(taken, (event.detail or {}).get("micro_batches", 0))
+                taken = max(taken, event.detail.get("micro_batches", 0))
         self.done = target
         self.micro_batches += taken
         self._last_at_s = ends[target]
@@ -291,21 +309,26 @@ class Conductor:
                     )
                 )
             event = self._group.next_event(min(0.5, limit_s - now))
-            if event is None:
-                continue
-            if event.kind == "phase" and event.detail is not None:
-                if event.rank == 0:
-                    self.phases.append((event.time_s, str(event.detail["name"])))
-                continue
-            if event.kind == "ready":
-                self.arrivals.add(event.rank, event.step, event.time_s)
-                continue
-            if event.kind == "facts" and event.detail is not None:
-                self._facts[event.rank] = event.detail
+            if event is None or self._noted(event):
                 continue
             if event.kind in ("fail", "end", "exit"):
                 raise ProbeFailed(self._explain(event))
             return event
+
+    def _noted(self, event: Event) -> bool:
+        """Take in what a rank tells besides its steps; return True if the event is such."""
+        if event.kind == "phase":
+            if event.rank == 0:
+                self.phases.append((event.time_s, str(event.detail["name"])))
+        elif event.kind == "ready":
+            self.arrivals.add(event.rank, event.step, event.time_s)
+        elif event.kind == "facts":
+            self._facts[event.rank] = event.detail
+        elif event.kind == "peak":
+            self.peaks.append(dict(event.detail))
+        else:
+            return False
+        return True
 
     def _needed_steps(self) -> str:
         """Return the number of steps that the launch needs in a phrase; "" if a step is unknown."""
@@ -322,7 +345,7 @@ class Conductor:
         began = self._clock()
         while len({e.rank for e in events if e.kind == "exit"}) < self._group.size:
             # A rank that told an effect exits after it; only other ranks can bring the cause.
-            told = {e.rank for e in events if e.detail is not None and e.detail.get("effect")}
+            told = {e.rank for e in events if e.detail.get("effect")}
             heard = any(e.kind in ("fail", "exit") and e.rank not in told for e in events)
             wait_s = 1.0 if heard else self._group.patience_s
             event = self._group.next_event(began + wait_s - self._clock())
@@ -346,15 +369,13 @@ def _cause(events: Sequence[Event], explain_exit: Callable[[int, int], Failure])
     effects: list[Failure] = []
     spoke = {event.rank for event in events if event.kind == "fail"}
     for event in events:
-        if event.detail is None:
-            continue
         if event.kind == "fail":
-            said = Failure(event.detail["kind"], event.detail["message"])
+            said = Failure(shown_by(event.detail["evidence"]), event.detail["message"])
             (effects if event.detail.get("effect") else causes).append(said)
         elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
             causes.append(explain_exit(event.rank, int(event.detail["code"])))
     # Stable: among causes of one kind the first that was heard is the cause.
-    causes.sort(key=lambda failure: failure.type.order)
+    causes.sort(key=lambda failure: list(FAILURES).index(failure.kind))
     return next(iter(causes + effects), None)
 
 

@@ -99,7 +99,7 @@ class DeviceWatch:
 
     def cause(self, failure: Failure) -> Failure:
         """Return the failure, as one of the node if a device was damaged meanwhile."""
-        if not self._before or failure.kind not in ("crash", "hang", "time_limit"):
+        if not self._before or not failure.type.of_device:
             return failure
         found = new_faults(self._before, self._platform.faults())
         return Failure("node", f"{found}: {failure.message}") if found else failure

@@ -22,20 +22,18 @@ from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.limits import ProbeLimits
-from tuner.workload.measure.accumulated import AccumulatedWindow, measure_accumulated
+from tuner.workload.measure.accumulated import measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import Window
-from tuner.workload.measure.stragglers import device_state, sentence, stragglers
-from tuner.workload.measure.warm_up import longest_s
-from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.measure.stragglers import HostWatch, device_state, sentence, stragglers
+from tuner.workload.measure.window import Conductor, ProbeFailed, longest_s
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.base import PowerSample, device_states
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.first_steps import choose_accumulation, look_further, require_batches
 from tuner.workload.node.host import family, oom_kills
-from tuner.workload.node.host_watch import HostWatch
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
@@ -44,7 +42,14 @@ from tuner.workload.node.rank_server import control_socket
 from tuner.workload.pending import partial_record, save_partial, write_phase
 from tuner.workload.platforms import platform_of
 from tuner.workload.power_samples import write_power_samples
-from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, ProbeRequest
+from tuner.workload.probe import (
+    Failure,
+    Measurement,
+    NotApplied,
+    ProbeRecord,
+    ProbeRequest,
+    shown_by,
+)
 from tuner.workload.runners import Continuation
 
 
@@ -356,8 +361,9 @@ class Probe:
             if self.node.keep:
                 so_far = partial_record(self.request, self.measurements, self.meter.info)
                 save_partial(self.node.run_dir, so_far)
-        if isinstance(window, AccumulatedWindow):
-            return window.fit.once_s + window.fit.each_s * self._accumulations[0]
+        if window.estimate:
+            fit = window.estimate.fit
+            return fit.once_s + fit.each_s * self._accumulations[0]
         return window.step_time_s
 
     def _window(self, conductor: Conductor, timeline: Timeline, step_time_s: float) -> Window:
@@ -405,8 +411,7 @@ def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> 
 def explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:
     """Explain an exit without an exception."""
     if code == -9 and oom_kills() > oom_kills_before:
-        return Failure(
-            "out_of_memory", f"the kernel killed rank {rank}: the host ran out of memory"
-        )
+        message = f"the kernel killed rank {rank}: the host ran out of memory"
+        return Failure(shown_by("no memory"), message)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return Failure("crash", f"rank {rank} {how}")

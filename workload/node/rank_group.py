@@ -9,10 +9,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tuner.workload.probe import failure_class
+from tuner.workload.probe import shown_by
 
 
 class ServerError(RuntimeError):
@@ -45,7 +45,7 @@ class Event:
     rank: int
     step: int = 0
     time_s: float = 0.0
-    detail: Mapping[str, Any] | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Ranks(Protocol):
@@ -175,11 +175,11 @@ class RankGroup:
         rank = self._ranks.get(link, -1)
         if kind in ("step", "at", "ready"):
             step, at, *more = rest.split()
-            taken = {"micro_batches": int(more[0])} if more else None
+            taken = {"micro_batches": int(more[0])} if more else {}
             return Event(kind, rank, int(step), float(at), taken)
         if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
-            if kind == "fail" and not failure_class(str(detail["kind"])).order:
+            if kind == "fail" and not shown_by(detail["evidence"]):
                 return None
             return Event(kind, rank, detail=detail)
         if kind == "phase":

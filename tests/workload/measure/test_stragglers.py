@@ -11,13 +11,13 @@ import pytest
 
 from tuner.workload.measure.stragglers import (
     Arrivals,
+    HostWatch,
     RankState,
     cause_of,
     late_ranks,
     sentence,
     stragglers,
 )
-from tuner.workload.node.host_watch import HostWatch
 
 Late = Callable[[int, int], float]
 

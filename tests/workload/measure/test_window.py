@@ -22,8 +22,7 @@ from tuner.workload.measure.statistics import (
     integrate,
     standard_error,
 )
-from tuner.workload.measure.warm_up import WARM_BLOCKS_MAX, WarmUp
-from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.measure.window import WARM_BLOCKS_MAX, Conductor, ProbeFailed, WarmUp
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, WindowPolicy
 

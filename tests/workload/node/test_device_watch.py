@@ -22,7 +22,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms.cores import Cores
 from tuner.workload.platforms.nvidia import Nvidia
-from tuner.workload.probe import Failure, FailureKind, ProbeRequest
+from tuner.workload.probe import Failure, ProbeRequest
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -41,7 +41,7 @@ class TestDamage:
         [((8, 0), "1 more remapped rows"), ((7, 0), "1 more retired pages")],
     )
     def test_second_day_7_a_failure_in_which_a_counter_moved_is_the_nodes(
-        self, twin_node: Make, kind: FailureKind, compute: tuple[int, int], says: str
+        self, twin_node: Make, kind: str, compute: tuple[int, int], says: str
     ) -> None:
         """second_day_7: CUDA says "illegal memory access" for it, too."""
         node = twin_node(TwinGpu(), TwinGpu(compute=compute))
@@ -67,7 +67,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("kind", ["out_of_memory", "refused", "cancelled"])
     def test_what_the_configuration_or_the_user_did_stays_so(
-        self, twin_node: Make, kind: FailureKind
+        self, twin_node: Make, kind: str
     ) -> None:
         node = twin_node()
         watch = DeviceWatch(Nvidia())
