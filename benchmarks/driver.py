@@ -40,6 +40,7 @@ from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
 from tuner.testing.studies import problem_of_job
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Runner
 from tuner.workload.trace import TraceWriter, read_trace
 
 #: What is tuned: every kind of knob varies, so a row of features is as wide as it gets.
@@ -48,7 +49,7 @@ JOB, CLUSTER, SPACE = "opt-350m", "h100-32", "full"
 HISTORY_LIVE = 4
 
 
-class BentModel:
+class BentModel(Runner):
     """A runner that answers at once: the analytic model, bent by launch, with a window's noise."""
 
     meter = MeterInfo("simulated", "gpu", "the analytic model, bent by launch")

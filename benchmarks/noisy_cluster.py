@@ -22,6 +22,7 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.measure.statistics import standard_error
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Runner
 from tuner.workload.table import load_table
 
 METER = MeterInfo("drawn", "gpu", "a benchmark's draws")
@@ -143,7 +144,7 @@ def draws(*names: object) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
 
-class NoisyRunner:
+class NoisyRunner(Runner):
     """Runner that measures a truth with noise.
 
     The draws of a probe depend only on the seed and the probe's name, so a launch that is extended

@@ -26,8 +26,7 @@ from benchmarks.figures import Figure, arguments, publish
 from tuner.formatting import common_mark
 from tuner.problem.run_folder import RunFolder, find_run
 from tuner.search_spaces.errors import InputError
-from tuner.workload.power_samples import read_power
-from tuner.workload.trace import read_trace
+from tuner.workload.trace import read_power, read_trace
 
 #: Fewer pairs than this, or a lower correlation at the best offset, say nothing of the clocks. At
 #: 0.8, the scope explains two thirds of the variance at the wall.

@@ -52,6 +52,7 @@ from tuner.workload.measure.measurement import measurement, reached
 from tuner.workload.measure.window import Conductor
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.runners import Runner
 
 #: Share of the true front's hypervolume that a front may always miss.
 GOOD_ENOUGH = 0.02
@@ -118,7 +119,7 @@ class _Meter:
         """Do nothing."""
 
 
-class WindowRunner:
+class WindowRunner(Runner):
     """Runner whose windows are measured by the conductor of real probes, on simulated time.
 
     Args:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from tuner.workload.probe import (
     WindowPolicy,
     shown_by,
 )
+from tuner.workload.runners import Runner
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prediction
@@ -88,7 +90,7 @@ def simulated_meter(cluster: Cluster) -> MeterInfo:
     )
 
 
-class SimulatedRunner:
+class SimulatedRunner(Runner):
     """Runner that makes records from the analytic models, as a cluster would."""
 
     def __init__(
@@ -127,22 +129,18 @@ class SimulatedRunner:
         launch_s *= 1 + 0.05 * abs(float(draw.standard_normal()))
         first_W = c.launch_power * float(figures.power_W[0])
         if failure := self._launch_failure(figures, draw):
-            return self._record(request, failure=failure, launch_s=launch_s, power_W=first_W)
-        short = self._short(request, figures, 0)
-        if short is None:
+            energy_J = launch_s * first_W
+            return self._record(request, failure=failure, launch_s=launch_s, energy_J=energy_J)
+        short = [
+            short_steps(self._truth, configuration, request.window, float(step_time_s))
+            for configuration, step_time_s in zip(configurations, figures.step_time_s, strict=True)
+        ]
+        if short[0] is None:
             launch_s += c.warm_up_steps * float(figures.step_time_s[0])
-        else:
-            launch_s += c.warm_up_steps * short.step_times_s[0] + short.before_s
-        return self._visit(request, figures, launch_s, first_W)
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _short(self, request: ProbeRequest, figures: Prediction, number: int) -> ShortSteps | None:
-        configuration = request.configurations()[number]
-        return short_steps(
-            self._truth, configuration, request.window, float(figures.step_time_s[number])
-        )
+        else:  # the last step decides whether whole steps are too long
+            times_s = short[0].step_times_s
+            launch_s += c.warm_up_steps * times_s[0] + times_s[-1]
+        return self._visit(request, figures, short, launch_s, first_W)
 
     def _draws(self, *names: str) -> np.random.Generator:
         text = "\n".join((str(self.seed), *names)).encode()
@@ -175,7 +173,12 @@ class SimulatedRunner:
         return None
 
     def _visit(
-        self, request: ProbeRequest, figures: Prediction, launch_s: float, launch_W: float
+        self,
+        request: ProbeRequest,
+        figures: Prediction,
+        shorts: Sequence[ShortSteps | None],
+        launch_s: float,
+        launch_W: float,
     ) -> ProbeRecord:
         now, joules = launch_s, launch_s * launch_W
         measurements: list[Measurement] = []
@@ -184,7 +187,7 @@ class SimulatedRunner:
             power, step = float(figures.power_W[number]), float(figures.step_time_s[number])
             settle = request.window.settle_s if configuration.live else 0.0
             steps = max(request.window.min_steps, math.ceil(request.window.min_s / step))
-            short = self._short(request, figures, number)
+            short = shorts[number]
             whole_s = steps * step if short is None else request.window.min_s
             if now + settle + whole_s > request.time_limit_s:
                 failure = Failure(
@@ -200,11 +203,11 @@ class SimulatedRunner:
             now += settle + measurement.window_s
         return self._record(
             request,
-            tuple(measurements),
             failure=failure,
             launch_s=launch_s,
             wall_s=now,
             energy_J=joules,
+            measurements=measurements,
         )
 
     def _window(
@@ -218,31 +221,22 @@ class SimulatedRunner:
     ) -> Measurement:
         c, configuration = self.conditions, request.configurations()[number]
         draw = self._draws(configuration.key, request.probe_id, str(number))
-        if short is None:
-            drawn = self._whole_steps(draw, steps, float(figures.step_time_s[number]))
-            length_s = drawn.window_s
-        else:
-            length_s = request.window.min_s
+        whole = None if short else _whole_steps(c, draw, steps, float(figures.step_time_s[number]))
+        length_s = request.window.min_s if whole is None else whole.window_s
         # Leakage rises as devices warm; the figure at the end of a long run is the models'.
         cold = c.warm_up * math.exp(-(started_s + length_s / 2) / c.warm_up_s)
         low = 0.0 if number else c.first_window
         now_W = float(figures.power_W[number]) * (1 - cold - low)
-        if short is None:
+        if whole is None:
+            assert short is not None
+            drawn = short.measure(request.window, draw, c, now_W)
+        else:
             measured_W = now_W * (1 + c.power_noise * float(draw.standard_normal()))
             drawn = replace(
-                drawn,
+                whole,
                 energy_J=measured_W * length_s,
                 power_W=measured_W,
                 power_se_W=c.power_noise * measured_W or math.nan,
-            )
-        else:
-            drawn = short.measure(
-                request.window,
-                draw,
-                time_noise=c.time_noise,
-                step_noise=c.step_noise,
-                power_noise=c.power_noise,
-                power_W=now_W,
             )
         delivered: dict[str, float] = {}
         if "clock_MHz" in configuration.live and len(figures.clock_MHz):
@@ -256,55 +250,53 @@ class SimulatedRunner:
             started_s=started_s,
         )
 
-    def _whole_steps(
-        self, draw: np.random.Generator, steps: int, step_time_s: float
-    ) -> Measurement:
-        c = self.conditions
-        offset = 1 + c.time_noise * draw.standard_normal()
-        spread = 1 + c.step_noise * draw.standard_normal(min(steps, 2000))
-        times = step_time_s * offset * np.clip(spread, 0.5, 2.0)
-        if steps > len(times):
-            times = np.resize(times, steps)
-        window_s = float(times.sum())
-        return Measurement(
-            live=Settings(),
-            steps=steps,
-            window_s=window_s,
-            step_time_s=window_s / steps,
-            step_time_se_s=float(times.std(ddof=1) / math.sqrt(steps)) if steps > 1 else math.nan,
-            energy_J=math.nan,
-            power_W=math.nan,
-            step_times_s=tuple(float(t) for t in times[:50]) if steps <= 50 else (),
-        )
-
     def _record(
         self,
         request: ProbeRequest,
-        measurements: tuple[Measurement, ...] = (),
         *,
-        failure: Failure | None = None,
+        failure: Failure | None,
         launch_s: float = 0.0,
-        power_W: float = 0.0,
-        wall_s: float | None = None,
-        energy_J: float | None = None,
+        wall_s: float = 0.0,
+        energy_J: float = 0.0,
+        measurements: Sequence[Measurement] = (),
     ) -> ProbeRecord:
-        environment: dict[str, Any] = {
-            "simulated": True,
-            "cluster": self.cluster.name,
-            "device": self.cluster.device.name,
-            "conditions": asdict(self.conditions),
-        }
         return ProbeRecord(
             request=request,
-            measurements=measurements,
+            measurements=tuple(measurements),
             meter=self.meter,
             failure=failure,
             launch_s=launch_s,
-            wall_s=launch_s if wall_s is None else wall_s,
-            energy_J=launch_s * power_W if energy_J is None else energy_J,
+            wall_s=wall_s or launch_s,
+            energy_J=energy_J,
             host="simulated",
-            environment=environment,
+            environment={
+                "simulated": True,
+                "cluster": self.cluster.name,
+                "device": self.cluster.device.name,
+                "conditions": asdict(self.conditions),
+            },
         )
+
+
+def _whole_steps(
+    c: Conditions, draw: np.random.Generator, steps: int, step_time_s: float
+) -> Measurement:
+    offset = 1 + c.time_noise * draw.standard_normal()
+    spread = 1 + c.step_noise * draw.standard_normal(min(steps, 2000))
+    times = step_time_s * offset * np.clip(spread, 0.5, 2.0)
+    if steps > len(times):
+        times = np.resize(times, steps)
+    window_s = float(times.sum())
+    return Measurement(
+        live=Settings(),
+        steps=steps,
+        window_s=window_s,
+        step_time_s=window_s / steps,
+        step_time_se_s=float(times.std(ddof=1) / math.sqrt(steps)) if steps > 1 else math.nan,
+        energy_J=math.nan,
+        power_W=math.nan,
+        step_times_s=tuple(float(t) for t in times[:50]) if steps <= 50 else (),
+    )
 
 
 @dataclass(frozen=True)
@@ -316,31 +308,19 @@ class ShortSteps:
     step_times_s: tuple[float, ...]
     power_shares: tuple[float, ...]  # power of each, as a share of the whole step's
 
-    @property
-    def before_s(self) -> float:
-        """Seconds of the step that decides whether whole steps are too long."""
-        return self.step_times_s[-1]
-
     def measure(
-        self,
-        policy: WindowPolicy,
-        draw: np.random.Generator,
-        *,
-        time_noise: float,
-        step_noise: float,
-        power_noise: float,
-        power_W: float,
+        self, policy: WindowPolicy, draw: np.random.Generator, c: Conditions, power_W: float
     ) -> Measurement:
         """Draw windows of each, and return the measurement of the whole step from them."""
         # As between repeats, from which both are known: what slows a window slows all of a visit.
-        slower = 1 + time_noise * float(draw.standard_normal())
-        now_W = power_W * (1 + power_noise * float(draw.standard_normal()))
+        slower = 1 + c.time_noise * float(draw.standard_normal())
+        now_W = power_W * (1 + c.power_noise * float(draw.standard_normal()))
         points = []
         for share, k, step_s, power_share in zip(
             SHARES, self.accumulations, self.step_times_s, self.power_shares, strict=True
         ):
             steps = max(LEAST_STEPS, math.ceil(share * policy.min_s / step_s))
-            spread = np.clip(1 + step_noise * draw.standard_normal(steps), 0.5, 2.0)
+            spread = np.clip(1 + c.step_noise * draw.standard_normal(steps), 0.5, 2.0)
             times = step_s * slower * spread
             rse = float(times.std(ddof=1) / times.mean() / math.sqrt(steps)) or math.nan
             mean_s = float(times.mean())
@@ -355,7 +335,7 @@ class ShortSteps:
             step_time_se_s=estimate.step_time_se_s,
             energy_J=math.fsum(p.steps * p.step_time_s * p.power_W for p in points),
             power_W=estimate.power_W,
-            power_se_W=math.hypot(estimate.power_se_W, power_noise * estimate.power_W),
+            power_se_W=math.hypot(estimate.power_se_W, c.power_noise * estimate.power_W),
             accumulation=estimate.fit,
         )
 
@@ -365,9 +345,7 @@ def short_steps(
 ) -> ShortSteps | None:
     """Return the steps that a probe measures in place of whole ones; None if it measures those.
 
-    Args:
-        step_time_s: time of a whole step on the cluster, which may be slower than the model's: the
-            short steps are slower alike.
+    `step_time_s` is of a whole step on the cluster; if slower than the model's, so are short steps.
     """
     if not policy.micro_batches or not isinstance(model, AnalyticModel):
         return None

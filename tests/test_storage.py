@@ -24,8 +24,7 @@ from tuner.storage import open_storage, storage_trouble, without_password
 from tuner.study.recorder import StudyRecorder
 from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
-from tuner.workload.pending import recover_pending
-from tuner.workload.trace import compact, read_trace
+from tuner.workload.trace import compact, read_trace, recover_pending
 
 
 def optimize(folder: Path, **more):

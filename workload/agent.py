@@ -19,11 +19,11 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.node.facts import NodeFacts, look
-from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation, InteractiveRunner, Runner
+from tuner.workload.runners import Continuation, Runner
 from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.trace import partial_record, save_partial
 
 if TYPE_CHECKING:
     from tuner.workload.multi_node.peer import Peer
@@ -55,12 +55,8 @@ def run_safely(
     try:
         if next_settings is None or not request.extendable:
             record = runner.run(request)
-        elif isinstance(runner, InteractiveRunner):
-            record = runner.run_interactive(request, keep_and_continue)
         else:
-            record = runner.run(request)
-            while (longer := extended(record, keep_and_continue)) is not None:
-                record = runner.run(longer)
+            record = runner.run_interactive(request, keep_and_continue)
     except InputError as error:
         record = replace(partial, failure=Failure("refused", str(error)))
     except Exception as error:
@@ -69,13 +65,6 @@ def run_safely(
         record = replace(partial, failure=failure)
     save_partial(keep_in, record)
     return record
-
-
-def extended(record: ProbeRecord, next_settings: Continuation) -> ProbeRequest | None:
-    """Return the record's request with its next settings added, or None if there are none."""
-    more = next_settings(record.request, record.measurements) if record.ok else ()
-    request = record.request
-    return replace(request, live=(*request.live, *more)) if more else None
 
 
 @dataclass(frozen=True)
@@ -132,19 +121,18 @@ class Agent:
             self._runner = make_runner(job, cluster, self._run_dir)
             return Entered(NodeFacts(os.uname().nodename, cluster), (), self._runner.meter)
         facts = look()
-        refused = facts.refusals(cluster)
-        if refused:
+        if refused := facts.refusals(cluster):
             return Entered(facts, refused)
-        from tuner.workload.multi_node.peer import NodeShare
+        from tuner.workload.multi_node.peer import Peer
         from tuner.workload.node.runner import LocalRunner
 
         try:
             runner = LocalRunner(job, cluster, run_dir=self._run_dir, keep=True)
+            self._runner, self._share, self._measures = runner, Peer(runner), True
+            self._platform = platform_of(cluster)
+            trouble = self.prepare() if prepare else ""
         except InputError as error:
-            return Entered(facts, (f"node {facts.host} is not used: {error}",))
-        self._runner, self._share, self._measures = runner, NodeShare(runner), True
-        self._platform = platform_of(cluster)
-        trouble = self.prepare() if prepare else ""
+            trouble = str(error)
         if trouble:
             return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
         return Entered(facts, (), runner.meter)
@@ -185,10 +173,7 @@ class Agent:
             return run_safely(runner, probe, self._run_dir).to_json()
         meter = self._runner.meter
         self._open[probe.probe_id] = _Dialogue(
-            lambda next_settings: run_safely(
-                runner, probe, self._run_dir, next_settings=next_settings
-            ),
-            meter,
+            lambda ask: run_safely(runner, probe, self._run_dir, next_settings=ask), meter
         )
         return self._next_report(probe.probe_id)
 
@@ -245,18 +230,17 @@ class _Dialogue:
             return ()
 
 
-class _Leading:
+class _Leading(Runner):
     def __init__(self, runner: Any, peers: Sequence[Peer], address: str) -> None:
         self.meter: MeterInfo = runner.meter
         self._runner, self._peers, self._address = runner, peers, address
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
-        return self._run(request, None)
+        return self.run_interactive(request, None)
 
-    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
-        return self._run(request, next_settings)
-
-    def _run(self, request: ProbeRequest, next_settings: Continuation | None) -> ProbeRecord:
+    def run_interactive(
+        self, request: ProbeRequest, next_settings: Continuation | None
+    ) -> ProbeRecord:
         from tuner.workload.multi_node.probe import MultiNodeProbe
 
         return self._runner.run_as(
@@ -265,6 +249,3 @@ class _Leading:
             nodes=1 + len(self._peers),
             next_settings=next_settings,
         )
-
-    def close(self) -> None:
-        """Do nothing: the agent closes the runner."""

@@ -12,7 +12,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed import dump_fields, read_fields
 from tuner.workload.accumulation import AccumulationFit
-from tuner.workload.window_policy import WindowPolicy
+from tuner.workload.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, WindowPolicy
 
 #: Version of a record's JSON. A reader takes this one and older ones (`tuner.workload.trace`).
 SCHEMA_VERSION = 1
@@ -111,6 +111,14 @@ class ProbeRequest:
         """Return the configurations to visit, one for each live setting."""
         return tuple(Configuration(self.launch, live) for live in self.live)
 
+    def limits(self, step_limit_s: float | None = None) -> ProbeLimits:
+        """Return its time limits; `step_limit_s` replaces those of the steps."""
+        return ProbeLimits(
+            step_limit_s or self.first_step_limit_s or FIRST_STEP_LIMIT_S,
+            step_limit_s or self.step_limit_s or STEP_LIMIT_S,
+            self.time_limit_s,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON."""
         data = dump_fields(self)
@@ -158,11 +166,6 @@ class MeterInfo:
     twin: bool = False
 
     @property
-    def label(self) -> str:
-        """The word for such a figure: "metered", "estimated" or "twin"."""
-        return self.mark or "metered"
-
-    @property
     def is_simulated(self) -> bool:
         """True if the analytic models answered: nothing ran."""
         return self.name == "simulated"
@@ -171,6 +174,11 @@ class MeterInfo:
     def mark(self) -> str:
         """The word beside every such figure, "estimated" or "twin"; empty if it was metered."""
         return "twin" if self.twin else "estimated" if self.estimated else ""
+
+    @property
+    def label(self) -> str:
+        """The mark, or "metered"."""
+        return self.mark or "metered"
 
 
 @dataclass(frozen=True)
@@ -220,16 +228,18 @@ class Measurement:
     @property
     def as_delivered(self) -> Settings:
         """The live setting with the clocks that ran; what was not read back stays."""
+
+        def ran_at(key: str, asked: Any) -> Any:
+            ran = self.delivered.get(key, asked)
+            return asked if abs(ran - asked) <= SAME_CLOCK_MHZ else ran
+
         live = dict(self.live)
         for name in ("clock_MHz", "memory_clock_MHz"):
             asked = live.get(name)
             if isinstance(asked, tuple):
-                stages = [self.delivered.get(f"{name}.{stage}") for stage in range(len(asked))]
-                live[name] = tuple(
-                    _ran_at(clock, ran) for clock, ran in zip(asked, stages, strict=True)
-                )
+                live[name] = tuple(ran_at(f"{name}.{i}", clock) for i, clock in enumerate(asked))
             elif isinstance(asked, int | float):
-                live[name] = _ran_at(asked, self.delivered.get(name))
+                live[name] = ran_at(name, asked)
         return Settings(live)
 
     def to_json(self) -> dict[str, Any]:
@@ -239,19 +249,14 @@ class Measurement:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
         """Read what `to_json` wrote; InputError or TypeError if it is no measurement."""
-        positive = ("window_s", "step_time_s", "power_W")
         return read_fields(
             cls,
             data,
             "measurement",
-            positive=positive,
+            positive=("window_s", "step_time_s", "power_W"),
             live=_settings,
             accumulation=lambda part: part and read_fields(AccumulationFit, part, "accumulation"),
         )
-
-
-def _ran_at(asked: Any, ran: float | None) -> Any:
-    return asked if ran is None or abs(ran - asked) <= SAME_CLOCK_MHZ else ran
 
 
 @dataclass(frozen=True)
@@ -381,7 +386,7 @@ class ProbeRecord:
                 meter=lambda part: read_fields(MeterInfo, part, "meter"),
                 failure=lambda part: read_fields(Failure, part, "failure") if part else None,
                 drift=lambda part: (
-                    (part or None) and read_fields(Drift, part, "drift", live=_settings)
+                    read_fields(Drift, part, "drift", live=_settings) if part else None
                 ),
                 missed=lambda parts: tuple(
                     read_fields(NotApplied, part, "missed setting", live=_settings)

@@ -10,12 +10,11 @@ import io
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.candidates import Candidates
-from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.probe import ProbeRecord, ProbeRequest
@@ -24,15 +23,6 @@ from tuner.workload.trace import TraceWriter, read_trace
 
 #: A probe of a recording is killed after this.
 PROBE_LIMIT_S = 600.0
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Result of a recording; its folder holds table.csv, table.toml and trace/."""
-
-    folder: Path
-    records: tuple[ProbeRecord, ...]
-    rows: int
 
 
 def record_space(
@@ -45,10 +35,11 @@ def record_space(
     sample: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
-) -> Recording:
+) -> tuple[tuple[ProbeRecord, ...], int]:
     """Measure candidates, or a random `sample` of launches, into a new or continued table.
 
-    Workload and hardware are the table's grouping columns.
+    Return the probes and the number of rows. The folder then holds table.csv, table.toml and
+    trace/. Workload and hardware are the table's grouping columns.
     """
     folder = Path(folder)
     launches = list(candidates.launches)
@@ -78,9 +69,7 @@ def record_space(
             writer.append(record)
             records.append(record)
             say(_outcome(record))
-    return Recording(
-        folder, tuple(records), write_table(folder, records, workload=workload, hardware=hardware)
-    )
+    return tuple(records), write_table(folder, records, workload=workload, hardware=hardware)
 
 
 def _outcome(record: ProbeRecord) -> str:
@@ -114,8 +103,8 @@ def write_table(
         for m in record.measurements:
             key = Configuration(record.request.launch, m.live)
             points.setdefault(key, []).append((m.step_time_s, m.power_W))
-    launch_knobs = _names(configuration.launch for configuration in points)
-    live_knobs = _names(configuration.live for configuration in points)
+    launch_knobs = sorted({name for configuration in points for name in configuration.launch})
+    live_knobs = sorted({name for configuration in points for name in configuration.live})
     columns = ["workload", "hardware", *launch_knobs, *live_knobs]
     columns += ["windows", "step_time_s", "time_sd_s", "avg_power_W", "energy_J", "energy_sd_J"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,10 +119,6 @@ def write_table(
     return len(points)
 
 
-def _names(halves: Iterable[Settings]) -> list[str]:
-    return sorted({name for half in halves for name in half})
-
-
 def _cell(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -141,16 +126,15 @@ def _cell(value: Any) -> str:
 def _figures(windows: Sequence[tuple[float, float]]) -> list[str]:
     times = [time_s for time_s, _ in windows]
     energies = [time_s * power_W for time_s, power_W in windows]
-    several = len(windows) > 1
     time_s, energy_J = statistics.fmean(times), statistics.fmean(energies)
-    figures = [
-        time_s,
-        statistics.stdev(times) if several else None,
-        energy_J / time_s,
-        energy_J,
-        statistics.stdev(energies) if several else None,
+    spreads = ["", ""]
+    if len(windows) > 1:
+        spreads = [f"{statistics.stdev(values):.6g}" for values in (times, energies)]
+    power_W = energy_J / time_s
+    return [
+        str(len(windows)),
+        *(f"{time_s:.6g}", spreads[0], f"{power_W:.6g}", f"{energy_J:.6g}", spreads[1]),
     ]
-    return [str(len(windows)), *("" if x is None else f"{x:.6g}" for x in figures)]
 
 
 def _toml(
@@ -161,7 +145,6 @@ def _toml(
 ) -> str:
     meter = measured[0].meter
     launch_s = statistics.median(record.launch_s for record in measured)
-    window_s = statistics.median(m.window_s for r in measured for m in r.measurements)
     settle_s = measured[0].request.window.settle_s if live_knobs else 0.0
     shares = []
     for record in measured:
@@ -169,7 +152,9 @@ def _toml(
         outside_s = record.wall_s - sum(m.window_s for m in record.measurements)
         power_W = statistics.fmean(m.power_W for m in record.measurements)
         shares.append(max(0.0, (record.energy_J - inside) / (outside_s * power_W)))
-    time_cv, power_cv = _spread(measured)
+    windows = [m for record in measured for m in record.measurements]
+    errors = [m.step_time_rse for m in windows if m.step_time_se_s >= 0] or [0.0]
+    power_errors = [m.power_rse for m in windows if m.power_se_W >= 0] or [0.0]
     quoted = ", ".join(f'"{name}"' for name in launch_knobs)
     live = ", ".join(f'"{name}"' for name in live_knobs)
     label = f"{meter.mark}, not metered: " if meter.mark else ""
@@ -189,19 +174,12 @@ energy_scope = "{meter.scope}"
 estimated = {str(bool(meter.mark)).lower()}
 
 [noise]                               # median relative standard error of the windows
-time_cv = {time_cv:.4g}
-power_cv = {power_cv:.4g}
+time_cv = {statistics.median(errors):.4g}
+power_cv = {statistics.median(power_errors):.4g}
 
 [cost]                                # medians of these probes
 launch_s = {launch_s:.4g}
 launch_power = {statistics.median(shares):.4g}
 settle_s = {settle_s:.4g}
-window_s = {window_s:.4g}
+window_s = {statistics.median(m.window_s for m in windows):.4g}
 """
-
-
-def _spread(measured: Sequence[ProbeRecord]) -> tuple[float, float]:
-    windows = [m for record in measured for m in record.measurements]
-    times = [m.step_time_rse for m in windows if m.step_time_se_s >= 0]
-    powers = [m.power_rse for m in windows if m.power_se_W >= 0]
-    return (statistics.median(times or [0.0]), statistics.median(powers or [0.0]))

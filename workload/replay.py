@@ -16,6 +16,7 @@ import numpy as np
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Runner
 from tuner.workload.table import RecordedTable, TableGroup, TablePoint
 from tuner.workload.trace import read_trace
 
@@ -33,7 +34,7 @@ def _never_recorded(missing: list[Settings], launch: Settings, where: str) -> Fa
     )
 
 
-class TableRunner:
+class TableRunner(Runner):
     """Runner that answers from one group of a recorded table.
 
     A visit draws from the point's repeats where there are several, else from its standard
@@ -78,7 +79,7 @@ class TableRunner:
 
     def _measure(self, point: TablePoint, probe_id: str, started_s: float) -> Measurement:
         draw = _draws(self.seed, point.configuration, probe_id)
-        time_s, power_W, time_sd, power_sd = point.time_s, point.power_W, math.nan, math.nan
+        time_s, power_W = point.time_s, point.power_W
         if len(point.repeats) > 1:
             time_s, power_W = point.repeats[int(draw.integers(len(point.repeats)))]
             time_sd = statistics.stdev(time for time, _ in point.repeats)
@@ -91,10 +92,9 @@ class TableRunner:
             time_s = max(time_s + time_sd * draw.standard_normal(), time_s / 2)
             power_W = max(power_W + power_sd * draw.standard_normal(), power_W / 2)
         window_s = self.table.cost.window_s
-        steps = max(1, int(window_s / time_s))
         return Measurement(
             live=point.configuration.live,
-            steps=steps,
+            steps=max(1, int(window_s / time_s)),
             window_s=window_s,
             step_time_s=time_s,
             step_time_se_s=time_sd or math.nan,  # a table that tells no spread is not exact
@@ -104,11 +104,8 @@ class TableRunner:
             started_s=started_s,
         )
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
 
-
-class TraceRunner:
+class TraceRunner(Runner):
     """Runner that answers from a trace, or the run folder that holds one.
 
     One of a configuration's measurements is drawn. A launch that only ever failed fails again in
@@ -155,11 +152,11 @@ class TraceRunner:
                 continue
             draw = _draws(self.seed, configuration, request.probe_id)
             drawn.append(windows[int(draw.integers(len(windows)))])
-        failed = self._failed.get(request.launch)
-        failure: Failure | None = None
+        failed, failure = self._failed.get(request.launch), None
         if missing:
-            failure = failed.failure if failed is not None else None
-            failure = failure or _never_recorded(missing, request.launch, f"the trace {self.path}")
+            failure = (failed and failed.failure) or _never_recorded(
+                missing, request.launch, f"the trace {self.path}"
+            )
         origin = drawn[0][1] if drawn else failed
         if origin is None:
             return ProbeRecord(request, (), self.meter, failure, host="replay")
@@ -184,6 +181,3 @@ class TraceRunner:
             host="replay",
             environment=origin.environment,
         )
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""

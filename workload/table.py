@@ -111,16 +111,14 @@ class RecordedTable:
         """Return a group by its name or a unique part of it; UnknownName if not one."""
         if name is None and len(self.groups) == 1:
             return self.groups[0]
-        names = [group.name for group in self.groups]
+        by_name = {group.name: group for group in self.groups}
         if name is None:
-            raise InputError(
-                f"table {self.name!r} holds {len(names)} groups; name one of: " + "; ".join(names)
-            )
-        hits = [group for group in self.groups if group.name == name]
-        hits = hits or [group for group in self.groups if name in group.name]
-        if len(hits) != 1:
-            raise UnknownName(f"group of table {self.name}", name, names)
-        return hits[0]
+            many = f"table {self.name!r} holds {len(by_name)} groups; name one of: "
+            raise InputError(many + "; ".join(by_name))
+        hits = [group for told, group in by_name.items() if name in told]
+        if name not in by_name and len(hits) != 1:
+            raise UnknownName(f"group of table {self.name}", name, list(by_name))
+        return by_name.get(name) or hits[0]
 
 
 _LISTS = ("group_by", "launch_knobs", "live_knobs", "ignore")
@@ -325,9 +323,8 @@ def _point(row: Mapping[str, str], line: int, layout: _Columns, path: Path) -> T
             return None
         return _positive(row, columns[key], where, zero=True)
 
-    time_sd_s, power_sd_W, energy_sd_J = (
-        spread(key) for key in ("time_sd_s", "power_sd_W", "energy_sd_J")
-    )
+    time_sd_s, power_sd_W = spread("time_sd_s"), spread("power_sd_W")
+    energy_sd_J = spread("energy_sd_J")
     if power_sd_W is None and energy_sd_J is not None:
         # E = P t: with t quiet beside E, the relative spreads of E and t bound that of P.
         energy_cv = energy_sd_J / (time_s * power_W)

@@ -1,23 +1,32 @@
-"""The trace: an append-only file of probe records, one JSON line for each probe.
+"""Files of a run's probes: the trace, what is not in it yet, and the timelines of power.
 
-The log is the state: resume, replay and report all read it. A record is on disk (fsynced) before it
-is used. A broken line before the last is an error: then the file was edited.
+The trace, an append-only file of a JSON line for each probe, is the state: resume, replay and
+report all read it. A record is on disk (fsynced) before it is used. A broken line before the last
+is an error: then the file was edited. Beside a probe's own files are its record until it is in the
+trace, saved after every window so that a dead driver's is found (`recover_pending`), and its phase
+while it runs, one short line for the live view: "measuring 2 of 4 at 1050MHz".
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
+import io
 import json
+import math
 import os
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.safe_files import make_folder, open_plain
+from tuner.search_spaces.safe_files import make_folder, open_plain, write_bytes, write_text
 from tuner.search_spaces.typed import strict_json
-from tuner.workload.pending import drop_pending
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.meters.base import PowerSample
+from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 #: What is read of a trace, which may come from anybody: a line of so many brackets would take the
 #: hundredfold of it in memory. A record of a thousand windows has a tenth of the line's limit.
@@ -216,3 +225,155 @@ def compact(record: ProbeRecord) -> ProbeRecord:
         environment={},
         failure=record.failure and replace(record.failure, log_tail=""),
     )
+
+
+#: The files' names, which no training script writes.
+PENDING_NAME, PHASE_NAME = ".joulefront-record.json", ".joulefront-phase"
+#: A longer phase is not ours.
+_MOST_PHASE_BYTES = 100
+
+
+def _path(run_dir: str | Path, probe_id: str, name: str = PENDING_NAME) -> Path:
+    return Path(run_dir) / "probes" / probe_id / name
+
+
+def save_pending(run_dir: str | Path, record: ProbeRecord) -> None:
+    """Save a record beside its probe's files until the driver has it in the trace."""
+    path = _path(run_dir, record.request.probe_id)
+    make_folder(path.parent, inside=run_dir)
+    write_text(path, json.dumps(strict_json(record.to_json()), default=str), durable=True)
+
+
+_ENDED_FIRST = Failure("cancelled", "the session ended before the probe did")
+
+
+def partial_record(
+    request: ProbeRequest,
+    measurements: Iterable[Measurement],
+    meter: MeterInfo,
+    failure: Failure = _ENDED_FIRST,
+) -> ProbeRecord:
+    """Make the record of a probe that did not end, with its windows' energy: the least it cost."""
+    windows = tuple(measurements)
+    spent_J = math.fsum(window.energy_J for window in windows)
+    return ProbeRecord(request, windows, meter, failure, energy_J=spent_J)
+
+
+def save_partial(run_dir: str | Path | None, record: ProbeRecord) -> None:
+    """Call `save_pending` if there is a folder, for what is no inspection; never fail."""
+    if run_dir is not None and not record.request.inspects:
+        with contextlib.suppress(OSError):
+            save_pending(run_dir, record)
+
+
+def drop_pending(run_dir: str | Path, record: ProbeRecord) -> None:
+    """Remove the file of `save_pending`, for the record is in the trace."""
+    with contextlib.suppress(OSError):
+        _path(run_dir, record.request.probe_id).unlink()
+
+
+def recover_pending(run_dir: str | Path) -> tuple[ProbeRecord, ...]:
+    """Return the records that never reached the trace, by the names of their probes."""
+    found = []
+    for path in sorted(Path(run_dir).glob(f"probes/*/{PENDING_NAME}")):
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # InputError is the second
+            record = ProbeRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+            if record.request.probe_id == path.parent.name:
+                found.append(record)
+    return tuple(found)
+
+
+def write_phase(run_dir: str | Path, probe_id: str, phase: str) -> None:
+    """Write the phase of a probe, or remove it if it is empty; without effect if it cannot be."""
+    path = _path(run_dir, probe_id, PHASE_NAME)
+    with contextlib.suppress(OSError):
+        if phase:
+            write_text(path, phase)
+        else:
+            path.unlink()
+
+
+def read_phase(run_dir: str | Path, probe_id: str) -> str:
+    """Return the phase of a probe; "" if it is unknown."""
+    try:
+        fd = open_plain(_path(run_dir, probe_id, PHASE_NAME), 0)
+    except OSError:
+        return ""
+    with os.fdopen(fd, "rb") as file:
+        return file.read(_MOST_PHASE_BYTES).decode(errors="replace")
+
+
+def write_power_samples(
+    run_dir: str | Path,
+    probe_id: str,
+    samples: Iterable[PowerSample],
+    *,
+    since_s: float = 0.0,
+    phases: Iterable[tuple[float, str]] = (),
+) -> Path | None:
+    """Write a probe's power timeline as `<run_dir>/trace/power/<probe_id>.csv.gz`, if any.
+
+    A phase mark of the training program is a row of its own: its time and its name.
+    """
+    rows = list(samples)
+    if not rows:
+        return None
+    more = sorted({name for sample in rows for name in sample.extra})
+    marks = list(phases)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["time_s", "power_W", *more, *["phase"] * bool(marks)])
+    lines: list[tuple[float, list[str]]] = []
+    for row in rows:
+        extra = [f"{row.extra[name]:g}" if name in row.extra else "" for name in more]
+        lines.append((row.time_s, [f"{row.power_W:.3f}", *extra, *[""] * bool(marks)]))
+    lines += [(time_s, ["", *[""] * len(more), name]) for time_s, name in marks]
+    for time_s, cells in sorted(lines, key=lambda line: line[0]):
+        table.writerow([f"{time_s - since_s:.4f}", *cells])
+    path = Path(run_dir) / "trace" / "power" / f"{probe_id}.csv.gz"
+    make_folder(path.parent, inside=run_dir)
+    write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
+    return path
+
+
+#: The most that one probe's power timeline may hold, in bytes once unpacked and in values: hours of
+#: ten samples a second of eight devices. A small gzip file may unpack to any size.
+MAX_POWER_BYTES, MAX_POWER_VALUES = 64 * 2**20, 4_000_000
+
+
+def read_power(path: str | Path) -> tuple[list[PowerSample], list[tuple[float, str]]]:
+    """Read the samples and (seconds, phase) marks that `write_power_samples` wrote.
+
+    InputError if the file is no such table, or exceeds `MAX_POWER_BYTES` or `MAX_POWER_VALUES`.
+    """
+    samples: list[PowerSample] = []
+    marks: list[tuple[float, str]] = []
+    try:
+        with gzip.open(path, "rb") as packed:
+            data = packed.read(MAX_POWER_BYTES + 1)
+        if (
+            len(data) > MAX_POWER_BYTES
+            or data.count(b",") + data.count(b"\n") + data.count(b"\r") > MAX_POWER_VALUES
+        ):
+            raise ValueError(
+                f"it holds more than {MAX_POWER_BYTES // 2**20} MiB unpacked or "
+                f"{MAX_POWER_VALUES:,} values, the most that is read"
+            )
+        table = csv.reader(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", newline=""))
+        header = next(table, [])
+        time, power = header.index("time_s"), header.index("power_W")
+        phase = header.index("phase") if "phase" in header else None
+        more = [(i, name) for i, name in enumerate(header) if i not in (time, power, phase)]
+        for row in table:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise ValueError(f"line {table.line_num} has {len(row)} of {len(header)} values")
+            if phase is not None and row[phase]:
+                marks.append((float(row[time]), row[phase]))
+            else:
+                extra = {name: float(row[i]) for i, name in more if row[i]}
+                samples.append(PowerSample(float(row[time]), float(row[power]), extra))
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
+        raise InputError(f"cannot read the power samples {path}: {error}") from error
+    return samples, marks

@@ -33,9 +33,9 @@ from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.node.torch_build import TorchBuild
 from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import Failure, ProbeRequest
 

@@ -14,7 +14,7 @@ from benchmarks.wall import compare_with_wall, main, read_wall
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import PowerSample
-from tuner.workload.power_samples import write_power_samples
+from tuner.workload.trace import write_power_samples
 
 BEGAN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PROBES, PROBE_S, GAP_S = 4, 40.0, 7.0

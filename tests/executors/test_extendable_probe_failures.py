@@ -37,11 +37,10 @@ from tuner.testing.studies import METER, measured, record
 from tuner.workload import agent as node_agent
 from tuner.workload.agent import Entered, run_safely
 from tuner.workload.node.facts import NodeFacts
-from tuner.workload.pending import recover_pending
 from tuner.workload.platforms.base import GpuFacts
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation
-from tuner.workload.trace import TraceWriter
+from tuner.workload.trace import TraceWriter, recover_pending
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -20,13 +20,13 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.runners import Continuation, InteractiveRunner, Runner
+from tuner.workload.runners import Continuation, Runner
 from tuner.workload.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,14 +119,7 @@ class LedgerRunner:
             note(measurements)
             return next_settings(longer, measurements)
 
-        if isinstance(self._runner, InteractiveRunner):
-            record = self._runner.run_interactive(request, asked)
-        else:
-            record = self._runner.run(request)
-            longer = record.request
-            while longer.extendable and record.ok and (more := asked(longer, record.measurements)):
-                longer = replace(longer, live=(*longer.live, *more))
-                record = self._runner.run(longer)
+        record = self._runner.run_interactive(request, asked)
         note(record.measurements)
         return record
 

@@ -240,7 +240,7 @@ def _prints_gigabytes(folder: Path) -> Outcome:
     body = textwrap.dedent(body)
     outcome = _struck(None, "MiB were printed", body, folder)
     logs = sum(path.stat().st_size for path in folder.glob("runs/study/probes/p0001/rank*.log"))
-    from tuner.workload.node.logs import LOG_LIMIT_BYTES
+    from tuner.workload.node.rank_launch import LOG_LIMIT_BYTES
 
     # Twice: what is printed between two looks comes on top.
     if logs > 4 * LOG_LIMIT_BYTES:

@@ -241,7 +241,7 @@ def _studies(folder: Path) -> Callable[[random.Random], Any]:
 
 
 def _powers(folder: Path) -> Callable[[random.Random], Any]:
-    from tuner.workload.power_samples import read_power
+    from tuner.workload.trace import read_power
 
     path = folder / "p0000.csv.gz"
     rows = ["time_s,power_W,clock_MHz,phase"] + [f"{t / 10:.1f},{200 + t},1410," for t in range(20)]

@@ -21,10 +21,9 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space
 from tuner.workload import hook
-from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.table import load_table
-from tuner.workload.trace import read_trace
+from tuner.workload.trace import read_trace, write_power_samples
 
 DATA = Path(__file__).parents[1] / "data"
 RECORD = json.loads((DATA / "measured/trace/probes.jsonl").read_text().splitlines()[0])

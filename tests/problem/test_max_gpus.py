@@ -17,6 +17,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import LONG_JOB, METER, measured, problem_of_job, run_optimize
 from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.runners import Runner
 from tuner.workload.trace import read_trace
 
 TWO = Configuration.of(data_parallel=2, micro_batch=1)
@@ -60,7 +61,7 @@ def test_a_bound_that_leaves_nothing_is_refused() -> None:
         problem_of_job("qwen2.5-7b", "h100-32", "parallelism", plan=True, max_gpus=1)
 
 
-class Halving:
+class Halving(Runner):
     """Two ranks take half the time of one, so without a bound two would be chosen."""
 
     meter = METER

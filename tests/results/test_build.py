@@ -42,7 +42,7 @@ def test_the_peak_is_the_highest_sample_within_the_window(tmp_path):
     from dataclasses import replace
 
     from tuner.workload.meters.base import PowerSample
-    from tuner.workload.power_samples import write_power_samples
+    from tuner.workload.trace import write_power_samples
 
     window = replace(measured(), started_s=10.0, window_s=5.0)
     windows = Windows.of([record("p0001", measurements=(window,)), record("p0002")])

@@ -20,10 +20,11 @@ from tuner.testing.studies import (
     write_table,
 )
 from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Runner
 from tuner.workload.trace import read_trace
 
 
-class Drawn:
+class Drawn(Runner):
     """A runner of few configurations whose launches differ at random; `truth` is seconds a step.
 
     Args:

@@ -21,13 +21,13 @@ from tuner.workload.accumulation import (
 from tuner.workload.hook import frames, live_knobs, state
 from tuner.workload.measure.accumulated import (
     AccumulationPoint,
+    choose_accumulation,
     fit_accumulation,
     measure_accumulated,
 )
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.measure.window import Conductor
-from tuner.workload.node.first_steps import choose_accumulation
 from tuner.workload.probe import Failure, Measurement, WindowPolicy
 from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob

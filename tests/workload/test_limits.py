@@ -71,8 +71,8 @@ def test_a_request_carries_its_limits_and_an_old_one_has_none() -> None:
     old = request.to_json()
     del old["first_step_limit_s"], old["step_limit_s"]
     again = ProbeRequest.from_json(old)
-    assert ProbeLimits.of_request(again) == ProbeLimits(300.0, 120.0, 300.0)
-    assert ProbeLimits.of_request(request, 4.0) == ProbeLimits(4.0, 4.0, 300.0)
+    assert again.limits() == ProbeLimits(300.0, 120.0, 300.0)
+    assert request.limits(4.0) == ProbeLimits(4.0, 4.0, 300.0)
 
 
 def test_a_72b_model_has_time_for_its_steps() -> None:

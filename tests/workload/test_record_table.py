@@ -28,13 +28,13 @@ def candidates():
 
 def test_a_recording_replays_as_what_was_measured(tmp_path, candidates):
     runner = ModelRunner()
-    done = record_space(runner, candidates, tmp_path / "t", sample=12, **NAMES)
-    assert done.rows == 12
+    records, rows = record_space(runner, candidates, tmp_path / "t", sample=12, **NAMES)
+    assert rows == 12
     table = load_table(tmp_path / "t")
     (group,) = table.groups
     assert len(group.points) == 12
     again = TableRunner(table, group.name, seed=0)
-    for record in done.records:
+    for record in records:
         (told,) = record.measurements
         (point,) = [p for p in group.points if p.configuration.launch == record.request.launch]
         assert point.time_s == pytest.approx(told.step_time_s, rel=1e-5)
@@ -46,10 +46,10 @@ def test_a_recording_that_was_cut_short_goes_on(tmp_path, candidates):
     first = TalliedRunner(ModelRunner())
     record_space(first, candidates, tmp_path / "t", sample=4, seed=3, **NAMES)
     second = TalliedRunner(ModelRunner())
-    done = record_space(second, candidates, tmp_path / "t", sample=9, seed=3, **NAMES)
+    _, rows = record_space(second, candidates, tmp_path / "t", sample=9, seed=3, **NAMES)
     assert len(second.asked) == 5
     assert not {r.launch for r in first.asked} & {r.launch for r in second.asked}
-    assert done.rows == 9
+    assert rows == 9
 
 
 def test_failed_probes_are_kept_in_the_trace_and_get_no_row(tmp_path, candidates):
@@ -57,10 +57,10 @@ def test_failed_probes_are_kept_in_the_trace_and_get_no_row(tmp_path, candidates
         return Failure("crash", "boom") if request.launch.get("zero_stage") == 3 else None
 
     runner = TalliedRunner(ModelRunner(), spoil)
-    done = record_space(runner, candidates, tmp_path / "t", **NAMES)
-    failed = [record for record in done.records if not record.ok]
+    records, rows = record_space(runner, candidates, tmp_path / "t", **NAMES)
+    failed = [record for record in records if not record.ok]
     assert failed
-    assert done.rows == len(candidates) - len(failed)
+    assert rows == len(candidates) - len(failed)
 
 
 @pytest.mark.parametrize("sample", [0, -1, True])

@@ -173,9 +173,8 @@ def test_no_folder_of_a_run_leads_elsewhere(folder: str, run: Path, tmp_path: Pa
 def test_power_samples_and_records_follow_no_link(tmp_path: Path) -> None:
     from tuner.testing.studies import request
     from tuner.workload.meters.base import PowerSample
-    from tuner.workload.pending import PENDING_NAME, partial_record, save_pending
-    from tuner.workload.power_samples import write_power_samples
     from tuner.workload.probe import MeterInfo
+    from tuner.workload.trace import PENDING_NAME, partial_record, save_pending, write_power_samples
 
     canary = tmp_path / "canary"
     canary.write_text(CANARY)
@@ -199,7 +198,7 @@ def test_power_samples_and_records_follow_no_link(tmp_path: Path) -> None:
 def test_a_log_that_is_a_link_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    from tuner.workload.node import logs
+    from tuner.workload.node import rank_launch as logs
 
     monkeypatch.setattr(logs, "LOG_LIMIT_BYTES", 100)
     monkeypatch.setattr(logs, "KEPT_BYTES", 10)

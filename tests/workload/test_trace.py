@@ -11,9 +11,14 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import METER, measured, record, request
 from tuner.workload.meters.base import PowerSample
-from tuner.workload.power_samples import read_power, write_power_samples
 from tuner.workload.probe import SCHEMA_VERSION, Failure, ProbeRecord, ProbeRequest
-from tuner.workload.trace import TraceWriter, read_trace, repair_torn_tail
+from tuner.workload.trace import (
+    TraceWriter,
+    read_power,
+    read_trace,
+    repair_torn_tail,
+    write_power_samples,
+)
 
 
 def write(path: Path, *records: ProbeRecord) -> Path:

@@ -146,7 +146,7 @@ def _record(args: argparse.Namespace) -> int:
     say = say_of(args)
     with closing(LocalRunner(job, cluster, run_dir=args.out, say=say)) as runner:
         runner.prepare()
-        done = record_space(
+        records, rows = record_space(
             runner,
             Candidates.from_configurations(able),
             args.out,
@@ -156,12 +156,11 @@ def _record(args: argparse.Namespace) -> int:
             seed=args.seed,
             say=say,
         )
-    failed = sum(not record.ok for record in done.records)
+    failed = sum(not record.ok for record in records)
     lines = [
-        f"{done.rows} rows in {done.folder}/table.csv, from {len(done.records)} probes, "
-        f"{failed} of them failed"
+        f"{rows} rows in {args.out}/table.csv, from {len(records)} probes, {failed} of them failed"
     ]
-    data = {"folder": str(done.folder), "rows": done.rows, "probes": len(done.records)}
+    data = {"folder": str(args.out), "rows": rows, "probes": len(records)}
     answer(args, {**data, "failed": failed}, lines)
     return OK
 

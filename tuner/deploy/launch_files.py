@@ -30,8 +30,8 @@ from tuner.search_spaces.knobs import knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.hook import loopback
-from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.ops import extensions_dir
+from tuner.workload.node.rank_launch import OFFLOAD_RULE, rule_of
 from tuner.workload.scripts.launchers.secrets import hidden, shell_words
 from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
 from tuner.workload.scripts.script_job import ScriptJob

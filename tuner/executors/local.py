@@ -9,9 +9,9 @@ from collections import deque
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.agent import extended, run_safely
+from tuner.workload.agent import run_safely
 from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation, Runner
+from tuner.workload.runners import Continuation, Runner, extended
 
 
 class InlineExecutor:

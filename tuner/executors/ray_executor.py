@@ -27,7 +27,6 @@ from tuner.workload.agent import MakeRunner
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.measure.stragglers import of_environment
 from tuner.workload.node.ops import BUILD_LIMIT_S
-from tuner.workload.pending import partial_record, save_partial
 from tuner.workload.probe import (
     Failure,
     Measurement,
@@ -37,6 +36,7 @@ from tuner.workload.probe import (
     shown_by,
 )
 from tuner.workload.runners import Continuation
+from tuner.workload.trace import partial_record, save_partial
 
 #: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is
 #: sent a cancellation, and then before it is killed.

@@ -41,8 +41,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.measure.stragglers import of_environment
-from tuner.workload.power_samples import read_power
 from tuner.workload.probe import ProbeRecord
+from tuner.workload.trace import read_power
 
 
 def spent_kJ(records: Sequence[ProbeRecord]) -> float:

@@ -44,9 +44,8 @@ from tuner.study.rules import (
     with_next_probe,
 )
 from tuner.workload.limits import ProbeLimits
-from tuner.workload.pending import read_phase
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.trace import TraceWriter, compact
+from tuner.workload.trace import TraceWriter, compact, read_phase
 
 #: Numbers of launch settings after which the baseline is launched once more.
 REPEAT_AFTER = (4, 7)

@@ -42,9 +42,8 @@ from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder, next_probe_number
 from tuner.study.request import Notify, StudyRequest
 from tuner.study.verification_run import verify
-from tuner.workload.pending import recover_pending
 from tuner.workload.probe import ProbeRecord
-from tuner.workload.trace import TraceWriter, compact, read_trace
+from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pending
 
 #: Share by which the memory of the same machine may differ from one session to the next.
 MEMORY_SHARE = 0.1

@@ -13,8 +13,8 @@ from tuner.results.parts import Attainment, Choice, Interval, Point, Spent
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.meters.base import PowerSample
-from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.trace import write_power_samples
 
 NVML = MeterInfo("nvml", "gpu", "NVML total-energy counter")
 TWIN = MeterInfo("nvml", "gpu", "NVML total-energy counter of 8 twin GPUs", twin=True)

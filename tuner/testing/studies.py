@@ -160,7 +160,7 @@ def probe_with(
     return list(figures)
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """Answers for a real job and cluster with the analytic model, bent a little by configuration.
 
     Args:
@@ -229,7 +229,7 @@ def modelled_study(runs_dir: Path, *, max_probes: int) -> Result:
     )
 
 
-class TalliedRunner:
+class TalliedRunner(Runner):
     """Counts what a runner is asked, and spoils what it is told to spoil.
 
     Args:

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from tuner.workload.accumulation import AccumulationFit
-from tuner.workload.measure.statistics import Z90, StepEstimate, Window
+from tuner.workload.accumulation import AccumulationFit, AccumulationPlan, steps_take_too_long
+from tuner.workload.measure.statistics import Z90, Reached, StepEstimate, Window, ahead_of
 from tuner.workload.measure.window import Conductor
-from tuner.workload.measure.window_end import Reached, ahead_of
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.probe import WindowPolicy
 
@@ -47,6 +46,31 @@ class AccumulationPoint:
     step_time_rse: float
     power_W: float
     power_rse: float = math.nan
+
+
+def choose_accumulation(
+    conductor: Conductor, plan: AccumulationPlan, policy: WindowPolicy
+) -> AccumulationPlan:
+    """Decide whether to measure micro-batches, by a step of the largest accumulation.
+
+    The ranks have done their first step with the smallest one.
+    """
+    if not plan.measured:
+        return plan
+    if conductor.micro_batches != plan.measured[0]:
+        conductor.set_accumulation(plan.own)  # where it was set after all
+        return AccumulationPlan(
+            plan.own,
+            why_whole="whole steps are measured: the program decides on its accumulation",
+        )
+    largest = plan.measured[-1]
+    conductor.set_accumulation(largest)
+    whole_s = sum(conductor.run(1)) * plan.own / largest
+    if steps_take_too_long(whole_s, policy.min_steps, policy.min_s):
+        conductor.set_accumulation(plan.measured[0])
+        return plan
+    conductor.set_accumulation(plan.own)
+    return replace(plan, measured=())
 
 
 def measure_accumulated(

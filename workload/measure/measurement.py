@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
-from tuner.workload.measure.phases import COMPILATION
-from tuner.workload.measure.statistics import Z90, Window
+from tuner.workload.measure.statistics import COMPILATION, Z90, Window
 from tuner.workload.meters.base import PowerSample, device_number, device_states, over_devices
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
 
@@ -113,11 +112,8 @@ def not_applied(
 
 
 def _devices(samples: Sequence[PowerSample]) -> int:
-    """Return the number of devices in the samples; 0 if no sample describes a device."""
     several = {name for s in samples for name in s.extra if name.endswith("_power_W")}
-    if several:
-        return len(several)
-    return int(any("clock_MHz" in sample.extra for sample in samples))
+    return len(several) or int(any("clock_MHz" in sample.extra for sample in samples))
 
 
 def _flags(
@@ -177,11 +173,8 @@ def measurement(
 ) -> Measurement | NotApplied:
     """Return the measurement of one live setting from its window.
 
-    Args:
-        settings: the applied settings (the request, snapped to supported values); default `live`.
-        began_s: the probe's start on the window's clock, seconds.
-        independent: sampled power is another source than the energy (`MeterInfo.independent`).
-        devices: numbers of those that the ranks use; None: all.
+    `settings` are the applied ones, the request by default, `began_s` is the probe's start on the
+    window's clock, `independent` as of `MeterInfo`; `devices` are the ranks', all by default.
     """
     set_to = live if settings is None else settings
     lease = _devices(window.samples)
@@ -234,13 +227,12 @@ def reached(measurement: Measurement) -> tuple[float, float]:
 def drift_of(measurements: Sequence[Measurement]) -> Drift | None:
     """Return the drift between the first and the last visit of a setting visited twice."""
     for first in measurements:
-        visits = [m for m in measurements if m.live == first.live]
-        if len(visits) > 1:
-            return _drift(visits[0], visits[-1])
-    return None
+        second = [m for m in measurements if m.live == first.live][-1]
+        if second is not first:
+            break
+    else:
+        return None
 
-
-def _drift(first: Measurement, second: Measurement) -> Drift:
     def relative(name: str, error: str) -> tuple[float, float]:
         ratio = getattr(second, name) / getattr(first, name)
         return ratio - 1, ratio * math.hypot(getattr(first, error), getattr(second, error))

@@ -20,20 +20,15 @@ from tuner.workload.probe import ProbeRecord, ProbeRequest
 
 
 class OverheadProbe(Probe):
-    """Probe with step times of `pairs` of blocks of `block_s`, with and without metering.
-
-    Attributes:
-        busy_share: the sampling thread's share of a core.
-        samples, lost: power samples taken in the metered blocks, and missing from their grid.
-    """
+    """Probe with step times of `pairs` of blocks of `block_s`, with and without metering."""
 
     def __init__(self, node: ProbeNode, request: ProbeRequest, pairs: int, block_s: float) -> None:
         super().__init__(node, request)
         self._pairs, self._block_s = pairs, block_s
         self.metered_s: list[float] = []
         self.plain_s: list[float] = []
-        self.busy_share, self.resolution_s = 0.0, math.nan
-        self.samples = self.lost = 0
+        self.busy_share, self.resolution_s = 0.0, math.nan  # of a core, by the sampling thread
+        self.samples = self.lost = 0  # in the metered blocks, and missing from their grid
 
     def measure(
         self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]

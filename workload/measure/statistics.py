@@ -1,8 +1,16 @@
-"""Uncertainty of a window's means: errors of correlated series, and energy from sampled power.
+"""Statistics of a window: its means and their errors, its end, and the time of a step by phase.
 
 Neighbouring steps and neighbouring power samples are alike, so the plain standard error of their
 mean promises too much; every error here is widened by their autocorrelation. Power also follows
 each step's phases, up and down; its blocks are therefore whole steps, over which the phases cancel.
+
+A window ends when its errors are small enough, its time is up, or its configuration is shown to be
+slower and to take more energy than a known one. That test is Student's t, because a short window
+knows its own scatter badly, on both axes at once. Ending by mistake costs precision alone.
+
+A mark of the program says which phase begins, and lasts until the next one. Names are a part of the
+step, or a part and where in the model it runs: `data`, `forward`, `backward`, `optimizer`,
+`communication` (of a pipeline), `forward.encoder`, ... Between windows ranks are at a `boundary`.
 """
 
 from __future__ import annotations
@@ -10,10 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
+from scipy.special import stdtrit
 
 from tuner.workload.accumulation import AccumulationFit
+from tuner.workload.limits import WindowPolicy
 from tuner.workload.meters.base import PowerSample, Reading
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
@@ -21,6 +32,27 @@ Z90 = 1.6448536269514722
 
 #: A block holds at least this much time: five samples of the timeline's 100 ms.
 BLOCK_S = 0.5
+#: A window may end from here on. NVML counters update about every 100 ms, and windows under 2 s
+#: read low (docs/measuring.md).
+FIRST_LOOK_S = 2.0
+#: Each further look comes when the window is this many times as long.
+LOOK_FACTOR = 1.5
+#: Probability with which one look finds one axis behind that lies exactly `FAR` behind. A window of
+#: 2 to 15 s has at most six looks, and both axes have to be behind.
+LOOK_RISK = 0.05
+#: A configuration is beaten if it is this far behind the upper ends of a known one on both axes:
+#: launches of one configuration differ by 1 to 3 %, which one window cannot see.
+FAR = 0.02
+#: Step time (s) and energy of a step (J) that a known configuration reaches, at the upper ends of
+#: their intervals.
+Reached = tuple[float, float]
+
+#: What the hook calls the wait for the agent at a window's boundary.
+BOUNDARY = "boundary"
+#: What it calls the time in which torch.compile traces and compiles (`tuner.workload.hook`).
+COMPILATION = "compilation"
+
+Mark = tuple[float, str]
 
 
 def log_interval(log: float, se: float, per: float = 1.0) -> tuple[float, float]:
@@ -119,7 +151,7 @@ class Window:
     samples: tuple[PowerSample, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
     #: The known configuration that beats this one and ended the window.
-    beaten_by: tuple[float, float] | None = None
+    beaten_by: Reached | None = None
     parts: tuple[Window, ...] = ()
     estimate: StepEstimate | None = None
 
@@ -177,3 +209,105 @@ class Window:
         if self.parts:
             return math.fsum(part.sampled_energy_J for part in self.parts)
         return integrate(self.samples, self.opened.time_s, self.closed.time_s)
+
+
+@dataclass(frozen=True)
+class _Mean:
+    value: float
+    rse: float
+    freedom: float
+
+    @classmethod
+    def of(cls, values: Sequence[float] | np.ndarray) -> _Mean:
+        """Return the mean of a series; its error is `standard_error`."""
+        series = np.asarray(values, dtype=float)
+        error = standard_error(series)
+        if math.isnan(error) or series.mean() <= 0:
+            return cls(math.nan, math.nan, 0.0)
+        # The number of independent values that would have this error.
+        count = float(series.var(ddof=1)) / error**2 if error else float(series.size)
+        return cls(float(series.mean()), error / float(series.mean()), max(count - 1.0, 1.0))
+
+
+def _means(window: Window) -> tuple[_Mean, _Mean]:
+    """Return the means of step time and of power, as far as the window has come."""
+    edges = block_edges(window.opened.time_s, window.ends_s)
+    return _Mean.of(window.step_times_s), _Mean.of(block_powers(window.samples, edges))
+
+
+def beaten_by(window: Window, known: Sequence[Reached]) -> Reached | None:
+    """Return a known configuration that beats the window's on both axes, or None.
+
+    The lower ends (`LOOK_RISK`) must be more than `FAR` above the known ones.
+    """
+    time, power = _means(window)
+    if math.isnan(time.rse) or math.isnan(power.rse):
+        return None
+    both = min(time.freedom, power.freedom)
+    low_s = time.value * math.exp(-_quantile(time.freedom) * time.rse)
+    low_J = time.value * power.value
+    low_J *= math.exp(-_quantile(both) * math.hypot(time.rse, power.rse))
+    return ahead_of(low_s, low_J, known)
+
+
+def ahead_of(low_s: float, low_J: float, known: Sequence[Reached]) -> Reached | None:
+    """Return a known configuration that these lower ends are `FAR` behind on both axes, or None."""
+    far = 1.0 + FAR
+    return next((each for each in known if low_s > far * each[0] and low_J > far * each[1]), None)
+
+
+def _quantile(freedom: float) -> float:
+    """Return the quantile of Student's t that a look uses."""
+    return float(stdtrit(freedom, 1.0 - LOOK_RISK))
+
+
+def missing_s(policy: WindowPolicy, window: Window, known: Sequence[Reached] = ()) -> float:
+    """Return the seconds that a window still lacks to its target error; 0 if it is complete."""
+    length_s = window.length_s
+    enough = len(window.step_times_s) >= policy.min_steps
+    least_s = min(FIRST_LOOK_S, policy.min_s) if known else policy.min_s
+    if length_s < least_s or not enough:
+        # 2 % more than asked, so that slightly fast steps do not cost another boundary.
+        return max((least_s - length_s) * 1.02, 1e-3)
+    if length_s >= policy.max_s or beaten_by(window, known):
+        return 0.0
+    next_look_s = (LOOK_FACTOR - 1.0) * length_s if known else math.inf
+    if length_s < policy.min_s:
+        return min((policy.min_s - length_s) * 1.02, next_look_s)
+    excess = max(
+        (mean.rse / policy.target_se for mean in _means(window) if not math.isnan(mean.rse)),
+        default=0.0,
+    )
+    if excess <= 1.0:
+        return 0.0
+    # The error falls with the root of the length: go half of the way that this promises, then look.
+    promised_s = length_s * (excess**2 - 1) / 2
+    return min(promised_s, policy.max_s - length_s, policy.min_s, next_look_s)
+
+
+def within(marks: Sequence[Mark], opened_s: float, closed_s: float) -> tuple[Mark, ...]:
+    """Return a window's (time, phase) marks, from the phase that was current when it opened."""
+    ordered = sorted(marks)
+    before = [name for at_s, name in ordered if at_s <= opened_s]
+    first = ((opened_s, before[-1]),) if before else ()
+    return (*first, *((at_s, name) for at_s, name in ordered if opened_s < at_s <= closed_s))
+
+
+def seconds_a_step(
+    marks: Sequence[Mark], opened_s: float, closed_s: float, steps: int
+) -> dict[str, float]:
+    """Return the mean seconds per step in each phase of a window, longest first.
+
+    The waits at boundaries are left out, so the values sum to a little less than the step time.
+    """
+    seconds: dict[str, float] = {}
+    inside = within(marks, opened_s, closed_s)
+    for (begins_s, name), (ends_s, _) in pairwise([*inside, (closed_s, BOUNDARY)]):
+        if name != BOUNDARY:
+            seconds[name] = seconds.get(name, 0.0) + (ends_s - begins_s) / steps
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def compilation_s(marks: Sequence[Mark], opened_s: float, closed_s: float) -> float:
+    """Return the seconds of a span in which rank 0 compiled; 0.0 where nothing is marked."""
+    return seconds_a_step(marks, opened_s, closed_s, 1).get(COMPILATION, 0.0)

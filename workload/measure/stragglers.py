@@ -57,26 +57,20 @@ CAUSES: Mapping[str, tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class RankState:
-    """State of a rank's device and process over the time that is judged; None: not known.
-
-    Attributes:
-        device: number of its device on its node.
-        throttled: share of the time with a reason to lower the clock: "hw", "thermal", "power".
-        faults: numbers of memory errors by name, as `Platform.faults` has them.
-        nice: scheduling priority; higher is served later.
-        busy, waiting, held: share of the time in which it computed on a core, waited for one, and
-            was held back by its control group's quota; a sum over threads.
-    """
+    """State of a rank's device and process over the time that is judged; None: not known."""
 
     rank: int
     node: str = ""
-    device: int | None = None
+    device: int | None = None  # its number on the node
     clock_MHz: float | None = None
     power_W: float | None = None
     temperature_C: float | None = None
+    #: Share of the time with a reason to lower the clock: "hw", "thermal", "power".
     throttled: Mapping[str, float] = field(default_factory=dict)
-    faults: Mapping[str, int] = field(default_factory=dict)
-    nice: int | None = None
+    faults: Mapping[str, int] = field(default_factory=dict)  # as of `Platform.faults`
+    nice: int | None = None  # higher is served later
+    #: Share of the time in which it computed on a core, waited for one, and was held back by its
+    #: control group's quota; a sum over threads.
     busy: float | None = None
     waiting: float | None = None
     held: float | None = None
@@ -111,18 +105,14 @@ def device_state(
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank for which the others wait.
-
-    Attributes:
-        behind: the mean of the others, as a share of the step's time.
-        cost: share of the step that would be saved if it arrived with the latest of the others
-            that are no stragglers.
-        cause, value, usual: what sets it apart (`CAUSES`), and the others' median of the same.
-    """
+    """A rank for which the others wait."""
 
     state: RankState
-    behind: float
+    behind: float  # the mean of the others, as a share of the step's time
+    #: Share of the step that would be saved if it arrived with the latest of the others that are no
+    #: stragglers.
     cost: float
+    #: What sets it apart (`CAUSES`), and the others' median of the same.
     cause: str
     value: float = math.nan
     usual: float = math.nan
@@ -133,12 +123,6 @@ class Straggler:
         return CAUSES[self.cause][1]
 
 
-@dataclass
-class _Block:
-    seconds: float = 0.0
-    arrivals: list[dict[int, float]] = field(default_factory=list)
-
-
 class Arrivals:
     """Arrivals of the ranks of a job, collected into blocks of whole steps."""
 
@@ -147,8 +131,9 @@ class Arrivals:
         self._open: dict[int, dict[int, float]] = {}
         self._last: tuple[int, float] | None = None
         self._ranks: set[int] = set()
-        self._block = _Block()
-        self._blocks: deque[_Block] = deque(maxlen=KEPT)
+        #: Seconds, and the arrivals in each step, by rank.
+        self._block: tuple[float, list[dict[int, float]]] = 0.0, []
+        self._blocks: deque[tuple[float, list[dict[int, float]]]] = deque(maxlen=KEPT)
 
     def add(self, rank: int, step: int, time_s: float) -> None:
         """Add a rank's arrival in a step; of several in a step the last one counts."""
@@ -169,12 +154,11 @@ class Arrivals:
         self._last = step, latest_s
         if last is None or last[0] != step - 1 or latest_s <= last[1]:
             return
-        block = self._block
-        block.seconds += latest_s - last[1]
-        block.arrivals.append(arrived)
-        if block.seconds >= self._block_s:
-            self._blocks.append(block)
-            self._block = _Block()
+        seconds, arrivals = self._block
+        self._block = seconds + (latest_s - last[1]), [*arrivals, arrived]
+        if self._block[0] >= self._block_s:
+            self._blocks.append(self._block)
+            self._block = 0.0, []
 
     @property
     def blocks(self) -> int:
@@ -187,24 +171,24 @@ class Arrivals:
         As a share of the steps' time; negative if it is ahead.
         """
         found: dict[int, list[float]] = {rank: [] for rank in sorted(self._ranks)}
-        for block in self._blocks:
+        for seconds, arrivals in self._blocks:
             for rank, shares in found.items():
                 late_s = 0.0
-                for arrived in block.arrivals:
+                for arrived in arrivals:
                     rest_s = sum(arrived.values()) - arrived[rank]
                     late_s += arrived[rank] - rest_s / (len(arrived) - 1)
-                shares.append(late_s / block.seconds)
+                shares.append(late_s / seconds)
         return found
 
     def cost(self, ranks: Sequence[int]) -> float:
         """Return the median share of the steps' time for which the other ranks wait for these."""
         shares = []
-        for block in self._blocks:
+        for seconds, arrivals in self._blocks:
             lost_s = 0.0
-            for arrived in block.arrivals:
+            for arrived in arrivals:
                 others = [time_s for rank, time_s in arrived.items() if rank not in ranks]
                 lost_s += max(0.0, max(arrived.values()) - max(others)) if others else 0.0
-            shares.append(lost_s / block.seconds)
+            shares.append(lost_s / seconds)
         return statistics.median(shares)
 
 
@@ -271,7 +255,6 @@ def cause_of(state: RankState, others: Sequence[RankState]) -> tuple[str, float,
 
 
 def _pair(state: RankState, others: Sequence[RankState], name: str) -> tuple[float, float] | None:
-    """Return a quantity of a rank and the others' median; None if one of them is not known."""
     value = getattr(state, name)
     usual = [getattr(other, name) for other in others if getattr(other, name) is not None]
     return (value, statistics.median(usual)) if value is not None and usual else None

@@ -2,7 +2,7 @@
 
 The ranks run freely between two boundaries that the `Conductor` names; at a boundary every rank has
 finished its device's work and waits, so what the counters read belongs to the steps in between and
-to nothing else. When a window closes is decided in `tuner.workload.measure.window_end`.
+to nothing else. When a window closes is decided in `tuner.workload.measure.statistics`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from typing import Any
 
 from tuner.workload.hook.live_knobs import ACCUMULATION
 from tuner.workload.limits import ProbeLimits
-from tuner.workload.measure.phases import compilation_s, seconds_a_step
-from tuner.workload.measure.statistics import Window
+from tuner.workload.measure.statistics import (
+    Reached,
+    Window,
+    beaten_by,
+    compilation_s,
+    missing_s,
+    seconds_a_step,
+)
 from tuner.workload.measure.stragglers import Arrivals
-from tuner.workload.measure.window_end import Reached, beaten_by, missing_s
 from tuner.workload.meters.base import Meter, PowerSample, Reading
 from tuner.workload.node.rank_group import Event, Ranks
 from tuner.workload.probe import FAILURES, Failure, WindowPolicy, shown_by
@@ -47,7 +52,11 @@ class WarmUp:
 
 
 def settled(blocks: Sequence[float]) -> bool:
-    """Return True if the step time of the blocks has settled (see `Conductor.warm_up`)."""
+    """Return True if the step time of blocks has settled.
+
+    Two neighbours agree to `WARM_SPREAD`, or the last four go up and down in turn: what is left is
+    then noise and no trend.
+    """
     if len(blocks) < 2:
         return False
     if abs(blocks[-1] - blocks[-2]) <= WARM_SPREAD * min(blocks[-2:]):
@@ -94,7 +103,7 @@ class Conductor:
         self.done = 0  # steps all ranks have done
         self.micro_batches = 0  # in them, as far as the ranks told
         self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
-        self.peaks: list[dict[str, int]] = []
+        self.peaks: list[Mapping[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.arrivals = Arrivals()  # of the ranks, in each step
         self._facts: dict[int, Mapping[str, Any]] = {}  # of each rank, where a launch asks for them
@@ -112,7 +121,6 @@ class Conductor:
 
     @property
     def _step_limit_s(self) -> float:
-        """The longest that the next step may take, seconds."""
         return self._limits.step_s if self.done else self._limits.first_step_s
 
     def first_step(self) -> float:
@@ -126,7 +134,6 @@ class Conductor:
         return self._run(steps)[0]
 
     def _run(self, steps: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Run `steps` more steps; return each step's wall time and each step's end."""
         target = self.done + steps
         began = self._clock()
         self._group.send(f"run {target}")
@@ -142,7 +149,7 @@ class Conductor:
         """Set live knobs of the program at a boundary; return each rank's answer, by rank."""
         self._group.send("set " + json.dumps(dict(values)))
         told: dict[int, Mapping[str, Any]] = {}
-        limit_s = min(self._deadline_s, self._clock() + self._limits.step_s)
+        limit_s = self._clock() + self._limits.step_s
         while len(told) < self._group.size:
             event = self._next(limit_s)
             if event.kind == "set":
@@ -150,12 +157,7 @@ class Conductor:
         return [told[rank] for rank in sorted(told)]
 
     def warm_up(self) -> WarmUp:
-        """Run until the step time is stable.
-
-        Steps are judged in blocks of at least `WARM_BLOCK_S`. It is stable when two neighbouring
-        blocks agree to `WARM_SPREAD`, or when the last four go up and down in turn: what is left is
-        then noise and no trend.
-        """
+        """Run until the step time is stable, as judged in blocks of at least `WARM_BLOCK_S`."""
         times: list[float] = []
         blocks: list[float] = []
         began_s = self._clock()
@@ -277,9 +279,7 @@ class Conductor:
         ends: dict[int, float] = {}
         taken = 0
         while len(arrived) < self._group.size:
-            now = self._clock()
-            limit = min(self._deadline_s, now + self._step_limit_s)
-            event = self._next(limit)
+            event = self._next(self._clock() + self._step_limit_s)
             if event.kind in ("step", "at"):
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
@@ -296,19 +296,13 @@ class Conductor:
             if self._cancelled():
                 raise ProbeFailed(Failure("cancelled", "the probe was cancelled"))
             now = self._clock()
+            if now >= self._deadline_s:
+                message = f"out of time after {self.done} optimizer steps"
+                raise ProbeFailed(Failure("time_limit", message))
             if now >= limit_s:
-                if now >= self._deadline_s:
-                    raise ProbeFailed(
-                        Failure("time_limit", f"out of time after {self.done} optimizer steps")
-                    )
-                raise ProbeFailed(
-                    Failure(
-                        "hang",
-                        f"no optimizer step within {self._step_limit_s:.0f} s, "
-                        f"after {self.done} steps",
-                    )
-                )
-            event = self._group.next_event(min(0.5, limit_s - now))
+                within = f"no optimizer step within {self._step_limit_s:.0f} s"
+                raise ProbeFailed(Failure("hang", f"{within}, after {self.done} steps"))
+            event = self._group.next_event(min(0.5, limit_s - now, self._deadline_s - now))
             if event is None or self._noted(event):
                 continue
             if event.kind in ("fail", "end", "exit"):
@@ -325,19 +319,10 @@ class Conductor:
         elif event.kind == "facts":
             self._facts[event.rank] = event.detail
         elif event.kind == "peak":
-            self.peaks.append(dict(event.detail))
+            self.peaks.append(event.detail)
         else:
             return False
         return True
-
-    def _needed_steps(self) -> str:
-        """Return the number of steps that the launch needs in a phrase; "" if a step is unknown."""
-        if self.done < 2 or not self._needed_s:
-            return ""
-        step_time_s = (self._last_at_s - self._first_at_s) / (self.done - 1)
-        if step_time_s <= 0:
-            return ""
-        return f", about {math.ceil(self._needed_s / step_time_s) + 1:,}"
 
     def _explain(self, first: Event) -> Failure:
         """Return the cause among the reports of failing ranks: peers of a dead rank fail too."""
@@ -355,11 +340,14 @@ class Conductor:
         if (failure := _cause(events, self._explain_exit)) is not None:
             return failure
         self.ended_by_itself = self._over = True
+        took_s, needed = self._last_at_s - self._first_at_s, ""
+        if self._needed_s and took_s > 0:
+            steps = math.ceil(self._needed_s * (self.done - 1) / took_s) + 1
+            needed = f", about {steps:,}"
         return Failure(
             "ended",
             f"the program ended by itself after {self.done} optimizer steps, before the "
-            "measurement was complete; give it more steps than the probe needs"
-            f"{self._needed_steps()}",
+            f"measurement was complete; give it more steps than the probe needs{needed}",
         )
 
 

@@ -220,21 +220,15 @@ class MultiNodeGovernor:
     def restore(self) -> None:
         """Restore every node; raise GovernorError if one could not be, after the others were."""
 
-        def put_back(number: int, peer: Peer) -> str:
+        def put_back(node: Peer | Governor) -> str:
             try:
-                peer.restore()
+                node.restore()
             except (GovernorError, PeerLost) as error:
                 return str(error)
             return ""
 
-        others = self._nodes.ask(put_back)
-        troubles = []
-        try:
-            self._own.restore()
-        except GovernorError as error:
-            troubles.append(str(error))
-        troubles += [trouble for trouble in others() if trouble]
-        if troubles:
+        others = self._nodes.ask(lambda i, peer: put_back(peer))
+        if troubles := [*filter(None, [put_back(self._own), *others()])]:
             raise GovernorError("; ".join(troubles))
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""Protocol between the agent that leads a probe and the agents of the other nodes.
+"""Another node of a probe, as the agent that leads the probe calls it.
 
-The lead sees another node as a `Peer`: a few calls that start that node's ranks, relay their
-events, read its meter and set its clocks. `NodeShare` implements them over that node's own runner;
-the caller transports the calls, by Ray's actor calls in a study (`tuner.executors.ray_cluster`).
+A few calls start that node's ranks, relay their events, read its meter and set its clocks. In a
+study Ray's actor calls transport them (`tuner.executors.ray_cluster`).
 """
 
 from __future__ import annotations
@@ -15,18 +14,14 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.base import Applied
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.meters import MeterError, PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
-from tuner.workload.node.host import oom_kills
-from tuner.workload.node.logs import bounded_logs
-from tuner.workload.node.probe_run import explain_exit
 from tuner.workload.node.rank_group import Event, RankGroup
-from tuner.workload.node.rank_launch import Place, RankLaunch
+from tuner.workload.node.rank_launch import Place, RankLaunch, bounded_logs
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import Failure, MeterInfo, ProbeRequest
@@ -45,56 +40,11 @@ class Joined:
     resolution_s: float
 
 
-class Peer(Protocol):
-    """Agent of another node, as the lead calls it; every call may raise `PeerLost`."""
+class Peer:
+    """Share of a node in a probe that another node leads, over this node's runner.
 
-    def clock_s(self) -> float:
-        """Return its CLOCK_MONOTONIC, seconds."""
-
-    def join(self, request: ProbeRequest, nodes: int) -> Joined:
-        """Prepare the node, and start to sample power."""
-
-    def spawn(self, place: Place) -> None:
-        """Start its ranks."""
-
-    def events(self, timeout_s: float) -> list[Event]:
-        """Return its ranks' events since the last call; wait for the first."""
-
-    def send(self, line: str) -> None:
-        """Send the same line to all its ranks."""
-
-    def read(self) -> Reading:
-        """Return its meter's reading now."""
-
-    def boundary(self, *, opens: bool) -> tuple[Reading, float]:
-        """Return its meter's reading at a window's edge, and the power drawn there, watts."""
-
-    def sample(self) -> PowerSample:
-        """Return its power now."""
-
-    def samples(self, after: int) -> tuple[PowerSample, ...]:
-        """Return its timeline after the first `after` samples."""
-
-    def apply(self, live: Settings, ranks: int) -> Applied:
-        """Set its devices."""
-
-    def restore(self) -> None:
-        """Restore its devices."""
-
-    def explain_exit(self, rank: int, code: int) -> Failure:
-        """Explain the exit of one of its ranks."""
-
-    def log_tail(self) -> str:
-        """Return the last lines of its ranks' logs."""
-
-    def end(self) -> None:
-        """End its ranks, restore its clocks, stop sampling. May be called twice."""
-
-
-class NodeShare:
-    """Share of a node in a probe that another node leads: a `Peer` over this node's runner.
-
-    Calls may come from several threads; `events` from one at a time.
+    Calls may come from several threads, `events` from one at a time. Through Ray every call may
+    raise `PeerLost`.
     """
 
     def __init__(self, runner: LocalRunner) -> None:
@@ -104,14 +54,15 @@ class NodeShare:
         self._timeline: Timeline | None = None
         self._group: RankGroup | None = None
         self._around = contextlib.ExitStack()  # what ends with the ranks
-        self._oom_before = 0
         self._ended = threading.Event()
         self._listening = threading.Lock()
 
     def clock_s(self) -> float:
+        """Return its CLOCK_MONOTONIC, seconds."""
         return time.monotonic()
 
     def join(self, request: ProbeRequest, nodes: int) -> Joined:
+        """Prepare the node, and start to sample power."""
         self.end()  # of a lead that was lost
         self._runner.check(request, nodes)
         self._runner.renew_meter()
@@ -123,6 +74,7 @@ class NodeShare:
         )
 
     def spawn(self, place: Place) -> None:
+        """Start its ranks."""
         assert self._request is not None
         node = self._runner.node
         node.server.load_ops(ops_needed(self._request.launch, node.job))
@@ -130,13 +82,13 @@ class NodeShare:
         self._launch = RankLaunch(node, self._request, part=f"from-rank{place.first}")
         listener, address, remove = control_socket()
         self._around.callback(remove)
-        self._oom_before = oom_kills()
         place = replace(place, interface=interface_of(towards=place.master[0]))
         specs = self._launch.specs(address, place)
         self._around.enter_context(bounded_logs(Path(specs[0].log).parent, {}))
         self._group = node.server.spawn(specs, listener)
 
     def events(self, timeout_s: float) -> list[Event]:
+        """Return its ranks' events since the last call; wait for the first."""
         until = time.monotonic() + timeout_s
         with self._listening:
             while self._group is not None and not self._ended.is_set():
@@ -152,35 +104,46 @@ class NodeShare:
         return []
 
     def send(self, line: str) -> None:
+        """Send the same line to all its ranks."""
         if self._group is not None:
             self._group.send(line)
 
     def read(self) -> Reading:
+        """Return its meter's reading now."""
         return self._runner.node.meter.read()
 
     def boundary(self, *, opens: bool) -> tuple[Reading, float]:
+        """Return its meter's reading at a window's edge, and the power drawn there, watts."""
         meter = self._runner.node.meter
         return meter.boundary(opens=opens), meter.sample().power_W
 
     def sample(self) -> PowerSample:
+        """Return its power now."""
         return self._runner.node.meter.sample()
 
     def samples(self, after: int) -> tuple[PowerSample, ...]:
+        """Return its timeline after the first `after` samples."""
         return self._timeline.samples[after:] if self._timeline is not None else ()
 
     def apply(self, live: Settings, ranks: int) -> Applied:
+        """Set its devices."""
         return self._runner.node.governor.apply(live, ranks=ranks)
 
     def restore(self) -> None:
+        """Restore its devices."""
         self._runner.node.governor.restore()
 
     def explain_exit(self, rank: int, code: int) -> Failure:
-        return explain_exit(rank, code, self._oom_before)
+        """Explain the exit of one of its ranks."""
+        assert self._launch is not None
+        return self._launch.explain_exit(rank, code)
 
     def log_tail(self) -> str:
+        """Return the last lines of its ranks' logs."""
         return self._launch.log_tail() if self._launch is not None else ""
 
     def end(self) -> None:
+        """End its ranks, restore its clocks, stop sampling. May be called twice."""
         self._ended.set()
         with self._listening:
             if self._group is not None:

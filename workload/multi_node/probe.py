@@ -26,7 +26,7 @@ from tuner.workload.multi_node.devices import (
 from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
-from tuner.workload.node.rank_launch import Place, ProbeNode, reserved_port
+from tuner.workload.node.rank_launch import Place, ProbeNode, most_telling, reserved_port
 from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation
 
@@ -166,10 +166,10 @@ class MultiNodeProbe(Probe):
             raise
         return _MultiNodeRanks(group, self._nodes, world)
 
-    def explain_exit(self, rank: int, code: int, oom_kills_before: int) -> Failure:
+    def explain_exit(self, rank: int, code: int) -> Failure:
         node = rank // self._each
         if node == 0:
-            return super().explain_exit(rank, code, oom_kills_before)
+            return super().explain_exit(rank, code)
         try:
             return self._nodes.peers[node - 1].explain_exit(rank, code)
         except PeerLost as error:
@@ -183,6 +183,4 @@ class MultiNodeProbe(Probe):
                 return peer.log_tail()
             return ""
 
-        tails = [super().log_tail(), *self._nodes.ask(ask)()]
-        tails.sort(key=lambda text: "Traceback" not in text and "Error" not in text)
-        return tails[0]
+        return most_telling([super().log_tail(), *self._nodes.ask(ask)()])

@@ -21,16 +21,14 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.meters import MeterError
 from tuner.workload.node.host import (
     ENOUGH_CORES,
-    LEAST_CORES,
     granted_cores,
     host_memory,
     shared_memory_bytes,
     why_few_cores,
 )
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.ops import installed_version
+from tuner.workload.node.ops import installed_torch, installed_version
 from tuner.workload.node.readiness import NEEDED, Missing, missing_parts
-from tuner.workload.node.torch_build import installed_torch
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
 
@@ -199,12 +197,6 @@ def _meter_facts(platforms: Iterable[Platform], core: str) -> Iterator[MeterFact
             yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
 
 
-def _notes(gpus: int, cores: float) -> Iterator[str]:
-    few = why_few_cores(cores, gpus, ENOUGH_CORES)
-    if few and not why_few_cores(cores, gpus, LEAST_CORES):  # which is missing
-        yield few
-
-
 def look(
     *,
     proc: str | Path = "/proc",
@@ -217,8 +209,7 @@ def look(
 ) -> NodeFacts:
     """Collect this node's facts. Never raises: an error becomes their `trouble`."""
     environ = os.environ if environ is None else environ
-    host, cluster, trouble = socket.gethostname(), None, ""
-    busy: tuple[str, ...] = ()
+    host, cluster, trouble, busy = socket.gethostname(), None, "", tuple[str, ...]()
     try:
         memory_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
     except InputError as error:
@@ -241,6 +232,18 @@ def look(
         compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
     packages = {name: installed_version(name) for name in PACKAGES}
     torch = installed_torch() if gpus else None
+    parts = missing_parts(
+        packages,
+        compilers,
+        gpus=len(gpus),
+        cores=cores,
+        shm_bytes=shm_bytes,
+        why_not_torch=platform.why_not_torch(torch) if torch else "",
+    )
+    few = why_few_cores(cores, len(gpus), ENOUGH_CORES)
+    if why_few_cores(cores, len(gpus)):  # too few are among the missing parts
+        few = ""
+    notes = [note for _, facts in looked for note in facts.notes]
     return NodeFacts(
         host,
         cluster,
@@ -260,20 +263,6 @@ def look(
         compilers=compilers,
         packages=packages,
         busy=busy,
-        notes=(
-            *(note for _, facts in looked for note in facts.notes),
-            *_notes(len(gpus), cores),
-        ),
-        missing=(
-            *(Missing(f"usable GPUs: {why}") for why in broken),
-            *missing_parts(
-                packages,
-                compilers,
-                gpus=len(gpus),
-                cores=cores,
-                shm_bytes=shm_bytes,
-                why_not_torch=platform.why_not_torch(torch) if torch else "",
-            ),
-            *clocks.missing,
-        ),
+        notes=tuple(filter(None, (*notes, few))),
+        missing=(*(Missing(f"usable GPUs: {why}") for why in broken), *parts, *clocks.missing),
     )

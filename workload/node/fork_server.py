@@ -63,11 +63,8 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
         os.sched_setaffinity(0, spec["cpus"])
     if spec.get("memory"):
         _set_memory_policy(spec["policy"], spec["memory"])
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # if memory runs out, the kernel ends a rank rather than the agent
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if memory runs out, the kernel ends a rank rather than the agent
     if spec.get("fresh"):
         os.execve(
             sys.executable,
@@ -116,11 +113,8 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     gc.freeze()
     # In this order: what asking torch does to later forks is seen by the guard.
     build = _torch_build()
-    return {
-        "prepared_s": time.monotonic() - began,
-        "fork_unsafe": _why_fork_is_unsafe(),
-        "torch": build,
-    }
+    unsafe = _why_fork_is_unsafe()
+    return {"prepared_s": time.monotonic() - began, "fork_unsafe": unsafe, "torch": build}
 
 
 def _torch_build() -> dict[str, str] | None:
@@ -263,9 +257,8 @@ class ForkServer:
                     chunk = self._connection.recv(65536)
                     if not chunk:
                         return
-                    self._buffer += chunk
-                    while b"\n" in self._buffer:
-                        line, self._buffer = self._buffer.split(b"\n", 1)
+                    *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+                    for line in lines:
                         self._handle(json.loads(line))
         finally:
             self._kill_all()
@@ -304,21 +297,16 @@ class ForkServer:
                 rule, ranks, nodes = request["rule"], request["ranks"], request["gpu_nodes"]
                 self._send({"bound": runpy.run_path(path)["bind"](rule, ranks, nodes)})
             elif request["op"] == "spawn":
-                self._send({"spawned": self._spawn(request["ranks"])})
+                self._send({"pids": self._spawn(request["ranks"])})
             elif request["op"] == "kill":
                 self._kill_all()
                 self._send({"killed": not _children()})
         except Exception as error:
-            self._send(
-                {
-                    "error": str(error),
-                    "kind": type(error).__name__,
-                    "traceback": traceback.format_exc(),
-                }
-            )
+            kind, text = type(error).__name__, traceback.format_exc()
+            self._send({"error": str(error), "kind": kind, "traceback": text})
 
-    def _spawn(self, specs: list[dict[str, Any]]) -> dict[str, Any]:
-        group, pids = 0, []
+    def _spawn(self, specs: list[dict[str, Any]]) -> list[int]:
+        group, pids = 0, list[int]()
         for spec in specs:
             pid = os.fork()
             if pid == 0:
@@ -332,7 +320,7 @@ class ForkServer:
             with contextlib.suppress(OSError):  # the child did it first, or is gone
                 os.setpgid(pid, group)
             pids.append(pid)
-        return {"pids": pids}
+        return pids
 
 
 def _children() -> list[int]:

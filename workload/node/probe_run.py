@@ -15,42 +15,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.typed import dump_fields
 from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.limits import ProbeLimits
-from tuner.workload.measure.accumulated import measure_accumulated
+from tuner.workload.hook import GROUPS
+from tuner.workload.limits import LONG_STEP_S
+from tuner.workload.measure.accumulated import choose_accumulation, measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
-from tuner.workload.measure.phases import compilation_s
-from tuner.workload.measure.statistics import Window
+from tuner.workload.measure.statistics import Window, compilation_s
 from tuner.workload.measure.stragglers import HostWatch, device_state, sentence, stragglers
 from tuner.workload.measure.window import Conductor, ProbeFailed, longest_s
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.base import PowerSample, device_states
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.device_watch import DeviceWatch
-from tuner.workload.node.first_steps import choose_accumulation, look_further, require_batches
-from tuner.workload.node.host import family, oom_kills
+from tuner.workload.node.host import family
 from tuner.workload.node.live_settings import apply_live
-from tuner.workload.node.logs import bounded_logs
 from tuner.workload.node.rank_group import Ranks, ServerError
-from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch, reserved_port
+from tuner.workload.node.rank_launch import (
+    Place,
+    ProbeNode,
+    RankLaunch,
+    bounded_logs,
+    reserved_port,
+)
 from tuner.workload.node.rank_server import control_socket
-from tuner.workload.pending import partial_record, save_partial, write_phase
 from tuner.workload.platforms import platform_of
-from tuner.workload.power_samples import write_power_samples
 from tuner.workload.probe import (
     Failure,
     Measurement,
     NotApplied,
     ProbeRecord,
     ProbeRequest,
-    shown_by,
 )
 from tuner.workload.runners import Continuation
+from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.trace import partial_record, save_partial, write_phase, write_power_samples
 
 
 class Probe:
@@ -107,10 +112,9 @@ class Probe:
             failure = Failure("crash", f"ranks could not be started: {error}", detail)
         except InputError as error:
             failure = Failure("refused", str(error))
-        except (MeterError, GovernorError) as error:
-            failure = Failure("node", f"the node cannot be metered or set: {error}")
-        except OSError as error:
-            failure = Failure("node", f"the node cannot hold the probe's files: {error}")
+        except (MeterError, GovernorError, OSError) as error:
+            what = "hold the probe's files" if isinstance(error, OSError) else "be metered or set"
+            failure = Failure("node", f"the node cannot {what}: {error}")
         except BaseException:
             # An interrupt, or a fault of ours: no record, but nothing may stay changed either.
             if timeline is not None:
@@ -139,8 +143,7 @@ class Probe:
         return ProbeRecord(
             request=self.request,
             measurements=tuple(
-                m if self._peak_bytes is None else replace(m, peak_memory_bytes=self._peak_bytes)
-                for m in self.measurements
+                replace(m, peak_memory_bytes=self._peak_bytes) for m in self.measurements
             ),
             meter=self.meter.info,
             failure=failure,
@@ -175,14 +178,13 @@ class Probe:
         listener, address, remove = control_socket()
         group = None
         try:
-            oom_before = oom_kills()
             group = self._group = self.spawn(listener, address)
             self._enter("launching")
             conductor = Conductor(
                 group,
                 deadline_s=self._began_s + request.time_limit_s,
-                limits=ProbeLimits.of_request(request, self.node.step_limit_s),
-                explain_exit=lambda rank, code: self.explain_exit(rank, code, oom_before),
+                limits=request.limits(self.node.step_limit_s),
+                explain_exit=self.explain_exit,
                 cancelled=self.node.cancelled.is_set,
                 needed_s=longest_s(request.window, len(request.live)),
             )
@@ -219,9 +221,9 @@ class Probe:
         place = Place(0, ranks, ("127.0.0.1", port), "lo")
         return self.node.server.spawn(self.launch.specs(address, place), listener)
 
-    def explain_exit(self, rank: int, code: int, oom_kills_before: int) -> Failure:
+    def explain_exit(self, rank: int, code: int) -> Failure:
         """Explain an exit without an exception."""
-        return explain_exit(rank, code, oom_kills_before)
+        return self.launch.explain_exit(rank, code)
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
         """Lead the ranks from the first step to the last; an inspection ends after the first."""
@@ -290,12 +292,12 @@ class Probe:
     def _flag_drift(self) -> None:
         drift = drift_of(self.measurements)
         if drift is None:
-            sentence = "drift was not checked: no setting was measured twice"
+            self._flag(["drift was not checked: no setting was measured twice"])
         elif drift.notable:
-            sentence = f"drift: {drift.sentence}"
-        else:
-            return
-        self.measurements = [replace(m, flags=(*m.flags, sentence)) for m in self.measurements]
+            self._flag([f"drift: {drift.sentence}"])
+
+    def _flag(self, flags: Sequence[str]) -> None:
+        self.measurements = [replace(m, flags=(*m.flags, *flags)) for m in self.measurements]
 
     def _flag_stragglers(
         self, conductor: Conductor, samples: Sequence[PowerSample], host: HostWatch
@@ -313,8 +315,7 @@ class Probe:
         }
         if found := stragglers(conductor.arrivals, states):
             self.environment["stragglers"] = [dump_fields(straggler) for straggler in found]
-            flags = [f"straggler: {sentence(straggler)}" for straggler in found]
-            self.measurements = [replace(m, flags=(*m.flags, *flags)) for m in self.measurements]
+            self._flag([f"straggler: {sentence(straggler)}" for straggler in found])
 
     def _visit(
         self,
@@ -367,8 +368,8 @@ class Probe:
         return window.step_time_s
 
     def _window(self, conductor: Conductor, timeline: Timeline, step_time_s: float) -> Window:
-        policy, accumulations = self.request.window, self._accumulations
-        known = self._known()
+        policy, accumulations, front = self.request.window, self._accumulations, self.request.front
+        known = (*front, *(reached(m) for m in self.measurements)) if front else ()
         if not accumulations:
             return conductor.measure(
                 self.meter, policy, step_time_s, samples=lambda: timeline.samples, known=known
@@ -383,11 +384,6 @@ class Probe:
             samples=lambda: timeline.samples,
             known=known,
         )
-
-    def _known(self) -> tuple[tuple[float, float], ...]:
-        if not self.request.front:
-            return ()
-        return (*self.request.front, *(reached(m) for m in self.measurements))
 
     def _own_pids(self) -> set[int]:
         return family(self.node.server.pid)
@@ -408,10 +404,27 @@ def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> 
     return max(values) if values else None
 
 
-def explain_exit(rank: int, code: int, oom_kills_before: int) -> Failure:
-    """Explain an exit without an exception."""
-    if code == -9 and oom_kills() > oom_kills_before:
-        message = f"the kernel killed rank {rank}: the host ran out of memory"
-        return Failure(shown_by("no memory"), message)
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return Failure("crash", f"rank {rank} {how}")
+def look_further(conductor: Conductor) -> None:
+    """Run the steps that the hook counts besides the first; fewer if they are long or it ends."""
+    try:
+        while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
+            pass
+    except ProbeFailed:
+        if not conductor.ended_by_itself:
+            raise
+
+
+def require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
+    """Raise ProbeFailed if the first steps trained other batches than the configuration's."""
+    if not isinstance(job, ScriptJob) or not job.frame.counted:
+        return
+    if conductor.done < GROUPS:
+        conductor.run(GROUPS - conductor.done)
+    seen = batches_seen(conductor.facts)
+    wanted = configuration.micro_batch, configuration.accumulation(job.global_batch)
+    if seen.steps and (seen.micro_batch, seen.accumulation) != wanted:
+        found = f"{seen.micro_batch} samples x {seen.accumulation} backward passes a step"
+        asked = f"{wanted[0]} x {wanted[1]}"
+        raise ProbeFailed(
+            Failure("refused", f"each rank trains {found} where {asked} are to be measured")
+        )

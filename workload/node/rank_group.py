@@ -10,41 +10,35 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tuner.workload.probe import shown_by
 
+if TYPE_CHECKING:
+    from tuner.workload.node.rank_server import RankServer
+
 
 class ServerError(RuntimeError):
-    """The fork server could not start, import or build.
-
-    Attributes:
-        detail: what it printed, or its traceback.
-        kind: name of the exception that was raised in it; empty without one.
-    """
+    """The fork server could not start, import or build."""
 
     def __init__(self, message: str, detail: str = "", *, kind: str = "") -> None:
+        # detail: what it printed, or its traceback; kind: the name of the exception.
         super().__init__(f"{kind}: {message}" if kind else message)
         self.message, self.detail, self.kind = message, detail, kind
 
 
 @dataclass(frozen=True)
 class Event:
-    """A message of a rank, or the end of its process.
+    """A message of a rank, or the end of its process."""
 
-    Attributes:
-        kind: "hello", "ready", "step", "at", "phase", "set", "facts", "peak", "fail", "end" from
-            the rank itself, or "exit" when its process ended.
-        step: steps done (for "step" and "at"); the current one for "ready".
-        time_s: CLOCK_MONOTONIC at the rank.
-        detail: parsed JSON of "set", "facts", "peak" and "fail", {"code": n} of "exit",
-            {"name": ...} of "phase", {"micro_batches": n} of "at": those since the last boundary.
-    """
-
+    #: "hello", "ready", "step", "at", "phase", "set", "facts", "peak", "fail", "end" from the rank
+    #: itself, or "exit" when its process ended.
     kind: str
     rank: int
-    step: int = 0
-    time_s: float = 0.0
+    step: int = 0  # steps done (for "step" and "at"); the current one for "ready"
+    time_s: float = 0.0  # CLOCK_MONOTONIC at the rank
+    #: Parsed JSON of "set", "facts", "peak" and "fail", {"code": n} of "exit", {"name": ...} of
+    #: "phase", {"micro_batches": n} of "at": those since the last boundary.
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -65,19 +59,6 @@ class Ranks(Protocol):
         """End the ranks and all that they started."""
 
 
-class RankProcesses(Protocol):
-    """The parent of a group's processes, readable when one of them has ended."""
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-
-    def exits(self, timeout_s: float = 0.0) -> list[tuple[int, int]]:
-        """Return pid and exit code of those that ended since the last call."""
-
-    def kill(self) -> None:
-        """SIGKILL all of them and what they started."""
-
-
 class RankGroup:
     """The ranks of one probe on this node."""
 
@@ -85,7 +66,7 @@ class RankGroup:
 
     def __init__(
         self,
-        server: RankProcesses,
+        server: RankServer,
         pids: Sequence[int],
         listener: socket.socket,
         *,
@@ -187,7 +168,7 @@ class RankGroup:
             return Event(kind, rank, time_s=float(at), detail={"name": name})
         return Event("end", rank) if kind == "end" else None
 
-    def _exited(self, server: RankProcesses, timeout_s: float = 0.0) -> None:
+    def _exited(self, server: RankServer, timeout_s: float = 0.0) -> None:
         for pid, code in server.exits(timeout_s):
             if pid in self._running:
                 self._running.discard(pid)

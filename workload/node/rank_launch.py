@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,24 +18,35 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.safe_files import make_folder, write_text
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.clocks.base import Governor
 from tuner.workload.declared_knobs import environment, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
-from tuner.workload.node.binding import bound_ranks, rule_of
+from tuner.workload.meters.ticker import Ticker
 from tuner.workload.node.device_watch import IdlePower
-from tuner.workload.node.host import core_ranges, granted_cores
+from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
 from tuner.workload.node.ops import cannot_compile, extensions_dir
+from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
-from tuner.workload.platforms import platform_of
-from tuner.workload.probe import INSPECTIONS, ProbeRequest
+from tuner.workload.platforms import Platform, platform_of
+from tuner.workload.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 LOG_TAIL_LINES = 20
+#: A rank's log that grows beyond this is cut, ...
+LOG_LIMIT_BYTES = 64 << 20
+#: ... of which so much is kept.
+KEPT_BYTES = 1 << 20
+PERIOD_S = 0.25
+#: The binding of the built-in program's ranks under offload: each has cores of its own, of those
+#: nearest to its GPU, and its memory is allocated there because it runs there.
+OFFLOAD_RULE = "numa:exclusive"
+_OFFLOAD = ("optimizer_offload", "parameter_offload", "activation_offload")
 #: Variables that describe a task of another launcher, such as the one that started this process: a
 #: rank would take them for its own (Slurm; PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
 _TASK = re.compile(r"(PMI_|PMIX_(?!MCA)|OMPI_COMM_|MV2_COMM_|MPI_LOCAL|PALS_|JSM_NAMESPACE_)\w+")
@@ -46,13 +57,7 @@ _SLURM_TASK = re.compile(
 
 @dataclass(frozen=True)
 class ProbeNode:
-    """A node's devices and settings, which its runner lends to a probe.
-
-    Attributes:
-        meter: its energies are charged; those of `beside` are shown beside them.
-        prepare: opens the run folder, starts the server and loads these DeepSpeed ops.
-        check: raises InvalidConfiguration if a request cannot run on some number of nodes.
-    """
+    """A node's devices and settings, which its runner lends to a probe."""
 
     job: TrainingJob
     cluster: Cluster
@@ -65,7 +70,8 @@ class ProbeNode:
     keep: bool
     step_limit_s: float | None
     cancelled: threading.Event
-    prepare: Callable[[Sequence[str]], object]
+    prepare: Callable[[Sequence[str]], object]  # opens the run folder, loads DeepSpeed ops
+    #: Raises InvalidConfiguration if a request cannot run on some number of nodes.
     check: Callable[[ProbeRequest, int], None]
     idle: IdlePower = field(default_factory=IdlePower)
 
@@ -91,6 +97,7 @@ class RankLaunch:
         self._request, self._platform = request, platform_of(node.cluster)
         self.folder = node.run_dir / "probes" / request.probe_id / part
         self.environment: dict[str, Any] = {}
+        self._oom_kills_before = 0
 
     @cached_property
     def accumulations(self) -> AccumulationPlan:
@@ -120,14 +127,9 @@ class RankLaunch:
         write_text(job_file, json.dumps(job.to_json(), indent=1))
         write_text(config_file, json.dumps(config, indent=1))
         argv = (
-            str(self.node.program),
-            "--job",
-            str(job_file),
-            "--deepspeed_config",
-            str(config_file),
-            # More steps than any window needs: the agent ends the program.
-            "--steps",
-            "1000000000",
+            *(str(self.node.program), "--job", str(job_file)),
+            *("--deepspeed_config", str(config_file)),
+            *("--steps", "1000000000"),  # more than any window needs: the agent ends the program
             *training_arguments(self.configuration),
         )
         env = {**self._compiling_env(), **environment(self.configuration, job.knobs)}
@@ -144,6 +146,7 @@ class RankLaunch:
 
     def specs(self, address: str, place: Place) -> list[RankSpec]:
         """Write the files and describe this node's ranks, which report to `address`."""
+        self._oom_kills_before = oom_kills()
         private_folder(self.node.run_dir)
         start = self.start()
         if not Path(start.cwd).is_dir():
@@ -203,12 +206,8 @@ class RankLaunch:
             return []
         asked = isinstance(job, ScriptJob)
         bound, why = bound_ranks(rule, self.node.server, ranks, platform=platform, asked=asked)
-        said = [core_ranges(own["cpus"]) for own in bound]
-        self.environment["binding"] = {
-            "rule": rule,
-            "cpus": said,
-            **({"why_not": why} if why else {}),
-        }
+        said = {"rule": rule, "cpus": [core_ranges(own["cpus"]) for own in bound]}
+        self.environment["binding"] = said | ({"why_not": why} if why else {})
         if rule.startswith("cores:"):  # DeepSpeed's launcher sets it, too
             return [own | {"env": {"OMP_NUM_THREADS": str(len(own["cpus"]))}} for own in bound]
         return bound
@@ -248,6 +247,14 @@ class RankLaunch:
         env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # only the fork server needs it
         return {**env, **self._platform.rank_environment(env, each, own, place.interface)}
 
+    def explain_exit(self, rank: int, code: int) -> Failure:
+        """Explain an exit without an exception."""
+        if code == -9 and oom_kills() > self._oom_kills_before:
+            message = f"the kernel killed rank {rank}: the host ran out of memory"
+            return Failure(shown_by("no memory"), message)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return Failure("crash", f"rank {rank} {how}")
+
     def log_tail(self) -> str:
         """Return the last lines of a rank's log, of one with an error if there is one."""
         tails = []
@@ -256,8 +263,12 @@ class RankLaunch:
                 file.seek(max(0, path.stat().st_size - 16384))
                 lines = file.read().decode(errors="replace").splitlines()
             tails.append("\n".join(lines[-LOG_TAIL_LINES:]))
-        tails.sort(key=lambda text: "Traceback" not in text and "Error" not in text)
-        return tails[0] if tails else ""
+        return most_telling(tails)
+
+
+def most_telling(tails: Iterable[str]) -> str:
+    """Return the first of some ends of logs with an error, else the first, else ""."""
+    return min(tails, key=lambda text: "Traceback" not in text and "Error" not in text, default="")
 
 
 @contextlib.contextmanager
@@ -271,3 +282,73 @@ def reserved_port(address: str = "127.0.0.1") -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((address, 0))
         yield int(holder.getsockname()[1])
+
+
+@contextlib.contextmanager
+def bounded_logs(folder: Path, environment: MutableMapping[str, Any]) -> Iterator[None]:
+    """Keep ranks' logs from filling the disk while inside; note in `environment` if one was cut.
+
+    A log that exceeds a limit is cut to its end repeatedly, because its last lines explain a
+    failure. Ranks append to their logs, so they continue at the new end. A script that prints as
+    fast as the disk allows may overshoot the limit by what it prints in a quarter of a second.
+    """
+
+    def cut() -> None:
+        for path in folder.glob("rank*.log"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_size <= LOG_LIMIT_BYTES:
+                    continue
+                with open(open_plain(path, os.O_APPEND), "r+b") as file:
+                    file.seek(-KEPT_BYTES, os.SEEK_END)
+                    end = file.read(KEPT_BYTES)
+                    file.truncate(0)
+                    file.write(end)
+                environment[path.name] = (
+                    f"more than {LOG_LIMIT_BYTES >> 20} MiB were printed; the end is kept"
+                )
+
+    ticker = Ticker(cut, period_s=PERIOD_S, name="joulefront-logs")
+    try:
+        yield
+    finally:
+        ticker.stop()
+
+
+def rule_of(configuration: Configuration, job: TrainingJob, cluster: Cluster | None) -> str:
+    """Return the rule by which ranks are bound (`tuner.workload.node.vendor_binding`), or "".
+
+    On a node with several sockets a rank that offloads works on memory of its processor; where it
+    runs then changes the step time by a third (DeepSpeed, pull request 7474).
+    """
+    if hasattr(job, "launcher"):  # a script, which is started as today
+        return job.launcher.binding if job.launcher is not None else ""
+    offloads = any(configuration.get(name) != KNOBS[name].default for name in _OFFLOAD)
+    binds = cluster is None or platform_of(cluster).binds_offload
+    return OFFLOAD_RULE if offloads and binds else ""
+
+
+def bound_ranks(
+    rule: str, server: RankServer, ranks: int, *, platform: Platform, asked: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the ranks' binding, and why there is none; InputError if it is asked for in vain."""
+    try:
+        nodes = platform.memory_nodes()
+        if rule.startswith("numa:") and nodes is None:
+            raise ServerError("torch asks CUDA for the memory node of each GPU, and there is none")
+        bound = server.bind(rule, ranks, nodes or [])
+        granted = os.sched_getaffinity(0)
+        if other := {core for own in bound for core in own["cpus"]} - granted:
+            raise ServerError(
+                f"cores {core_ranges(other)} are not among {core_ranges(granted)}, which may be "
+                "used here"
+            )
+        return bound, ""
+    except ServerError as error:
+        why = str(error).strip().splitlines()[0]
+    if asked:
+        kind, _, value = rule.partition(":")
+        option = f"--numa-binding {value}" if kind == "numa" else "--bind_cores_to_rank"
+        raise InputError(
+            f"{option} cannot be applied on this node: {why}; leave it out of the command"
+        )
+    return [], why

@@ -17,17 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.ops import BUILD_LIMIT_S, extensions_dir, remove_stale_locks
+from tuner.workload.node.ops import BUILD_LIMIT_S, TorchBuild, extensions_dir, remove_stale_locks
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rights import refuse_sudo, without_secrets
-from tuner.workload.node.torch_build import TorchBuild
 from tuner.workload.platforms.base import Platform
 
 #: The imports of every DeepSpeed program, made once, in the fork server.
@@ -60,14 +58,7 @@ KILL_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class RankSpec:
-    """One rank to start.
-
-    Attributes:
-        cpus: cores it may use; empty leaves them as they are.
-        memory, policy: memory nodes, and how they are used (set_mempolicy(2)); empty likewise.
-        fresh: start a new interpreter instead of forking one that has imported.
-        options: of the hook (`tuner.workload.scripts.script_job.Start.options`).
-    """
+    """One rank to start; cores and memory nodes that are empty stay as they are."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -76,9 +67,9 @@ class RankSpec:
     address: str
     cpus: tuple[int, ...] = ()
     memory: tuple[int, ...] = ()
-    policy: int = 0
-    fresh: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    policy: int = 0  # of the memory nodes (set_mempolicy(2))
+    fresh: bool = False  # in a new interpreter instead of forking one that has imported
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the hook (`Start.options`)
 
 
 class RankServer:
@@ -115,7 +106,7 @@ class RankServer:
         self._socket: socket.socket | None = None
         self._buffer = b""
         self._ops: set[str] = set()
-        self._exits: deque[tuple[int, int]] = deque()
+        self._exits: list[tuple[int, int]] = []
         self._error_log: Any = None
         self.ready_s = 0.0
         self.fork_unsafe = ""
@@ -189,8 +180,7 @@ class RankServer:
     def load_ops(self, ops: Sequence[str]) -> float:
         """Build and load DeepSpeed ops; return the seconds, or raise ServerError."""
         self.start()
-        missing = self.missing_ops(ops)
-        if not missing:
+        if not (missing := self.missing_ops(ops)):
             return 0.0
         own = not os.environ.get("TORCH_EXTENSIONS_DIR")
         on_cpu = self._env.get("DS_ACCELERATOR") == "cpu"
@@ -205,16 +195,14 @@ class RankServer:
         """Return cores and memory of each rank; ServerError if torch or DeepSpeed refuses."""
         self.start()
         request = {"op": "bind", "rule": rule, "ranks": ranks, "gpu_nodes": list(gpu_nodes)}
-        found: list[dict[str, Any]] = self._ask(request, timeout_s=60)["bound"]
-        return found
+        return list(self._ask(request, timeout_s=60)["bound"])
 
     def spawn(self, specs: Sequence[RankSpec], listener: socket.socket) -> RankGroup:
         """Start the ranks of one probe in a process group of their own."""
         self.start()
         answer = self._ask({"op": "spawn", "ranks": [vars(spec) for spec in specs]}, timeout_s=60)
-        spawned = answer["spawned"]
         first = int(specs[0].env["RANK"])  # other nodes hold the ranks before it
-        return RankGroup(self, spawned["pids"], listener, first_rank=first)
+        return RankGroup(self, answer["pids"], listener, first_rank=first)
 
     def kill(self) -> None:
         """SIGKILL the ranks and all that they started, in whatever group or session it is.
@@ -234,8 +222,7 @@ class RankServer:
         """Return pid and exit code of the ranks that ended since the last call."""
         if self._socket is not None:
             self._pump(timeout_s)
-        found = list(self._exits)
-        self._exits.clear()
+        found, self._exits = self._exits, []
         return found
 
     def fileno(self) -> int:
@@ -262,7 +249,7 @@ class RankServer:
     def _pump(self, timeout_s: float) -> list[dict[str, Any]]:
         assert self._socket is not None
         answers: list[dict[str, Any]] = []
-        self._socket.settimeout(max(timeout_s, 0.0) or 1e-6)
+        self._socket.settimeout(max(timeout_s, 1e-6))
         try:
             chunk = self._socket.recv(65536)
         except (TimeoutError, BlockingIOError):
@@ -271,9 +258,8 @@ class RankServer:
             chunk = b""
         if not chunk:
             raise ServerError("the fork server ended", self._log_text())
-        self._buffer += chunk
-        while b"\n" in self._buffer:
-            line, self._buffer = self._buffer.split(b"\n", 1)
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        for line in lines:
             message = json.loads(line)
             if "exit" in message:
                 self._exits.append((message["exit"], message["code"]))

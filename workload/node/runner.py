@@ -27,13 +27,8 @@ from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import PRELOAD, RankServer
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
-from tuner.workload.probe import (
-    Failure,
-    MeterInfo,
-    ProbeRecord,
-    ProbeRequest,
-)
-from tuner.workload.runners import Continuation
+from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.runners import Continuation, Runner
 from tuner.workload.scripts.command import imported_frameworks
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -43,13 +38,11 @@ def training_program() -> Path:
     return Path(__file__).parents[1] / "program" / "train.py"
 
 
-class LocalRunner:
+class LocalRunner(Runner):
     """Runner of probes on this node, one at a time.
 
-    Args:
-        run_dir: logs go to `run_dir/probes/<id>`, power samples to `run_dir/trace/power`.
-        meter, governor: opened for this cluster if not given; closed with the runner.
-        keep: save what was measured after every window, until the driver has the whole record.
+    Meter and governor are opened if not given, and closed with the runner. With `keep`, what was
+    measured is saved after every window, until the driver has the whole record.
     """
 
     def __init__(
@@ -67,6 +60,7 @@ class LocalRunner:
         keep: bool = False,
     ) -> None:
         self._platform = platform = platform_of(cluster)
+        of_script = imported_frameworks(job.words, job.cwd) if isinstance(job, ScriptJob) else ()
         # The caller's own meter is not opened again.
         self._open_meter = None if meter is not None else lambda: platform.open_meter(cluster)
         meter = meter or platform.open_meter(cluster)
@@ -83,14 +77,7 @@ class LocalRunner:
                 platform=platform,
                 # A user's own script may be plain torch.
                 needs=("torch",) if isinstance(job, ScriptJob) else PRELOAD,
-                optional=[
-                    *_modelling_code(job.model),
-                    *(
-                        imported_frameworks(job.words, job.cwd)
-                        if isinstance(job, ScriptJob)
-                        else ()
-                    ),
-                ],
+                optional=[*_modelling_code(job.model), *of_script],
             ),
             meter=meter,
             governor=governor or platform.open_governor(cluster),
@@ -123,9 +110,8 @@ class LocalRunner:
             for warning in self._platform.warnings(cluster.devices_per_node):
                 self._say(warning)
             self.node.server.start()
-            build = self.node.server.torch
-            on_cpu = self._platform.accelerator == "cpu"
-            if build and not on_cpu and (why := self._platform.why_not_torch(build)):
+            build, accelerator = self.node.server.torch, self._platform.accelerator
+            if build and accelerator != "cpu" and (why := self._platform.why_not_torch(build)):
                 self.node.server.close()
                 raise InputError(f"nothing can be trained on the GPUs of this machine: {why}")
         if missing := self.node.server.missing_ops(ops):
@@ -156,7 +142,6 @@ class LocalRunner:
         return self.run_as(Probe, request)
 
     def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
-        """Run one probe as `run` does; keep the launch up while `next_settings` extends it."""
         return self.run_as(Probe, request, next_settings=next_settings)
 
     def run_as(
@@ -181,10 +166,8 @@ class LocalRunner:
     def check(self, request: ProbeRequest, nodes: int = 1) -> None:
         """Raise InvalidConfiguration, with every reason, if a request cannot run on these nodes."""
         for configuration in request.configurations():
-            reasons = [
-                *broken_rules(configuration, self.node.job, self.node.cluster),
-                *refused(configuration, self.node.job),
-            ]
+            reasons = list(broken_rules(configuration, self.node.job, self.node.cluster))
+            reasons += refused(configuration, self.node.job)
             have = nodes * self.node.cluster.devices_per_node
             if configuration.world_size > have:
                 where = "one node" if nodes == 1 else f"{nodes} nodes"

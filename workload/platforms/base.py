@@ -14,8 +14,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor
 from tuner.workload.meters import Meter, MeterError
 from tuner.workload.node.host import CpuContention
+from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.readiness import Missing
-from tuner.workload.node.torch_build import TorchBuild
 
 #: Numbers of faults by UUID of the device and name, as a sentence calls them.
 Counters = Mapping[str, Mapping[str, int]]

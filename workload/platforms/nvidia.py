@@ -41,8 +41,8 @@ from tuner.workload.node.host import (
     why_few_cores,
     why_shm_is_small,
 )
+from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.readiness import missing_clocks
-from tuner.workload.node.torch_build import TorchBuild
 from tuner.workload.platforms.base import (
     ClockFacts,
     Counters,

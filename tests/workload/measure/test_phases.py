@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuner.workload.hook import link
-from tuner.workload.measure.phases import seconds_a_step, within
+from tuner.workload.measure.statistics import seconds_a_step, within
 
 # Two steps of 1 s, opened in the wait at a boundary and closed in the next.
 MARKS = [

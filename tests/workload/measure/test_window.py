@@ -14,11 +14,11 @@ from tuner.search_spaces.configuration import Settings
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
 from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.measurement import delivered_of, drift_of, measurement, not_applied
-from tuner.workload.measure.phases import compilation_s
 from tuner.workload.measure.statistics import (
     Window,
     block_edges,
     block_powers,
+    compilation_s,
     integrate,
     standard_error,
 )

@@ -11,8 +11,7 @@ import pytest
 from tests.workload.measure.test_window import POLICY, Scene, noise
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.measure.measurement import measurement, reached
-from tuner.workload.measure.statistics import Window
-from tuner.workload.measure.window_end import FIRST_LOOK_S, beaten_by
+from tuner.workload.measure.statistics import FIRST_LOOK_S, Window, beaten_by
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Measurement, ProbeRequest
 

@@ -27,7 +27,7 @@ from tuner.workload.multi_node.devices import (
     merged,
     settings_of_part,
 )
-from tuner.workload.multi_node.peer import NodeShare, PeerLost, interface_of
+from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
 from tuner.workload.multi_node.probe import MultiNodeProbe
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
@@ -226,7 +226,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any, P
     folder = tmp_path_factory.mktemp("run")
     cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
     runners = [LocalRunner(load_job(), cluster, run_dir=folder) for _ in range(2)]
-    yield runners[0], NodeShare(runners[1]), folder
+    yield runners[0], Peer(runners[1]), folder
     for runner in runners:
         runner.close()
 

@@ -18,10 +18,9 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.node.binding import OFFLOAD_RULE, bound_ranks, rule_of
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import ServerError
-from tuner.workload.node.rank_launch import Place, RankLaunch
+from tuner.workload.node.rank_launch import OFFLOAD_RULE, Place, RankLaunch, bound_ranks, rule_of
 from tuner.workload.node.rank_server import RankServer, control_socket
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms.nvidia import Nvidia

@@ -14,8 +14,8 @@ from tuner.testing.sysfs import make_sysfs
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small
+from tuner.workload.node.ops import installed_torch
 from tuner.workload.node.readiness import missing_clocks, missing_of_cores, missing_parts
-from tuner.workload.node.torch_build import installed_torch
 from tuner.workload.platforms.nvidia import Nvidia
 
 Make = Callable[..., TwinNode]

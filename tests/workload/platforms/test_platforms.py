@@ -14,10 +14,10 @@ from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter
 from tuner.workload.meters.estimated import EstimatedMeter
-from tuner.workload.node.binding import OFFLOAD_RULE, rule_of
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.rank_launch import OFFLOAD_RULE, rule_of
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.probe import Failure

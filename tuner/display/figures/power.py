@@ -31,8 +31,8 @@ from tuner.formatting import after_comma, label, number
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import PowerSample
-from tuner.workload.power_samples import read_power
 from tuner.workload.probe import Measurement, ProbeRecord
+from tuner.workload.trace import read_power
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
