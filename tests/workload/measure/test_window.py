@@ -88,18 +88,16 @@ class TestWarmUp:
         assert warm.stable
         assert warm.step_times_s[-2:] == pytest.approx((1.0, 1.0))
 
-    def test_noise_without_a_trend_is_stable(self) -> None:
-        factor = noise(0.15)
-        warm = self.warm(lambda n: 0.5 * factor(n))
+    @pytest.mark.parametrize(
+        ("step_s", "spread", "least", "most"), [(0.5, 0.15, 2, 12), (0.02, 0.05, 20, 99)]
+    )
+    def test_noise_without_a_trend_is_stable_and_short_steps_are_judged_together(
+        self, step_s: float, spread: float, least: int, most: int
+    ) -> None:
+        factor = noise(spread)
+        warm = self.warm(lambda n: step_s * factor(n))
         assert warm.stable
-        assert len(warm.step_times_s) < 12
-
-    def test_short_steps_are_judged_together(self) -> None:
-        factor = noise(0.05)
-        warm = self.warm(lambda n: 0.02 * factor(n))
-        assert warm.stable
-        assert len(warm.step_times_s) >= 20  # two blocks of 0.2 s
-        assert sum(warm.step_times_s) < 2.0
+        assert least <= len(warm.step_times_s) < most
 
     def test_what_never_settles_is_said(self) -> None:
         warm = self.warm(lambda n: 0.3 * 1.05**n)
@@ -271,13 +269,17 @@ class TestMeasurement:
         assert told.flags == ()
         assert math.isnan(told.sampled_energy_J)
 
-    def test_a_window_that_is_short_for_the_counter_is_flagged(self) -> None:
-        told = self.of(window_of(), resolution_s=0.6)
-        assert told.flags == ("window of 10 s is short for a counter that is updated every 600 ms",)
-
-    def test_throttling_is_flagged(self) -> None:
-        told = self.of(window_of(extra={"throttle_power": 1.0}))
-        assert told.flags == ("throttle_power in 101 of 101 samples",)
+    @pytest.mark.parametrize(
+        ("extra", "resolution_s", "flag"),
+        [
+            ({}, 0.6, "window of 10 s is short for a counter that is updated every 600 ms"),
+            ({"throttle_power": 1.0}, 0.0, "throttle_power in 101 of 101 samples"),
+        ],
+    )
+    def test_what_a_reader_must_know_is_flagged(
+        self, extra: dict[str, float], resolution_s: float, flag: str
+    ) -> None:
+        assert self.of(window_of(extra=extra), resolution_s=resolution_s).flags == (flag,)
 
     def test_survives_json(self) -> None:
         told = self.of(window_of(extra={"clock_MHz": 1395.0}), independent=True)
@@ -300,37 +302,36 @@ class TestDelivered:
         assert told.live == Settings(clock_MHz=1410)
         assert told.as_delivered == Settings(clock_MHz=1245.0)
 
-    def test_a_lower_clock_without_any_reason_was_not_taken(self) -> None:
-        window = window_of(extra={"clock_MHz": 1245.0, "throttle_power": 0.0})
-        assert isinstance(measurement(Settings(clock_MHz=1410), window, POLICY), NotApplied)
-
-    def test_cores_may_stay_below_their_highest_clock_and_not_above(self) -> None:
-        told = measurement(Settings(clock_MHz=3000), window_of(extra={FASTEST: 2800.0}), POLICY)
-        assert isinstance(told, Measurement)
-        assert told.as_delivered == Settings(clock_MHz=2800.0)
-        told = measurement(Settings(clock_MHz=2000), window_of(extra={FASTEST: 2800.0}), POLICY)
-        assert isinstance(told, NotApplied)
+    @pytest.mark.parametrize(
+        ("live", "extra", "delivered"),
+        [
+            ({"clock_MHz": 1410}, {"clock_MHz": 1245.0, "throttle_power": 0.0}, None),  # no reason
+            # Cores may stay below their highest clock and not above.
+            ({"clock_MHz": 3000}, {FASTEST: 2800.0}, {"clock_MHz": 2800.0}),
+            ({"clock_MHz": 2000}, {FASTEST: 2800.0}, None),
+            ({"clock_MHz": 1395}, {"clock_MHz": 1391.2}, {"clock_MHz": 1395}),  # noise of the mean
+            ({}, {"clock_MHz": 1391.2}, {}),  # left alone
+            # A meter that tells no device judges nothing.
+            (
+                {"clock_MHz": 900, "power_limit_W": 100},
+                {},
+                {"clock_MHz": 900, "power_limit_W": 100},
+            ),
+        ],
+    )
+    def test_a_clock_is_delivered_or_was_not_taken(
+        self, live: dict[str, int], extra: dict[str, float], delivered: dict[str, float] | None
+    ) -> None:
+        told = measurement(Settings(live), window_of(extra=extra), POLICY)
+        assert isinstance(told, NotApplied if delivered is None else Measurement)
+        if isinstance(told, Measurement):
+            assert told.as_delivered == Settings(delivered)
 
     def test_a_snapped_clock_is_judged_by_what_was_set(self) -> None:
-        window = window_of(extra={"clock_MHz": 1005.0})
-        told = measurement(
-            Settings(clock_MHz=960), window, POLICY, settings=Settings(clock_MHz=1005)
-        )
+        window, applied = window_of(extra={"clock_MHz": 1005.0}), Settings(clock_MHz=1005)
+        told = measurement(Settings(clock_MHz=960), window, POLICY, settings=applied)
         assert isinstance(told, Measurement)
         assert told.as_delivered == Settings(clock_MHz=1005.0)
-
-    def test_noise_of_the_mean_is_the_clock_that_was_asked_for(self) -> None:
-        window = window_of(extra={"clock_MHz": 1391.2})
-        told = measurement(Settings(clock_MHz=1395), window, POLICY)
-        assert isinstance(told, Measurement)
-        assert told.as_delivered == Settings(clock_MHz=1395)
-
-    def test_a_clock_that_was_left_alone_stays_so(self) -> None:
-        window = window_of(extra={"clock_MHz": 1391.2})
-        told = measurement(Settings(), window, POLICY)
-        assert isinstance(told, Measurement)
-        assert told.as_delivered == Settings()
-        assert told.delivered == {"clock_MHz": pytest.approx(1391.2)}
 
     def test_stages_are_judged_one_by_one(self) -> None:
         live = Settings(clock_MHz=(900, 1305))
@@ -362,12 +363,6 @@ class TestDelivered:
         live = Settings(power_limit_W=250)
         assert isinstance(measurement(live, window, POLICY), NotApplied)
         assert not_applied(Settings(power_limit_W=375), {}, window.samples, 380.0, 1) == ""
-
-    def test_a_meter_that_tells_no_device_judges_nothing(self) -> None:
-        assert isinstance(
-            measurement(Settings(clock_MHz=900, power_limit_W=100), window_of(), POLICY),
-            Measurement,
-        )
 
 
 class TestDrift:

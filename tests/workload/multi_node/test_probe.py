@@ -19,16 +19,16 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.clocks.base import Applied, GovernorError
 from tuner.workload.meters import PowerSample, Reading
-from tuner.workload.multi_node.devices import (
+from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
+from tuner.workload.multi_node.probe import (
     MultiNodeGovernor,
     MultiNodeMeter,
+    MultiNodeProbe,
     Nodes,
     joined_settings,
     merged,
     settings_of_part,
 )
-from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
-from tuner.workload.multi_node.probe import MultiNodeProbe
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
 
