@@ -7,7 +7,6 @@ name, so a resumed study gets the same records as an uninterrupted one.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +38,7 @@ from tuner.workload.probe import (
     WindowPolicy,
     shown_by,
 )
+from tuner.workload.replay import draws
 from tuner.workload.runners import Runner
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class SimulatedRunner(Runner):
         if refused:
             return self._record(request, failure=Failure("refused", refused[0]))
         figures = self._disturbed(self._truth.predict(list(configurations)), request.launch)
-        draw = self._draws(request.launch.key, request.probe_id)
+        draw = draws(self.seed, request.launch.key, request.probe_id)
         ranks = Configuration(request.launch).world_size
         c = self.conditions
         load_s = float(figures.memory_bytes[0]) / c.load_Bps
@@ -142,15 +142,11 @@ class SimulatedRunner(Runner):
             launch_s += c.warm_up_steps * times_s[0] + times_s[-1]
         return self._visit(request, figures, short, launch_s, first_W)
 
-    def _draws(self, *names: str) -> np.random.Generator:
-        text = "\n".join((str(self.seed), *names)).encode()
-        return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
-
     def _disturbed(self, figures: Prediction, launch: Settings) -> Prediction:
         c = self.conditions
         if not (c.model_error or c.memory_error or c.memory_bias):
             return figures
-        time, power, memory = self._draws("truth", launch.key).standard_normal(3)
+        time, power, memory = draws(self.seed, "truth", launch.key).standard_normal(3)
         return replace(
             figures,
             step_time_s=figures.step_time_s * math.exp(c.model_error * time),
@@ -220,7 +216,7 @@ class SimulatedRunner(Runner):
         started_s: float,
     ) -> Measurement:
         c, configuration = self.conditions, request.configurations()[number]
-        draw = self._draws(configuration.key, request.probe_id, str(number))
+        draw = draws(self.seed, configuration.key, request.probe_id, str(number))
         whole = None if short else _whole_steps(c, draw, steps, float(figures.step_time_s[number]))
         length_s = request.window.min_s if whole is None else whole.window_s
         # Leakage rises as devices warm; the figure at the end of a long run is the models'.

@@ -21,8 +21,9 @@ from tuner.workload.table import RecordedTable, TableGroup, TablePoint
 from tuner.workload.trace import read_trace
 
 
-def _draws(seed: int, configuration: Configuration, probe_id: str) -> np.random.Generator:
-    text = f"{seed}\n{configuration.key}\n{probe_id}".encode()
+def draws(seed: int, *names: str) -> np.random.Generator:
+    """Return the generator of the draws that have these names."""
+    text = "\n".join((str(seed), *names)).encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
 
@@ -78,7 +79,7 @@ class TableRunner(Runner):
         )
 
     def _measure(self, point: TablePoint, probe_id: str, started_s: float) -> Measurement:
-        draw = _draws(self.seed, point.configuration, probe_id)
+        draw = draws(self.seed, point.configuration.key, probe_id)
         time_s, power_W = point.time_s, point.power_W
         if len(point.repeats) > 1:
             time_s, power_W = point.repeats[int(draw.integers(len(point.repeats)))]
@@ -150,7 +151,7 @@ class TraceRunner(Runner):
             if not windows:
                 missing.append(configuration.live)
                 continue
-            draw = _draws(self.seed, configuration, request.probe_id)
+            draw = draws(self.seed, configuration.key, request.probe_id)
             drawn.append(windows[int(draw.integers(len(windows)))])
         failed, failure = self._failed.get(request.launch), None
         if missing:

@@ -171,7 +171,8 @@ def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstim
     time_wider = _wider((time - design @ (solve @ time)) / time_se, free)
     joules_se = np.hypot(power_se * time, power * time_se)
     power_wider = _wider((joules - design @ (solve @ joules)) / joules_se, free)
-    few = _few(float((n - 1).sum()) + free)
+    # It makes a normal 90 % interval one of Student's t.
+    few = float(stats.t.ppf(0.95, max(float((n - 1).sum()) + free, 1.0))) / Z90
     # Errors of time and power of the windows are independent; both move the power of the step.
     by_power, by_time = weights * time * power_se, weights * (power - step_W) * time_se
     curvature, curvature_se = _curvature(k, time, time_se)
@@ -198,7 +199,7 @@ def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstim
 
 
 def _line(design: np.ndarray, se: np.ndarray) -> np.ndarray:
-    """Return the matrix (terms, windows) that takes the windows' values to the fitted terms."""
+    # The matrix (terms, windows) that takes the windows' values to the fitted terms.
     weighted = design / se[:, None] ** 2
     return np.asarray(np.linalg.solve(weighted.T @ design, weighted.T))
 
@@ -226,11 +227,6 @@ def _power_errors(points: Sequence[AccumulationPoint]) -> np.ndarray:
 def _wider(residuals: np.ndarray, free: int) -> float:
     """Return the factor by which the residuals exceed their errors; at least 1."""
     return max(1.0, math.sqrt(float(residuals @ residuals) / free)) if free else 1.0
-
-
-def _few(free: float) -> float:
-    """Return the factor that makes a normal 90 % interval one of Student's t."""
-    return float(stats.t.ppf(0.95, max(free, 1.0))) / Z90
 
 
 def _curvature(k: np.ndarray, time: np.ndarray, se: np.ndarray) -> tuple[float, float]:

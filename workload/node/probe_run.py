@@ -229,14 +229,14 @@ class Probe:
         """Lead the ranks from the first step to the last; an inspection ends after the first."""
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
-            look_further(conductor)
+            _look_further(conductor)
             self.environment["facts"] = conductor.facts
             return
         policy = self.request.window
         plan = choose_accumulation(conductor, self.launch.accumulations, policy)
         self._accumulations = plan.measured
         warm = conductor.warm_up()
-        require_batches(conductor, self.node.job, self.launch.configuration)
+        _require_batches(conductor, self.node.job, self.launch.configuration)
         self.environment["warm_up_steps"] = len(warm.step_times_s)
         notes = [] if warm.stable else ["step time was not stable after the warm-up"]
         if plan.why_whole and steps_take_too_long(warm.step_time_s, policy.min_steps, policy.min_s):
@@ -404,8 +404,8 @@ def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> 
     return max(values) if values else None
 
 
-def look_further(conductor: Conductor) -> None:
-    """Run the steps that the hook counts besides the first; fewer if they are long or it ends."""
+def _look_further(conductor: Conductor) -> None:
+    # The steps that the hook counts besides the first; fewer if they are long or the program ends.
     try:
         while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
             pass
@@ -414,8 +414,7 @@ def look_further(conductor: Conductor) -> None:
             raise
 
 
-def require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
-    """Raise ProbeFailed if the first steps trained other batches than the configuration's."""
+def _require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
     if not isinstance(job, ScriptJob) or not job.frame.counted:
         return
     if conductor.done < GROUPS:
