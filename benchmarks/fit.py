@@ -31,8 +31,8 @@ from tuner.planning.fit import LIKELY
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.model_facts import job_state_bytes
+from tuner.search_spaces.program import LoRA
 
 #: (job, micro-batch, checkpointing) of torch's counts.
 CASES = (

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.figures import Figure, arguments, publish
 from tuner.models.analytic.constants import Constants, constants_of
-from tuner.models.analytic.known_error import known_error_lines
 from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.analytic.model_error import known_error_lines
 from tuner.models.simulated import Conditions, SimulatedRunner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration

@@ -8,7 +8,6 @@ peak, shows on which side of the capacity it was. The posterior of b is kept on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
@@ -22,22 +21,14 @@ MEMORY_BIAS, MEMORY_SPREAD = 0.15, 0.05
 OTHER_CAUSE = 0.02
 
 
-@dataclass(frozen=True)
-class MemoryPolicy:
-    """Limits at which predicted memory leaves a configuration out."""
-
-    # a candidate's predicted peak is at most this factor times the device's memory; the largest
-    # error of predicted memory in `benchmarks.published` is below it.
-    candidate_factor: float = 1.15
-    # of very many launches, those with a lower probability of fitting come last.
-    refused_below: float = 0.05
-    # the first launches of a search, and predictions for more GPUs, take only configurations that
-    # fit with at least this probability, if there are any.
-    likely_from: float = 0.5
-
-
-#: The limits of problems, samplers and predictions for more GPUs.
-MEMORY_POLICY = MemoryPolicy()
+#: A candidate's predicted peak is at most this factor times the device's memory; the largest error
+#: of predicted memory in `benchmarks.published` is below it.
+CANDIDATE_FACTOR = 1.15
+#: Of very many launches, those with a lower probability of fitting come last.
+REFUSED_BELOW = 0.05
+#: The first launches of a search, and predictions for more GPUs, take only configurations that fit
+#: with at least this probability, if there are any.
+LIKELY_FROM = 0.5
 
 
 class MemoryMargin:

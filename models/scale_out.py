@@ -110,9 +110,12 @@ def predictor(
     job: TrainingJob, cluster: Cluster, configurations: Sequence[Configuration]
 ) -> Predict:
     """Return a function of the constants: log step time and log power, shape (n, 2)."""
+    return _predictor(AnalyticModel(job, cluster), configurations)
 
+
+def _predictor(prior: Correctable, configurations: Sequence[Configuration]) -> Predict:
     def predict(constants: Constants) -> np.ndarray:
-        figures = AnalyticModel(job, cluster, constants=constants).predict(configurations)
+        figures = prior.with_constants(constants).predict(configurations)
         return np.log(np.column_stack([figures.step_time_s, figures.power_W]))
 
     return predict
@@ -163,8 +166,7 @@ class ScaleOut:
         launches: Sequence[object],
         measured: np.ndarray,
     ) -> tuple[float, np.ndarray, np.ndarray]:
-        # Returns (misfit, mean, covariance); the misfit is twice the negative log posterior
-        # density.
+        # Returns (misfit: twice the negative log posterior density, mean, covariance).
         _, number = np.unique([str(each) for each in launches], return_inverse=True)
         alike = number[:, None] == number[None, :]
         noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
@@ -220,8 +222,7 @@ class ScaleOut:
 
     def correct(self, predict: Predict, gpus: Sequence[int]) -> Scaled:
         """Return the figures of other configurations, at any size."""
-        log, rows = self._linear(predict, gpus)
-        return Scaled(log, rows, self._root)
+        return Scaled(*self._linear(predict, gpus), self._root)
 
     def medians(self, predict: Predict, gpus: Sequence[int]) -> np.ndarray:
         """Return the corrected logs alone, (n, outputs), for many configurations."""
@@ -232,20 +233,12 @@ class ScaleOut:
 
     @classmethod
     def of_prior(
-        cls,
-        prior: Correctable,
-        configurations: Sequence[Configuration],
-        measured: np.ndarray,
+        cls, prior: Correctable, configurations: Sequence[Configuration], measured: np.ndarray
     ) -> ScaleOut:
         """Fit a prior's constants to the logs of step time and power of windows, (n, 2)."""
-
-        def predict(constants: Constants) -> np.ndarray:
-            figures = prior.with_constants(constants).predict(configurations)
-            return np.log(np.column_stack([figures.step_time_s, figures.power_W]))
-
         return cls(
             prior.constants,
-            predict,
+            _predictor(prior, configurations),
             gpus=[each.world_size for each in configurations],
             launches=[each.launch.key for each in configurations],
             measured=measured,

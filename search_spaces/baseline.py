@@ -30,9 +30,7 @@ def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
     model states fit a device (`job_state_bytes`), the largest micro-batch of at most 8,192 tokens
     whose activations fit beside them, and the clock left to the device. It offloads the optimizer
     only if no stage fits, and checkpoints activations only if no micro-batch fits.
-
-    Raises:
-        InvalidConfiguration: the job cannot run on this cluster at all (e.g. fp16 on a CPU).
+    InvalidConfiguration if the job cannot run here at all (e.g. fp16 on a CPU).
     """
     refused: list[str] = []
     for data_parallel in reversed(degrees(cluster.devices)):
@@ -83,13 +81,9 @@ def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Conf
     share = job.global_batch // data_parallel
     usual = max(1, _USUAL_TOKENS // job.sequence_length)
     divisors = [n for n in range(min(share, usual), 0, -1) if share % n == 0] or [1]
-    for checkpointing in ("none", "full"):
-        for micro_batch in divisors:
-            if _activation_bytes(job, micro_batch, checkpointing) <= room:
-                break
-        else:
-            continue
-        break
+    both = [(size, kept) for kept in ("none", "full") for size in divisors]
+    fit = (each for each in both if _activation_bytes(job, *each) <= room)
+    micro_batch, checkpointing = next(fit, both[-1])
     return Configuration.of(
         data_parallel=data_parallel,
         micro_batch=micro_batch,
@@ -100,13 +94,10 @@ def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Conf
 
 
 def _activation_bytes(job: TrainingJob, micro_batch: int, checkpointing: str) -> float:
-    """Return the bytes of activations of one rank, with fused attention.
-
-    34 s b h per layer in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198, equation 1 without the
-    scores that fused attention never stores), or 2 s b h per layer and one live layer under full
-    checkpointing; the same for an encoder's layers and patches; about 10 bytes per logit for the
-    loss. Rough: it only picks the baseline.
-    """
+    # With fused attention 34 s b h per layer in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198,
+    # equation 1 without the scores, which it never stores), or 2 s b h per layer and one live layer
+    # under full checkpointing; the same for an encoder's layers and patches; about 10 bytes per
+    # logit for the loss. Rough: it only picks the baseline.
     facts = facts_of(job)
     tokens = job.sequence_length * micro_batch
     towers = [(float(tokens * facts.hidden), facts.layers)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -62,15 +63,12 @@ class Candidates:
 
     def where(self, wanted: Callable[[Settings], bool]) -> Candidates:
         """Return the candidates whose launch is wanted."""
-        kept = [i for i, launch in enumerate(self.launches) if wanted(launch)]
+        both = zip(self.launches, self.lives, strict=True)
+        kept = [(launch, lives) for launch, lives in both if wanted(launch)]
         if len(kept) == len(self.launches):
             return self
-        return Candidates(
-            tuple(self.launches[i] for i in kept),
-            tuple(self.lives[i] for i in kept),
-            self.whole,
-            self.knobs,
-        )
+        launches, lives = zip(*kept, strict=True) if kept else ((), ())
+        return Candidates(launches, lives, self.whole, self.knobs)
 
     @cached_property
     def configurations(self) -> tuple[Configuration, ...]:
@@ -83,11 +81,7 @@ class Candidates:
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        starts, total = [], 0
-        for lives in self.lives:
-            starts.append(total)
-            total += len(lives)
-        return (*starts, total)
+        return tuple(accumulate(map(len, self.lives), initial=0))
 
     @cached_property
     def _launch_positions(self) -> dict[Settings, int]:

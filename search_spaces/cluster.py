@@ -30,8 +30,6 @@ class Device:
         fp32_flops: fp32 peak without tensor cores, FLOP/s; 0 if unknown.
         fp8_flops: dense FP8 peak with a scale of each matrix or row, FLOP/s; 0 if it has none.
         mxfp8_flops: dense FP8 peak with a scale of each 32 values (MX), FLOP/s; likewise.
-        memory_bandwidth_Bps: HBM (or DRAM share) bytes per second.
-        idle_W: power without a running program.
         max_W: the default power limit (or, for a core, its share of the stated envelope).
         devices_per_limit: the number of devices that share a power limit: 1, or the cores of a
             processor package.

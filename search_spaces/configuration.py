@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.knobs import KNOBS, Value, knob_named
-from tuner.search_spaces.short_names import short_name, values_of
+from tuner.search_spaces.knobs import KNOBS, Value, knob_named, short_name, values_of
 from tuner.search_spaces.typed import plain_setting
 
 
@@ -65,15 +64,15 @@ class Settings(Mapping[str, Value]):
     @property
     def key(self) -> str:
         """Canonical text, for example "data_parallel=2 zero_stage=1"; "default" if empty."""
-        parts = []
-        for name, value in self._values.items():
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            parts.append(f"{name}={text}")
-        return " ".join(parts) or "default"
+        texts = {
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else value
+            for name, value in self._values.items()
+        }
+        return " ".join(f"{name}={text}" for name, text in texts.items()) or "default"
 
     @property
     def short(self) -> str:
-        """Short name (`tuner.search_spaces.short_names`), for example "dp2 zero1"."""
+        """Short name (`tuner.search_spaces.knobs`), for example "dp2 zero1"."""
         return short_name(self._values)
 
     def __repr__(self) -> str:
@@ -86,11 +85,7 @@ class Settings(Mapping[str, Value]):
 
 @dataclass(frozen=True)
 class Configuration:
-    """Point of the search space.
-
-    Attributes:
-        live: knobs that change while the job runs; missing ones are left to the device.
-    """
+    """Point of the search space; missing live knobs are left to the device."""
 
     launch: Settings
     live: Settings = field(default_factory=Settings)
@@ -107,13 +102,7 @@ class Configuration:
 
     @classmethod
     def parse(cls, text: str) -> Configuration:
-        """Read a name such as "dp8 mb16 zero1 1050MHz", or KNOB=VALUE words, in any order.
-
-        Raises:
-            UnknownName: a name is not a knob's.
-            InvalidValue: a value is not legal for its knob.
-            InputError: a word is no knob.
-        """
+        """Read a name such as "dp8 mb16 zero1 1050MHz", or KNOB=VALUE words, in any order."""
         return cls.of(values_of([text]))
 
     @property
@@ -150,22 +139,15 @@ class Configuration:
     @property
     def world_size(self) -> int:
         """Number of ranks: DP x TP x PP x SP. Experts are distributed over these."""
-        return (
-            self.data_parallel
-            * self.tensor_parallel
-            * self.pipeline_parallel
-            * self.sequence_parallel
-        )
+        replicas = self.data_parallel * self.tensor_parallel
+        return replicas * self.pipeline_parallel * self.sequence_parallel
 
     def accumulation(self, global_batch: int) -> int:
         """Return the number of micro-batches per replica and step for a global batch."""
         share = self.micro_batch * self.data_parallel
         if global_batch % share:
-            raise InvalidValue(
-                "micro_batch x data_parallel",
-                share,
-                f"a divisor of the global batch {global_batch}",
-            )
+            legal = f"a divisor of the global batch {global_batch}"
+            raise InvalidValue("micro_batch x data_parallel", share, legal)
         return global_batch // share
 
     def to_json(self) -> dict[str, Any]:

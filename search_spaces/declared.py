@@ -2,32 +2,34 @@
 
 The search chooses among their values as among those of the standard knobs
 (`tuner.search_spaces.knobs`). Nothing is known of them beyond what probes measure: no validity
-rule but their own condition, and no analytic model. They belong to the job
-(`TrainingJob.knobs`) and are launch knobs, unless they are declared as live ones.
+rule but their own condition, and no analytic model. They belong to the job and are launch knobs,
+unless they are declared as live ones.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.knob_values import (
+from tuner.search_spaces.knobs import (
     KINDS,
+    KNOBS,
     SHORT_KINDS,
     SHOWN,
+    Value,
     invalid,
     is_log,
     kind_of,
     value_of,
     words_of,
 )
-from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition, holds, names_in
@@ -54,8 +56,8 @@ class Knob:
 
     Attributes:
         values: the values to choose among, each one word; a flag's are "true" and "false".
-        kind: "category" (no order), "integer", "log-integer", "float" or "flag"; made of the
-            values where empty. Integers that span more than a factor of 4 are logarithmic.
+        kind: one of `KINDS`, made of the values where empty. Integers that span more than a factor
+            of 4 are logarithmic.
         baseline: the value in use today. Where it is not given: the one in the command's
             placeholder, in the environment or in the file; else the first of `values`, or for an
             environment variable or a key of DeepSpeed's configuration that is not set, none.
@@ -70,11 +72,8 @@ class Knob:
         optional: where the script does not take it, leave it out instead of refusing to start.
         live: it changes while the job runs: between steps, by a function that the script registers
             (`joulefront_hook.live`), or by the command `set`. Every live setting names its value.
-        set: words of a command that sets it on a node, with "{value}" in one of them.
-        read: words of a command that prints its present value; empty if it cannot be read back.
-
-    Raises:
-        InputError: one of them is not legal.
+        set, read: words of the commands that set it on a node, with "{value}" in one of them, and
+            that print its present value; `read` is empty if it cannot be read back.
     """
 
     name: str
@@ -99,11 +98,12 @@ class Knob:
         where = f"of knob {name!r}"
         if isinstance(self.values, str) or not isinstance(self.values, Sequence):
             raise invalid(f"values {where}", self.values, "a list")
-        if not self.values:
+        count = len(self.values)
+        if not count:
             raise InputError(f"knob {name!r} has no values; give at least one")
-        if len(self.values) > MOST_VALUES:
+        if count > MOST_VALUES:
             raise InputError(
-                f"knob {name!r} has {len(self.values)} values; at most {MOST_VALUES} are searched"
+                f"knob {name!r} has {count} values; at most {MOST_VALUES} are searched"
             )
         kind = SHORT_KINDS.get(str(self.kind), str(self.kind)) or kind_of(self.values)
         if kind not in KINDS:
@@ -172,6 +172,21 @@ class Knob:
     def by_script(self) -> bool:
         """True for a live knob that the script sets, by a function that it registers."""
         return self.live and not self.set
+
+    def applies(self, launch: Mapping[str, Value], knobs: Sequence[Knob]) -> bool:
+        """Return True if the knob's condition holds in a launch with these declared knobs."""
+        if not self.when:
+            return True
+        values: dict[str, Any] = {}
+        for name in names_in(self.when):
+            standard = KNOBS.get(name)
+            values[name] = launch.get(name, standard.default if standard else None)
+        for other in knobs:
+            if other.name in values:
+                value = values[other.name]
+                value = other.baseline if value is None else value
+                values[other.name] = None if value is None else other.native(value)
+        return holds(self.when, values)
 
     def to_table(self) -> dict[str, Any]:
         """Return the table `[knobs.NAME]` of a TOML file, without what has its default."""
@@ -263,9 +278,7 @@ def read_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
             raise invalid(f"the name of a knob in {where}", name, _LEGAL_NAME)
         if not isinstance(table, Mapping):
             raise InputError(f"knobs.{name} of {where} must be a table, with values = [...]")
-        for key in table:
-            if key not in allowed:
-                raise UnknownName(f"key in [knobs.{name}] of {where}", str(key)[:SHOWN], allowed)
+        check_keys((str(key)[:SHOWN] for key in table), allowed, f"[knobs.{name}] of {where}")
         if "values" not in table:
             raise InputError(f"knob {name!r} of {where} has no values; give values = [...]")
         made.append(Knob(name, **table))
@@ -308,8 +321,7 @@ def check_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 def changed_training(launch: Mapping[str, Value], knobs: Sequence[Knob]) -> tuple[str, ...]:
     """Return the values by which a launch learns something else than the baseline.
 
-    Such launches are searched only if the user allows it. A standard knob learns the same at its
-    default, one of the declared `knobs` at its baseline.
+    A standard knob learns the same at its default, one of the declared `knobs` at its baseline.
     """
     same = {name: knob.default for name, knob in KNOBS.items() if knob.changes_training}
     same |= {knob.name: knob.baseline for knob in knobs if knob.changes_training}
@@ -333,54 +345,6 @@ def fixed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
     )
 
 
-def _applies(knob: Knob, launch: Mapping[str, Value], knobs: Sequence[Knob]) -> bool:
-    if not knob.when:
-        return True
-    values: dict[str, Any] = {}
-    for name in names_in(knob.when):
-        standard = KNOBS.get(name)
-        values[name] = launch.get(name, standard.default if standard else None)
-    for other in knobs:
-        if other.name in values:
-            value = values[other.name]
-            value = other.baseline if value is None else value
-            values[other.name] = None if value is None else other.native(value)
-    return holds(knob.when, values)
-
-
-def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
-    """Yield a launch with each combination of the declared knobs that apply to it, baseline first.
-
-    Args:
-        knobs: in the order of `check_knobs`; live ones are no part of a launch. One that does not
-            apply, or that is not set, is left out of the settings. A launch that learns something
-            else has the setting `CHANGED`.
-    """
-    knobs = [knob for knob in knobs if not knob.live]
-
-    def choices(chosen: dict[str, Value], left: Sequence[Knob]) -> Iterator[dict[str, Value]]:
-        if not left:
-            yield chosen
-            return
-        knob, *rest = left
-        for level in knob.levels if _applies(knob, chosen, knobs) else (None,):
-            more = chosen if level is None else {**chosen, knob.name: level}
-            yield from choices(more, rest)
-
-    for chosen in choices(dict(launch), knobs):
-        yield Settings(marked(chosen, knobs))
-
-
-def live_choices(launch: Settings, knobs: Sequence[Knob]) -> tuple[Settings, ...]:
-    """Return each combination of the declared live knobs that apply to a launch, baseline first."""
-    able = [knob for knob in knobs if knob.live and _applies(knob, launch, knobs)]
-    levels = ([level for level in knob.levels if level is not None] for knob in able)
-    return tuple(
-        Settings(dict(zip((knob.name for knob in able), chosen, strict=True)))
-        for chosen in product(*levels)
-    )
-
-
 def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Configuration:
     """Return a configuration with the baselines of the declared knobs that it does not give."""
     given = {**configuration.launch, **configuration.live}
@@ -391,7 +355,7 @@ def with_baseline(configuration: Configuration, knobs: Sequence[Knob]) -> Config
         half = live if knob.live else chosen
         if knob.name in half:
             half[knob.name] = knob.check(half[knob.name])
-        elif knob.baseline is not None and _applies(knob, chosen, knobs):
+        elif knob.baseline is not None and knob.applies(chosen, knobs):
             half[knob.name] = knob.baseline
     return Configuration(Settings(marked(chosen, knobs)), Settings(live))
 
@@ -401,12 +365,30 @@ def declared_words(
 ) -> tuple[dict[str, Value], list[str]]:
     """Return the values of declared knobs among words such as "attn=sdpa", and the other words."""
     by_name = {knob.name: knob for knob in knobs}
-    values: dict[str, Value] = {}
-    rest = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name in by_name:
-            values[name] = by_name[name].check(value)
-        else:
-            rest.append(word)
-    return values, rest
+    own = [word for word in words if "=" in word and word.partition("=")[0] in by_name]
+    pairs = (word.split("=", 1) for word in own)
+    values = {name: by_name[name].check(value) for name, value in pairs}
+    return values, [word for word in words if word not in own]
+
+
+@dataclass(frozen=True)
+class KnobPack:
+    """Knobs that are declared together, in a TOML file with tables `[knobs.NAME]`."""
+
+    name: str
+    knobs: tuple[Knob, ...]
+    what: str = ""
+
+
+def pack_names() -> list[str]:
+    """Return the names of the packs that joulefront includes."""
+    return included_names("knobs")
+
+
+def load_pack(name_or_path: str) -> KnobPack:
+    """Load a pack by shipped name or by the path of a TOML file."""
+    file, name = find_file("knobs", name_or_path, "pack of knobs")
+    data = read_toml(file, f"knobs {name_or_path!r}")
+    check_keys(data, ("what", "knobs"), f"the knobs {name_or_path!r}")
+    knobs = check_knobs(read_knobs(data.get("knobs"), Path(name_or_path).name))
+    return KnobPack(name, knobs, str(data.get("what", "")))

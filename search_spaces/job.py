@@ -20,9 +20,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import check_keys, data_folder, find_file, included_names
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
-from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.options import check_options, limited
-from tuner.search_spaces.program import Program
+from tuner.search_spaces.program import LoRA, Program
 from tuner.search_spaces.typed import names_a_file
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -132,8 +131,8 @@ class TrainingJob:
             legal = ", ".join(map(str, self.global_batches))
             raise InvalidValue("global_batch", chosen, f"one of {legal}")
         assert isinstance(chosen, int)
-        own = {"steps_at": {}, "noise_scale": 0.0, "min_steps": 0}
-        return replace(self, global_batch=chosen, steps=steps, **own)  # type: ignore[arg-type]
+        own: dict[str, Any] = {"steps_at": {}, "noise_scale": 0.0, "min_steps": 0}
+        return replace(self, global_batch=chosen, steps=steps, **own)
 
     @property
     def compiled(self) -> bool:
@@ -142,31 +141,30 @@ class TrainingJob:
 
     @property
     def length_known(self) -> bool:
-        """Whether the number of optimizer steps to the solution is known."""
+        """True if the number of optimizer steps to the solution is known."""
         return self.steps > 0
 
     @property
     def on_deepspeed(self) -> bool:
-        """Whether DeepSpeed trains it, so that its rules and ops are needed."""
+        """True if DeepSpeed trains it, so that its rules and ops are needed."""
         return True
 
     @property
     def is_modelled(self) -> bool:
-        """Whether the analytic models can predict it: model and sequence length are known."""
+        """True if the analytic models can predict it: model and sequence length are known."""
         return bool(self.model and self.sequence_length)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types for JSON, which the built-in training program reads."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        data["model"] = dict(self.model)
-        data["steps_at"] = {str(size): steps for size, steps in self.steps_at.items()}
-        data["knobs"] = {knob.name: knob.to_table() for knob in self.knobs}
-        data["lora"] = self.lora.to_table() if self.lora else None
-        data["program"] = self.program.to_table()
-        for name in ("steps_at", "noise_scale", "min_steps", "data", "knobs", "lora", "program"):
-            if not data[name]:
-                del data[name]
-        return data
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__} | {
+            "model": dict(self.model),
+            "steps_at": {str(size): steps for size, steps in self.steps_at.items()},
+            "knobs": {knob.name: knob.to_table() for knob in self.knobs},
+            "lora": self.lora.to_table() if self.lora else None,
+            "program": self.program.to_table(),
+        }
+        optional = ("steps_at", "noise_scale", "min_steps", "data", "knobs", "lora", "program")
+        return {name: value for name, value in data.items() if value or name not in optional}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainingJob:
@@ -192,13 +190,12 @@ class TrainingJob:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the job {path}: {error}") from error
         except (ValueError, RecursionError) as error:
-            sentence = f"{path} is not valid TOML: {error}"
-            if Path(path).suffix == ".json":
-                sentence = (
-                    f"{path} is no job: a job is a TOML file that gives the batch and the steps, "
-                    f'and names the model by [model] config = "{Path(path).name}"'
-                )
-            raise InputError(sentence) from error
+            if path.suffix != ".json":
+                raise InputError(f"{path} is not valid TOML: {error}") from error
+            raise InputError(
+                f"{path} is no job: a job is a TOML file that gives the batch and the steps, "
+                f'and names the model by [model] config = "{path.name}"'
+            ) from error
         check_keys(data, (*cls.__dataclass_fields__, "tokens"), path.name)
         name = str(data.get("name") or path.stem)
         table = data.get("model")
@@ -213,9 +210,8 @@ class TrainingJob:
             check_integer(f"{key} in {path.name}", data.get(key))
             for key in ("sequence_length", "global_batch")
         )
-        by_batch: dict[str, Any] = {
-            k: data[k] for k in ("steps_at", "noise_scale", "min_steps") if k in data
-        }
+        names = ("steps_at", "noise_scale", "min_steps")
+        by_batch: dict[str, Any] = {k: data[k] for k in names if k in data}
         if by_batch and ("steps" in data or "tokens" in data):
             raise InputError(
                 f"{path.name} gives the steps by {next(iter(by_batch))}; leave steps and tokens out"
@@ -229,7 +225,7 @@ class TrainingJob:
         else:
             tokens = check_integer(f"tokens in {path.name}", data["tokens"], most=LARGEST**2)
             steps = -(-tokens // (global_batch * sequence_length))
-        optional = {k: data[k] for k in _OPTIONAL if k in data}
+        optional = by_batch | {k: data[k] for k in _OPTIONAL if k in data}
         if "knobs" in data:
             optional["knobs"] = _program_knobs(data["knobs"], path.name)
         if "lora" in data:
@@ -238,15 +234,7 @@ class TrainingJob:
             optional["program"] = Program.from_table(data["program"], path.name)
         if "data" in data:
             optional["data"] = token_file(path.parent / str(data["data"]))
-        return cls(
-            name=name,
-            model=model,
-            sequence_length=sequence_length,
-            global_batch=global_batch,
-            steps=steps,
-            **optional,
-            **by_batch,
-        )
+        return cls(name, model, sequence_length, global_batch, steps, **optional)
 
 
 def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
@@ -268,12 +256,11 @@ def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> 
                 f"[steps_at] of {where} must hold the job's own global batch {global_batch}"
             )
         return table[str(global_batch)]
-    values = [given.get(name) for name in ("noise_scale", "min_steps")]
-    for name, value in zip(("noise_scale", "min_steps"), values, strict=True):
+    for name in ("noise_scale", "min_steps"):
+        value = given.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e18:
             raise InvalidValue(f"{name} in {where}", value, "a number above 0")
-    noise_scale, least = map(float, values)  # type: ignore[arg-type]
-    return math.ceil(least * (1 + noise_scale / global_batch))
+    return math.ceil(float(given["min_steps"]) * (1 + float(given["noise_scale"]) / global_batch))
 
 
 def _load_model(config: Any, beside: Path) -> dict[str, Any]:

@@ -1,23 +1,37 @@
-"""Knobs of the search, as `data/catalogue/knobs.toml` declares them.
+"""Knobs of the search, as `data/catalogue/knobs.toml` declares them, and their short names.
 
 A *launch* knob needs a new process to change; a *live* knob changes while the job runs. A recorded
 table may have knobs that are not listed here; its own toml gives their kind. So may a job, whose
 user declares them (`tuner.search_spaces.declared`).
+
+A short name is `dp8 mb16 zero1 1050MHz` for what takes a line as KNOB=VALUE: knobs in the order of
+`KNOBS`, then others as NAME=VALUE by name, without those at their defaults, except for those that
+are always named. What was shown is read back: words in any order, short or KNOB=VALUE, with or
+without the "|" of a configuration's key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuner.search_spaces.data_files import catalogue
-from tuner.search_spaces.errors import InvalidValue, UnknownName, check_integer
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, check_integer
+from tuner.search_spaces.typed import plain_text
 
 #: Value of a knob. A tuple has one value per pipeline stage.
 Value = int | float | str | tuple[int, ...]
 #: Upper limit of every degree, batch, clock and limit, so that products of them fit a float.
 LARGEST = 10**9
+#: Kinds of declared knobs, and short names of some.
+KINDS = ("category", "integer", "log-integer", "float", "flag")
+SHORT_KINDS = {"int": "integer", "log-int": "log-integer", "bool": "flag"}
+#: Integers whose largest exceeds the smallest by more than this factor have a logarithmic scale.
+_LOG_RATIO = 4
+#: Characters of a wrong value that an error shows.
+SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -105,3 +119,179 @@ def parse_value(name: str, text: str) -> Value:
     except ValueError:
         pass
     return knob.check(value)
+
+
+def invalid(what: str, value: object, legal: str) -> InvalidValue:
+    """Return the error of a wrong value, of which a long text is cut off."""
+    text = repr(value)
+    return InvalidValue(what, value if len(text) <= SHOWN else text[:SHOWN], legal)
+
+
+def kind_of(values: Sequence[Any]) -> str:
+    """Return the kind that the values of a declared knob have by themselves."""
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    if all(text in ("true", "false") for text in texts):
+        return "flag"
+    if all(re.fullmatch(r"[-+]?\d+", text) for text in texts):
+        return "integer"
+    return "float" if all(_as_float(text) is not None for text in texts) else "category"
+
+
+def _as_float(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < 1e18 else None
+
+
+def is_log(values: Sequence[Value]) -> bool:
+    """Return True if integers span so much that equal ratios are equal distances."""
+    numbers = [value for value in values if isinstance(value, int)]
+    return min(numbers) > 0 and max(numbers) > _LOG_RATIO * min(numbers)
+
+
+def value_of(value: Any, kind: str, what: str) -> Value:
+    """Return a value of a declared knob in the type of its kind."""
+    if kind == "flag":
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            raise invalid(what, value, "true or false (a flag)")
+        return text
+    if kind in ("integer", "log-integer", "float"):
+        number = None if isinstance(value, bool) else _as_float(value)
+        if number is None or (kind != "float" and number != int(number)):
+            raise invalid(what, value, "an integer" if kind != "float" else "a number")
+        if kind == "float":
+            return number
+        # By way of a float only where it is written as one: 2**53 + 1 is not a float.
+        return int(value) if re.fullmatch(r"[-+]?\d+", str(value)) else int(number)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if type(value) in (int, float):
+        return value
+    if not isinstance(value, str):
+        raise invalid(what, value, "a number, a truth value or a text")
+    if not value or re.search(r"[\s|{}]", plain_text(value, what)):
+        raise invalid(what, value, "one word, without spaces, braces or |")
+    return value
+
+
+def words_of(value: Any, what: str) -> tuple[str, ...]:
+    """Return the words of a command, which no shell reads."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise invalid(what, value, "a list of words; no shell reads them")
+    if not all(isinstance(word, str) and word for word in value):
+        raise invalid(what, list(value), "a list of words")
+    return tuple(plain_text(word, what) for word in value)
+
+
+#: Knobs by what stands before their value, as in mb=16.
+_BY_AFFIX = {knob.affixes[0].rstrip("-"): name for name, knob in KNOBS.items() if knob.affixes[0]}
+_LEFT = re.compile(r"=device['’]s[ _]own", re.IGNORECASE)
+_SPACED = re.compile(r"(?<=\d)\s+(?=(MHz|W)\b)", re.IGNORECASE)
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return knob names in the one order in which they are shown: standard ones, then by name."""
+    order = list(KNOBS)
+    every = set(names)
+    return tuple(sorted(every, key=lambda n: (order.index(n) if n in order else len(order), n)))
+
+
+def short_word(name: str, value: Value | None) -> str:
+    """Return one knob as a word: "mb16", "optim-cpu", "1050MHz", "clock-auto" if left alone."""
+    if value is None:
+        device = KNOBS[name].device if name in KNOBS else ""
+        return device or f"{name}=device's own"
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if name not in KNOBS:
+        return f"{name}={text}"
+    before, after = KNOBS[name].affixes
+    return f"{before}{text}{after}"
+
+
+def short_name(values: Mapping[str, Value | None], names: Iterable[str] | None = None) -> str:
+    """Return knobs, or those of these names, as a short name; None is left to the device."""
+
+    def is_named(name: str) -> bool:
+        knob, value = KNOBS.get(name), values.get(name)
+        if knob is None:
+            return value is not None
+        return knob.always or value not in (None, knob.default)
+
+    chosen = in_order(values) if names is None else tuple(names)
+    return " ".join(short_word(n, values.get(n)) for n in chosen if is_named(n)) or "default"
+
+
+def word_knob(word: str) -> tuple[str, Value | None] | None:
+    """Return knob and value of one short word; None if it is none."""
+    folded = word.strip().lower()
+    for name, knob in KNOBS.items():
+        if knob.device and folded == knob.device:
+            return name, None
+    for name, knob in KNOBS.items():
+        before, after = knob.affixes
+        if not folded.startswith(before) or not folded.endswith(after.lower()):
+            continue
+        middle = folded[len(before) : len(folded) - len(after)]
+        named = {str(c).replace("_", ""): c for c in knob.choices}
+        if named and name != "zero_stage":
+            middle = str(named.get(middle.replace("_", ""), ""))
+            if middle:
+                return name, middle
+        elif re.fullmatch(r"\d+(,\d+)*", middle):
+            return name, parse_value(name, middle)
+    return None
+
+
+def parse_words(text: str, *, standard: bool = True) -> dict[str, Any]:
+    """Return the knobs that a configuration's name gives; None for one left to the device.
+
+    If `standard`, every knob must be a standard one with a legal value; else the value of an
+    unknown knob is kept as text.
+    """
+    text = _SPACED.sub("", _LEFT.sub("=auto", text))
+    found: dict[str, Any] = {}
+    for word in text.replace("|", " ").split():
+        name, equals, value = word.partition("=")
+        if standard:  # else it may be the name of another knob
+            name = _BY_AFFIX.get(name.lower(), name)
+        parsed: Value | None = None
+        if equals and value != "auto":
+            parsed = parse_value(name, value) if standard or name in KNOBS else value
+        elif not equals:
+            known = word_knob(word)
+            if known is None:
+                raise InputError(
+                    f"{word!r} is no knob; write KNOB=VALUE or a short name such as "
+                    "'dp8 mb16 zero1 1050MHz'"
+                )
+            name, parsed = known
+        if standard:
+            knob_named(name)
+        if name in found and found[name] != parsed:
+            both = " and ".join(short_word(name, each) for each in (found[name], parsed))
+            raise InputError(f"{name} is given twice, as {both}")
+        found[name] = parsed
+    return found
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split the words of a command into those that name no knob, such as a job, and those that do.
+
+    A word that names knobs is KNOB=VALUE, or short ones, several in one if it was quoted.
+    """
+    others: list[str] = []
+    knobs: list[str] = []
+    for word in words:
+        parts = _SPACED.sub("", word).replace("|", " ").split()
+        named = bool(parts) and all("=" in part or word_knob(part) is not None for part in parts)
+        (knobs if named or "=" in word else others).append(word)
+    return others, knobs
+
+
+def values_of(words: Iterable[str]) -> dict[str, Value]:
+    """Return the values that the words of `split_words` give to standard knobs."""
+    found = parse_words(" ".join(words))
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,41 +1,189 @@
 """Size and arithmetic of a model, from its Hugging Face configuration and without torch.
 
 Sizes and parameters come from `tuner.search_spaces.parameter_count`; a model of video and text is
-its language model and its encoder of frames (`vision_facts`). `python -m benchmarks.flops` compares
+its language model and its encoder of frames. `python -m benchmarks.flops` compares
 parameters with the models that transformers builds, and FLOPs with DeepSpeed's profiler and torch's
 own counter; all agree.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import Precision, TrainingJob
-from tuner.search_spaces.lora import LoRAFacts
-from tuner.search_spaces.parameter_count import Sizes, count_parameters, read_flag
-from tuner.search_spaces.program import Program
-from tuner.search_spaces.vision_facts import VisionFacts
+from tuner.search_spaces.parameter_count import (
+    Family,
+    Sizes,
+    count_parameters,
+    read_flag,
+    read_sizes,
+)
+from tuner.search_spaces.program import QUANTIZED, LoRA, Program
 
 _PLAIN = Program()
+#: Families whose query, key and value projections are one linear layer.
+_FUSED = ("gpt2", "gpt_neox")
+_VISION_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("image_size", "patch_size"),
+)
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class VisionFacts:
+    """Sizes of the encoder that turns video frames into tokens, including its projector.
+
+    It is a SigLIP encoder, which cuts a frame into patches and runs a plain transformer over them;
+    a two-layer MLP that projects each patch to the language model's width; and 2x2 pooling, which
+    leaves a quarter of them as tokens. A learned token ends the video. All is as in
+    LLaVA-OneVision (`transformers.models.llava_onevision`), parameter by parameter.
+
+    Attributes:
+        tokens: those of one frame that the language model reads.
+        parameters: parameters of encoder, projector and the token that ends a video.
+        matmul_parameters: those of `parameters` that multiply each patch.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    patches: int
+    tokens: int
+    extra_tokens: int
+    parameters: int
+    matmul_parameters: int
+    largest_layer: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], width: int) -> VisionFacts:
+        """Read a multimodal configuration; `width` is the language model's."""
+        vision = config["vision_config"]
+        kind = vision.get("model_type") if isinstance(vision, Mapping) else None
+        if kind != "siglip_vision_model":
+            raise InvalidValue(
+                "vision_config.model_type of the model config", kind, "siglip_vision_model"
+            )
+        sizes: dict[str, int] = {}
+        for name in (*_VISION_SIZES, "num_channels"):
+            value = vision.get(name, 3 if name == "num_channels" else None)
+            if value is None:
+                raise InputError(f"the vision_config of the model config does not give {name}")
+            sizes[name] = check_integer(f"{name} of the vision_config", value)
+        hidden, wide, layers, heads, image, patch = (sizes[name] for name in _VISION_SIZES)
+        if hidden % heads:
+            legal = f"a divisor of the hidden size {hidden}"
+            raise InvalidValue("num_attention_heads of the vision_config", heads, legal)
+        side = image // patch
+        patches = side * side
+        cells = sizes["num_channels"] * patch * patch * hidden
+        block_matrices = 4 * hidden * hidden + 2 * hidden * wide
+        # Biases of four projections and two MLP matrices; two norms with weight and bias.
+        block = block_matrices + 4 * hidden + wide + hidden + 4 * hidden
+        parameters = cells + hidden + patches * hidden + layers * block + 2 * hidden
+        if vision.get("vision_use_head", True):
+            # A probe, attention, a norm and an MLP that pool a frame to one vector.
+            parameters += hidden + 4 * hidden * hidden + 4 * hidden + 2 * hidden
+            parameters += 2 * hidden * wide + wide + hidden
+        projector = hidden * width + width * width
+        biases = 2 * width if config.get("multimodal_projector_bias", True) else 0
+        return cls(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            intermediate=wide,
+            patches=patches,
+            tokens=math.ceil(side / 2) ** 2,
+            extra_tokens=1,
+            parameters=parameters + projector + biases + width,
+            matmul_parameters=cells + layers * block_matrices + projector,
+            largest_layer=max(block, projector + biases),
+        )
+
+    def tokens_of(self, frames: int) -> int:
+        """Return the number of tokens of a video."""
+        return frames * self.tokens + self.extra_tokens
+
+    def forward_flops(self, frames: float) -> float:
+        """Return the FLOPs of encoding and projecting frames.
+
+        They are 2 per parameter and patch, and 4 n h per patch and layer for attention over the
+        patches of a frame (see `ModelFacts.forward_flops`).
+        """
+        attention = 4.0 * self.patches * self.hidden * self.layers
+        return frames * self.patches * (2.0 * self.matmul_parameters + attention)
+
+
+@dataclass(frozen=True)
+class LoRAFacts:
+    """Sizes of a model's adapters.
+
+    Attributes:
+        inputs, outputs: sums of the widths that a block's adapters read and write.
+        first: parameters of the products of the first block's input. Nothing before it is trained,
+            so the backward pass does not compute its gradient.
+        frozen_bytes: bytes per frozen weight of a linear layer; None if it is not quantized.
+    """
+
+    rank: int
+    adapters: int
+    inputs: int
+    outputs: int
+    layers: int
+    mlp: bool
+    first: int
+    frozen_bytes: float | None = None
+
+    @property
+    def block_parameters(self) -> int:
+        """Trainable parameters of one block."""
+        return self.rank * (self.inputs + self.outputs)
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters of the model: the adapters', which are all that is trained."""
+        return self.layers * self.block_parameters
+
+    @classmethod
+    def of(cls, lora: LoRA, sizes: Sizes) -> LoRAFacts:
+        """Return the sizes of the adapters of a model."""
+        hidden, q = sizes.hidden, sizes.heads * sizes.head_dim
+        kv = sizes.kv_heads * sizes.head_dim
+        if sizes.model_type in _FUSED:
+            layers = [(hidden, q + 2 * kv), (q, hidden)]
+        else:
+            layers = [(hidden, q), (hidden, kv), (hidden, kv), (q, hidden)]
+        attention = len(layers)
+        mlp = lora.targets == "all-linear"
+        if mlp:
+            up = 2 if sizes.family.gated else 1
+            layers += [(hidden, sizes.dense)] * up + [(sizes.dense, hidden)]
+        return cls(
+            rank=lora.rank,
+            adapters=len(layers),
+            inputs=sum(n for n, _ in layers),
+            outputs=sum(m for _, m in layers),
+            layers=sizes.layers,
+            mlp=mlp,
+            first=hidden * (q + 2 * kv) + lora.rank * hidden * (attention - 1),
+            frozen_bytes=QUANTIZED[lora.quantization],
+        )
+
+
+@dataclass(frozen=True)
+class ModelFacts(Sizes):
     """Sizes of one decoder-only language model, and of its encoder of video frames, if any.
 
     With an encoder, all but `parameters`, `active_parameters`, `largest_layer` and `vision` are
     the language model's alone.
 
     Attributes:
-        intermediate: width of a dense MLP, or of one expert if there are experts.
-        positions: the longest sequence the configuration states; None if it states none.
-        gated: True if the MLP multiplies by a gate (SwiGLU and its kin).
-        tied: True if the output projection shares the embedding table.
         active_parameters: those that one token uses (all of them in a dense model).
         matmul_parameters: those of `active_parameters` that multiply each token: no embedding
             table, position table, bias or norm, but the output projection, shared or not.
@@ -48,20 +196,6 @@ class ModelFacts:
         lora: adapters beside those parameters, which are then frozen; None if all are trained.
     """
 
-    model_type: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    positions: int | None
-    learned_positions: bool
-    experts: int
-    experts_per_token: int
-    gated: bool
-    tied: bool
     parameters: int
     active_parameters: int
     matmul_parameters: int
@@ -69,7 +203,6 @@ class ModelFacts:
     block_parameters: int
     expert_parameters: int
     largest_layer: int
-    exact: bool
     vision: VisionFacts | None = None
     lora: LoRAFacts | None = None
 
@@ -81,15 +214,23 @@ class ModelFacts:
             raise InvalidValue("model_type of the model config", model_type, "a name such as llama")
         if model_type == "llava_onevision":
             return _with_encoder(config)
-        sizes = Sizes.from_config(config, model_type)
-        names = cls.__dataclass_fields__.keys() & Sizes.__dataclass_fields__.keys()
-        values: dict[str, Any] = {name: getattr(sizes, name) for name in names}
-        return cls(
-            **values | count_parameters(config, sizes),
-            intermediate=sizes.expert,
-            learned_positions=sizes.family.learned_positions,
-            gated=sizes.family.gated,
-        )
+        sizes = read_sizes(config, model_type)
+        return cls(**vars(sizes), **count_parameters(config, sizes))
+
+    @property
+    def intermediate(self) -> int:
+        """Width of a dense MLP, or of one expert if there are experts."""
+        return self.expert
+
+    @property
+    def gated(self) -> bool:
+        """True if the MLP multiplies by a gate (SwiGLU and its kin)."""
+        return self.family.gated
+
+    @property
+    def learned_positions(self) -> bool:
+        """True if positions are a table of parameters."""
+        return self.family.learned_positions
 
     @property
     def trainable_parameters(self) -> int:
@@ -118,9 +259,7 @@ class ModelFacts:
 
         With LoRA frozen weights take 4 a parameter and token, because their gradients are not
         computed, and adapters 6; the gradient of the first block's input is not computed either.
-
-        Args:
-            sequence_length: tokens of each, including those of its video.
+        The sequence length counts the tokens of its video, too.
         """
         every = 3.0 * self.forward_flops(sequences, sequence_length, frames)
         if self.lora is None:
@@ -160,12 +299,11 @@ def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
 
 
 #: Model of unknown sizes, with no limit on its layers.
-_UNKNOWN_SIZES: Any = {item.name: 0 for item in fields(ModelFacts)} | {
-    **{"model_type": "unknown", "layers": sys.maxsize, "positions": None},
-    **{"learned_positions": False, "gated": False, "tied": False, "exact": False, "vision": None},
-    "lora": None,
+_UNKNOWN: Any = {item.name: 0 for item in fields(ModelFacts)} | {
+    **{"model_type": "unknown", "family": Family(gated=False), "exact": False, "tied": False},
+    **{"layers": sys.maxsize, "positions": None, "vision": None, "lora": None},
 }
-UNKNOWN_MODEL = ModelFacts(**_UNKNOWN_SIZES)
+UNKNOWN_MODEL = ModelFacts(**_UNKNOWN)
 
 
 @lru_cache(maxsize=64)
@@ -177,7 +315,7 @@ def facts_of(job: TrainingJob) -> ModelFacts:
     if not job.model:
         return UNKNOWN_MODEL
     facts = ModelFacts.from_config(job.model)
-    return replace(facts, lora=LoRAFacts.of(job.lora, job.model)) if job.lora else facts
+    return replace(facts, lora=LoRAFacts.of(job.lora, facts)) if job.lora else facts
 
 
 def model_state_parts(
@@ -193,11 +331,9 @@ def model_state_parts(
     precision 2 + 2 bytes a parameter for weights and gradients and 12 for the fp32 copy and Adam's
     two moments; in fp32 4 + 4 + 8. Stage 1 shards the last part over the replicas, stage 2 the
     gradients too, stage 3 all. No activations, buffers or fragmentation. Under pure bf16
-    DeepSpeed (0.19.8) still copies its partition of the weights in stages 1 and 2.
-
-    Args:
-        parameters: number of parameters in this rank's share of the model, before ZeRO shards them.
-        replicas: number of ranks that ZeRO shards over (data x sequence parallelism).
+    DeepSpeed (0.19.8) still copies its partition of the weights in stages 1 and 2. `parameters`
+    are those of the rank's share before ZeRO shards them over the `replicas` (data x sequence
+    parallelism).
     """
     each = program.state_bytes(precision)
     copy = 2.0 if program.pure_bf16 and zero_stage in (1, 2) else each.copy
@@ -209,26 +345,14 @@ def model_state_parts(
     )
 
 
-def model_state_bytes(
-    parameters: float,
-    zero_stage: int,
-    replicas: int,
-    precision: Precision = "bf16",
-    program: Program = _PLAIN,
-) -> float:
-    """Return the sum of `model_state_parts`."""
-    return sum(model_state_parts(parameters, zero_stage, replicas, precision, program))
-
-
 def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
     """Return the bytes of a job's parameters, gradients and optimizer states on one rank.
 
-    They are those of `model_state_parts` for what is trained. Frozen weights are stored in the
-    job's precision alone, or quantized, and ZeRO-3 shards them.
+    Frozen weights are stored in the job's precision alone, or quantized, and ZeRO-3 shards them.
     """
     facts = facts_of(job)
     number, program = facts.trainable_parameters, job.program
-    trained = model_state_bytes(number, zero_stage, replicas, job.precision, program)
+    trained = sum(model_state_parts(number, zero_stage, replicas, job.precision, program))
     if facts.lora is None:
         return trained
     weight = 4.0 if job.precision == "fp32" else 2.0

@@ -6,6 +6,7 @@ keywords of the API, their validation, and the sections of study.toml.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
@@ -15,6 +16,25 @@ from tuner.search_spaces.typed import TYPES, shortened
 
 Kind = TypeVar("Kind")
 
+#: Sizes of the units that a user may type ("2h", "11kWh", "5%") by the declared one. Case matters,
+#: because "MJ" is not "mJ".
+UNITS: dict[str, dict[str, float]] = {
+    "s": {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0},
+    "kJ": {
+        **{"J": 1e-3, "kJ": 1.0, "MJ": 1e3, "GJ": 1e6},
+        **{"Wh": 3.6, "kWh": 3600.0, "MWh": 3.6e6, "GWh": 3.6e9},
+    },
+    "W": {"W": 1.0, "kW": 1e3, "MW": 1e6},
+    "share": {"%": 0.01},
+}
+#: Values to show in help texts and errors.
+EXAMPLES = {
+    "s": "2h, 90m or 7200s",
+    "kJ": "11kWh or 40MJ",
+    "W": "2kW or 800W",
+    "share": "5%",
+}
+
 
 @dataclass(frozen=True)
 class Option:
@@ -23,8 +43,7 @@ class Option:
     Attributes:
         flag: name on the command line, without dashes, where it is not the field's.
         alias: name on the command line of the same value with its unit ("deadline", as in
-            `--deadline 2h`, beside `--deadline-s 7200`); `unit` is one of
-            `tuner.search_spaces.units.UNITS`.
+            `--deadline 2h`, beside `--deadline-s 7200`); `unit` is one of `UNITS`.
         metavar: placeholder of the value in the help; made of the type where empty.
         negated: help of --no-FLAG, where it is not "do not " and the help.
     """
@@ -99,3 +118,20 @@ def read_options(
         raise InvalidValue(f"{error.what} in {where}", error.value, error.legal) from error
     except TypeError as error:
         raise InputError(f"{where} cannot be read: {error}") from error
+
+
+def parse_quantity(text: str, unit: str, *, bare: bool = True) -> float:
+    """Return a quantity in `unit`; if `bare`, a number without a unit is one in it."""
+    sizes = UNITS[unit]
+    found = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)\s*(\S*)\s*", text)
+    try:
+        number = float(found[1]) if found else None
+    except ValueError:
+        number = None
+    given = found[2] if found else ""
+    if number is None or (given not in sizes and not (bare and not given)):
+        known = ", ".join(sizes)
+        raise InputError(
+            f"{text!r} must be a number with a unit ({known}), such as {EXAMPLES[unit]}"
+        )
+    return number * sizes.get(given, 1.0)

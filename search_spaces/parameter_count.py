@@ -1,9 +1,9 @@
 """Sizes of a language model from its Hugging Face configuration, and the count of its parameters.
 
-Families of models have different names for the same size (`hidden_size`, `n_embd`, `d_model`),
-which the aliases below cover. Parameters are counted tensor by tensor from the properties that
-distinguish the families (`_FAMILIES`): gates, biases, norms, positions, experts. A family that is
-not listed is read by the standard keys, with `exact` False.
+Families of models have different names for the same size (`hidden_size`, `n_embd`, `d_model`), and
+properties that decide the count: gates, biases, norms, positions, experts. Both are listed in
+`data/catalogue/language_models.toml`. A family that is not listed is read by the standard keys,
+with `exact` False.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ _ALIASES: Mapping[str, Sequence[str]] = _KNOWN["aliases"]
 
 
 @dataclass(frozen=True)
-class _Family:
+class Family:
     """Properties of a `model_type` that decide the count of its parameters.
 
-    `kv_heads`, `head_dim` and `positions` are defaults of the configuration class, if it has any.
+    `kv_heads`, `head_dim` and `positions` are defaults of the configuration class, if it has any;
+    a `key` is that of the configuration which says so, if there is one.
     """
 
     gated: bool = True  # the MLP has a gate: three matrices, by default without bias
     bias: bool = False  # every linear layer of attention and MLP has one
+    bias_key: str = ""
+    attention_bias_key: str = ""
+    mlp_bias_key: str = ""
     qkv_bias: bool = False  # the query, key and value projections alone have one
+    qkv_bias_key: str = ""
     layer_norm: bool = False  # norms have weight and bias, not a weight alone
     norms: int = 2  # per layer
     learned_positions: bool = False  # max_position_embeddings + extra_positions entries
@@ -39,9 +44,11 @@ class _Family:
     kv_heads: int | None = None
     head_dim: int | None = None
     positions: int | None = None
+    dense_layers: bool = False  # some layers may have no experts
+    shared_expert: bool = False
 
 
-_FAMILIES = {name: _Family(**table) for name, table in _KNOWN["families"].items()}
+_FAMILIES = {name: Family(**table) for name, table in _KNOWN["families"].items()}
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,12 @@ class Sizes:
     Attributes:
         dense, expert: width of a dense MLP and of an expert; equal without experts.
         experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
+        positions: the longest sequence the configuration states; None if it states none.
+        tied: True if the output projection shares the embedding table.
     """
 
     model_type: str
-    family: _Family
+    family: Family
     exact: bool
     layers: int
     hidden: int
@@ -69,71 +78,57 @@ class Sizes:
     positions: int | None
     tied: bool
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], model_type: str) -> Sizes:
-        """Read the sizes of a text model."""
-        family = _FAMILIES.get(model_type)
-        exact = family is not None
-        if family is None:
-            gate = str(config.get("hidden_act", "silu"))
-            family = _Family(gated="silu" in gate or "glu" in gate)
-        hidden = _required(config, "hidden", model_type)
-        layers = _required(config, "layers", model_type)
-        heads = _required(config, "heads", model_type)
-        vocab = _required(config, "vocab", model_type)
-        head_dim = _size(config, "head_dim") or family.head_dim
-        if head_dim is None:
-            _check_divides(
-                heads, hidden, "num_attention_heads", f"the hidden size {hidden}", model_type
-            )
-            head_dim = hidden // heads
-        kv_heads = _size(config, "kv_heads") or family.kv_heads or heads
-        _check_divides(
-            kv_heads, heads, "num_key_value_heads", f"the {heads} attention heads", model_type
-        )
-        experts = _size(config, "experts") or 0
-        per_token = _size(config, "experts_per_token") or (min(2, experts) if experts else 0)
-        if per_token > experts:
-            raise InvalidValue(
-                f"num_experts_per_tok of the {model_type} config",
-                per_token,
-                f"at most the {experts} experts",
-            )
-        dense = _size(config, "intermediate")
-        if dense is None:
-            if exact and family.gated:
-                _required(config, "intermediate", model_type)  # raises: there is no usual width
-            dense = 4 * hidden  # GPT-2's width if n_inner is null
-        return cls(
-            model_type=model_type,
-            family=family,
-            exact=exact,
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            vocab=vocab,
-            dense=dense,
-            expert=(_size(config, "expert_intermediate") or dense) if experts else dense,
-            experts=experts,
-            experts_per_token=per_token,
-            positions=_size(config, "positions") or family.positions,
-            tied=read_flag(config, "tie_word_embeddings", family.tied),
-        )
 
-
-def _check_divides(value: int, total: int, key: str, total_name: str, model_type: str) -> None:
-    if total % value:
-        raise InvalidValue(f"{key} of the {model_type} config", value, f"a divisor of {total_name}")
+def read_sizes(config: Mapping[str, Any], model_type: str) -> Sizes:
+    """Return the sizes of a text model."""
+    of = f"of the {model_type} config"
+    family = _FAMILIES.get(model_type)
+    exact = family is not None
+    if family is None:
+        gate = str(config.get("hidden_act", "silu"))
+        family = Family(gated="silu" in gate or "glu" in gate)
+    needed = ("hidden", "layers", "heads", "vocab")
+    hidden, layers, heads, vocab = (_required(config, name, model_type) for name in needed)
+    head_dim = _size(config, "head_dim") or family.head_dim
+    if head_dim is None and hidden % heads:
+        raise InvalidValue(
+            f"num_attention_heads {of}", heads, f"a divisor of the hidden size {hidden}"
+        )
+    kv_heads = _size(config, "kv_heads") or family.kv_heads or heads
+    if heads % kv_heads:
+        legal = f"a divisor of the {heads} attention heads"
+        raise InvalidValue(f"num_key_value_heads {of}", kv_heads, legal)
+    experts = _size(config, "experts") or 0
+    per_token = _size(config, "experts_per_token") or (min(2, experts) if experts else 0)
+    if per_token > experts:
+        raise InvalidValue(f"num_experts_per_tok {of}", per_token, f"at most the {experts} experts")
+    dense = _size(config, "intermediate")
+    if dense is None:
+        if exact and family.gated:
+            _required(config, "intermediate", model_type)  # raises: there is no usual width
+        dense = 4 * hidden  # GPT-2's width if n_inner is null
+    return Sizes(
+        model_type=model_type,
+        family=family,
+        exact=exact,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim or hidden // heads,
+        vocab=vocab,
+        dense=dense,
+        expert=(_size(config, "expert_intermediate") or dense) if experts else dense,
+        experts=experts,
+        experts_per_token=per_token,
+        positions=_size(config, "positions") or family.positions,
+        tied=read_flag(config, "tie_word_embeddings", family.tied),
+    )
 
 
 class _Blocks(NamedTuple):
-    """Parameters of all blocks: all, those one token uses, those that multiply it, and experts'.
-
-    `largest` is the number of parameters of the largest block.
-    """
-
+    # Parameters of all blocks: all, those one token uses, those that multiply it, and experts';
+    # and of the largest block.
     total: int
     active: int
     matmul: int
@@ -141,7 +136,7 @@ class _Blocks(NamedTuple):
     largest: int
 
 
-def count_parameters(config: Mapping[str, Any], sizes: Sizes) -> dict[str, int]:
+def count_parameters(config: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
     """Return the counts of `ModelFacts` by name, from `parameters` to `largest_layer`."""
     family, hidden, is_opt = sizes.family, sizes.hidden, sizes.model_type == "opt"
     norm = 2 * hidden if family.layer_norm else hidden
@@ -179,15 +174,12 @@ def _count_blocks(config: Mapping[str, Any], sizes: Sizes, *, norms: int) -> _Bl
     dense = matrices + small + dense_biases
     if not experts:
         return _Blocks(layers * dense, layers * dense, layers * matrices, 0, dense)
-    is_qwen = sizes.model_type.endswith("_moe")
-    sparse = _sparse_layers(config, layers) if is_qwen else layers
+    sparse = _sparse_layers(config, layers) if sizes.family.dense_layers else layers
     expert_matrices, expert_biases = _mlp(config, sizes, sizes.expert)
     expert = expert_matrices + expert_biases
     router = sizes.hidden * experts
-    shared = 0
-    if sizes.model_type == "qwen2_moe":
-        width = _size(config, "shared_intermediate")
-        shared = 0 if width is None else sum(_mlp(config, sizes, width)) + sizes.hidden  # its gate
+    width = _size(config, "shared_intermediate") if sizes.family.shared_expert else None
+    shared = 0 if width is None else sum(_mlp(config, sizes, width)) + sizes.hidden  # its gate
     every = attention + small + router + shared
     rest = (layers - sparse) * dense
     return _Blocks(
@@ -203,12 +195,8 @@ def _count_blocks(config: Mapping[str, Any], sizes: Sizes, *, norms: int) -> _Bl
 def _attention(config: Mapping[str, Any], sizes: Sizes) -> tuple[int, int]:
     family, hidden = sizes.family, sizes.hidden
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    bias = _bias(config, sizes)
-    if sizes.model_type in ("llama", "olmoe", "olmo2", "qwen3", "qwen3_moe", "gemma", "gpt_neox"):
-        bias = read_flag(config, "attention_bias", family.bias)
-    qkv_bias = bias or family.qkv_bias
-    if sizes.model_type == "qwen2_moe":
-        qkv_bias = read_flag(config, "qkv_bias", True)
+    bias = read_flag(config, family.attention_bias_key or family.bias_key, family.bias)
+    qkv_bias = read_flag(config, family.qkv_bias_key, bias or family.qkv_bias)
     small = (q + 2 * kv if qkv_bias else 0) + (hidden if bias else 0)
     if family.qk_norm:
         small += 2 * sizes.head_dim if family.qk_norm == "head" else q + kv
@@ -216,18 +204,10 @@ def _attention(config: Mapping[str, Any], sizes: Sizes) -> tuple[int, int]:
 
 
 def _mlp(config: Mapping[str, Any], sizes: Sizes, width: int) -> tuple[int, int]:
-    gated, hidden = sizes.family.gated, sizes.hidden
-    bias = _bias(config, sizes)
-    if sizes.model_type == "llama":
-        bias = read_flag(config, "mlp_bias", bias)
-    up = 2 * width if gated else width
-    return (3 if gated else 2) * hidden * width, (up + hidden if bias else 0)
-
-
-def _bias(config: Mapping[str, Any], sizes: Sizes) -> bool:
-    if sizes.model_type == "opt":
-        return read_flag(config, "enable_bias", True)
-    return sizes.family.bias
+    family, hidden = sizes.family, sizes.hidden
+    bias = read_flag(config, family.mlp_bias_key or family.bias_key, family.bias)
+    up = 2 * width if family.gated else width
+    return (3 if family.gated else 2) * hidden * width, (up + hidden if bias else 0)
 
 
 def _sparse_layers(config: Mapping[str, Any], layers: int) -> int:
@@ -243,11 +223,8 @@ def _number(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:
-    for key in _ALIASES[name]:
-        value = _number(config, key)
-        if value is not None:
-            return value
-    return None
+    numbers = (_number(config, key) for key in _ALIASES[name])
+    return next((value for value in numbers if value is not None), None)
 
 
 def _required(config: Mapping[str, Any], name: str, model_type: str) -> int:

@@ -1,13 +1,14 @@
-"""What a training program does that no knob states, as predictions need it."""
+"""What a job trains and how its program trains it, as far as no knob states it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from tuner.search_spaces.data_files import check_keys
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.search_spaces.parameter_count import read_sizes
 from tuner.search_spaces.typed import check_fields
 
 #: Legal values of `dropout`.
@@ -114,3 +115,69 @@ class Program:
         """Return what differs from the built-in training program."""
         values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
+
+
+TARGETS = ("attention", "all-linear")
+#: Bytes per frozen weight of a block's linear layers (QLoRA: Dettmers et al. 2023, arXiv
+#: 2305.14314, section 3; bitsandbytes 0.50.2): 4 bits and an fp32 scale per 64 weights, which
+#: double quantization stores in 8 bits, with an fp32 scale per 256. None: as computed with.
+QUANTIZED = {"none": None, "nf4": 0.5 + 4 / 64, "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256)}
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Table `[lora]` of a job: low-rank adapters (Hu et al. 2021, arXiv 2106.09685).
+
+    A linear layer y = W x of `n` inputs and `m` outputs becomes y = W x + B A x, where A is (rank,
+    n) and B is (m, rank). Only A and B are trained: rank x (n + m) parameters. What is adapted
+    decides what the model learns, so no search changes it.
+
+    Attributes:
+        rank: rank of every adapter. The product B A is added as it is: alpha equals the rank.
+        targets: "attention" adapts the linear layers of attention, "all-linear" those of the MLP
+            too. Embedding and output projection stay frozen.
+        quantization: how frozen weights of the blocks' linear layers are stored: "none", "nf4" or
+            "nf4-double" (QLoRA). Embedding, norms and output projection are never quantized.
+    """
+
+    rank: int
+    targets: str = "attention"
+    quantization: str = "none"
+
+    def __post_init__(self) -> None:
+        check_integer("rank of [lora]", self.rank)
+        if self.targets not in TARGETS:
+            raise InvalidValue("targets of [lora]", self.targets, "one of " + ", ".join(TARGETS))
+        if self.quantization not in list(QUANTIZED):
+            legal = "one of " + ", ".join(QUANTIZED)
+            raise InvalidValue("quantization of [lora]", self.quantization, legal)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the table, which the built-in training program reads too."""
+        table = asdict(self)
+        return {k: v for k, v in table.items() if (k, v) != ("quantization", "none")}
+
+    @classmethod
+    def from_table(cls, table: Any, where: str) -> LoRA:
+        """Read the table `[lora]` of a job."""
+        if not isinstance(table, Mapping):
+            raise InvalidValue(f"lora in {where}", table, "a table with a rank")
+        check_keys(table, cls.__dataclass_fields__, f"[lora] of {where}")
+        if "rank" not in table:
+            raise InputError(f"[lora] of {where} lacks its rank, such as rank = 16")
+        return cls(**table)
+
+    def check(self, model: Mapping[str, Any], where: str) -> None:
+        """Check that a model can be adapted."""
+        if "vision_config" in model:
+            raise InputError(f"[lora] of {where} adapts models of text, not of video and text")
+        plain = self.targets != "all-linear" and self.quantization == "none"
+        experts = not plain and read_sizes(model, str(model["model_type"])).experts
+        if self.targets == "all-linear" and experts:
+            raise InputError(
+                f'[lora] of {where} adapts no experts: give targets = "attention" for this model'
+            )
+        if self.quantization != "none" and experts:
+            raise InputError(
+                f"quantization in [lora] of {where} is known for dense models only: leave it out"
+            )

@@ -24,7 +24,7 @@ from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.when import Values, compiled, names_in
+from tuner.search_spaces.when import Values, holds, names_in
 
 Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
@@ -43,16 +43,6 @@ class Rule:
     broken: Check
 
 
-#: What a condition may read beside knobs and facts, and the knobs that this is made of.
-_MADE = {
-    "world_size": (
-        *("data_parallel", "tensor_parallel"),
-        *("pipeline_parallel", "sequence_parallel"),
-    ),
-    "replicas": ("data_parallel", "sequence_parallel"),
-}
-
-
 class _Facts(NamedTuple):
     configuration: Configuration
     job: TrainingJob
@@ -62,11 +52,54 @@ class _Facts(NamedTuple):
         return _reader(name)(self)
 
 
+def _whole_batch(facts: _Facts) -> int:
+    chosen = facts.configuration.get("global_batch")
+    return chosen if isinstance(chosen, int) else facts.job.global_batch
+
+
+def _micro_batches(facts: _Facts) -> int | None:
+    # None if they do not divide the global batch, which another rule refuses.
+    share = facts.configuration.micro_batch * facts.configuration.data_parallel
+    count, left = divmod(_whole_batch(facts), share)
+    return None if left else count
+
+
+def _length(knob: str) -> Callable[[_Facts], int | None]:
+    def length(facts: _Facts) -> int | None:
+        value = facts.configuration.get(knob)
+        return len(value) if isinstance(value, tuple) else None
+
+    return length
+
+
+_DEGREES = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
+_BATCHES = ("data_parallel", "micro_batch", "global_batch")
+#: What a condition may read beside knobs and facts: the knobs that it is made of, and how.
+_MADE: Mapping[str, tuple[tuple[str, ...], Callable[[_Facts], Any]]] = {
+    "world_size": (_DEGREES, lambda facts: facts.configuration.world_size),
+    "replicas": (
+        ("data_parallel", "sequence_parallel"),
+        lambda facts: facts.get("data_parallel") * facts.get("sequence_parallel"),
+    ),
+    "virtual_depth": (
+        ("virtual_stages", "pipeline_parallel"),
+        lambda facts: facts.get("virtual_stages") * facts.get("pipeline_parallel"),
+    ),
+    "micro_batches": (_BATCHES, _micro_batches),
+    "schedule_rounds": (
+        (*_BATCHES, "pipeline_parallel"),
+        lambda facts: max(1, (_micro_batches(facts) or 0) // facts.get("pipeline_parallel")),
+    ),
+    "stage_clocks": (("clock_MHz",), _length("clock_MHz")),
+    "stage_limits": (("power_limit_W",), _length("power_limit_W")),
+}
+_OWNERS = {"device": "cluster.device", "program": "job.program"}
+
+
 @lru_cache(maxsize=256)
 def _reader(name: str) -> Callable[[_Facts], Any]:
     if name in _MADE:
-        parts = [_reader(part) for part in _MADE[name]]
-        return lambda facts: math.prod(part(facts) for part in parts)
+        return _MADE[name][1]
     if name in KNOBS:
         if hasattr(Configuration, name):  # which refuses what is no degree
             return lambda facts: getattr(facts.configuration, name)
@@ -74,7 +107,7 @@ def _reader(name: str) -> Callable[[_Facts], Any]:
     owner, _, field = name.partition("_")
     if owner == "model":
         return lambda facts: getattr(facts_of(facts.job), field)
-    return operator.attrgetter({"device": "cluster.device"}.get(owner, owner) + f".{field}")
+    return operator.attrgetter(f"{_OWNERS.get(owner, owner)}.{field}")
 
 
 class _Phrases(string.Formatter):
@@ -112,7 +145,7 @@ class _Case:
         return named | divided | (set(names_in(self.when)) if self.when else set())
 
     def broken(self, facts: Values) -> str | None:
-        if self.when and not compiled(self.when)(facts):
+        if self.when and not holds(self.when, facts):
             return None
         if self.divide:
             parts = [part if isinstance(part, int) else facts.get(part) for part in self.divide]
@@ -151,14 +184,9 @@ def _batch_known(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     return None
 
 
-def _whole_batch(c: Configuration, job: TrainingJob) -> int:
-    chosen = c.get("global_batch")
-    return chosen if isinstance(chosen, int) else job.global_batch
-
-
 @_computed
 def _global_batch(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    share, whole = c.micro_batch * c.data_parallel, _whole_batch(c, job)
+    share, whole = c.micro_batch * c.data_parallel, _whole_batch(_Facts(c, job, cluster))
     if whole % share == 0:
         return None
     phrase = (
@@ -194,65 +222,6 @@ def _sequence_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str
             "nor is a multiple of them"
         )
     return None
-
-
-@_computed
-def _zero_replicas(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    # Other frameworks shard over one rank by default.
-    if c.data_parallel * c.sequence_parallel > 1 or not job.on_deepspeed:
-        return None
-    lowest = {"none": 0, "cpu": 1}.get(str(c.get("optimizer_offload")), 3)
-    lowest = lowest if c.get("parameter_offload") == "none" else 3
-    if c.zero_stage > lowest:
-        return (
-            f"zero_stage {c.zero_stage} over one replica only repeats zero_stage {lowest}: "
-            "there is nothing to shard"
-        )
-    return None
-
-
-@_computed
-def _offloaded_states(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    if c.get("optimizer_offload") == "none" or job.program.optimizer != "adamw_8bit":
-        return None
-    return (
-        f"optimizer_offload {c.get('optimizer_offload')} runs Adam on the CPU, without 8-bit states"
-    )
-
-
-@_computed
-def _checkpointed_blocks(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    mode, layers = str(c.get("activation_checkpointing")), facts_of(job).layers
-    if mode.startswith("every_") and int(mode.removeprefix("every_")) > layers:
-        return f"activation_checkpointing {mode} needs as many layers, the model has {layers}"
-    return None
-
-
-@_computed
-def _virtual_layers(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    stages, layers = c.get("virtual_stages"), facts_of(job).layers
-    if not isinstance(stages, int) or stages < 2 or stages * c.pipeline_parallel <= layers:
-        return None
-    return (
-        f"virtual_stages {stages} x pipeline_parallel {c.pipeline_parallel} = "
-        f"{stages * c.pipeline_parallel} exceeds the model's {layers} layers"
-    )
-
-
-@_computed
-def _schedule_rounds(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    count, left = divmod(_whole_batch(c, job), c.micro_batch * c.data_parallel)
-    if c.get("pipeline_schedule") == "1f1b" or left:  # what is left is refused by another rule
-        return None
-    rounds = max(1, count // c.pipeline_parallel)
-    # Another framework may split a micro-batch for its pipeline.
-    if not job.on_deepspeed or count % rounds == 0:
-        return None
-    return (
-        f"pipeline_schedule {c.get('pipeline_schedule')} needs equal rounds: {count} "
-        f"micro-batches are not divided by {rounds} rounds of pipeline_parallel "
-        f"{c.pipeline_parallel}"
-    )
 
 
 #: What the sides of a matrix must be multiples of: 16 bytes, of one byte a value
@@ -309,29 +278,12 @@ def _limit_range(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     return None
 
 
-def _one_per_stage(c: Configuration, knob: str, what: str) -> str | None:
-    values = c.get(knob)
-    if not isinstance(values, tuple) or len(values) == c.pipeline_parallel:
-        return None
-    plural = "s" if len(values) != 1 else ""
-    return f"{knob} names {len(values)} {what}{plural}, pipeline_parallel is {c.pipeline_parallel}"
-
-
-@_computed
-def _clock_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    return _one_per_stage(c, "clock_MHz", "clock")
-
-
-@_computed
-def _limit_stages(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    return _one_per_stage(c, "power_limit_W", "limit")
-
-
 def _rule(name: str, table: Mapping[str, Any]) -> Rule:
     if "reads" in table:
         return Rule(name, tuple(table["reads"]), table["why"], _COMPUTED[name])
     cases = [case for part in table.get("cases", [table]) for case in _Case.of_table(part)]
-    names = {made for case in cases for name in case.names for made in _MADE.get(name, (name,))}
+    read = {name for case in cases for name in case.names}
+    names = {knob for name in read for knob in (_MADE[name][0] if name in _MADE else (name,))}
     return Rule(name, tuple(n for n in KNOBS if n in names), table["why"], _of_cases(cases))
 
 

@@ -29,8 +29,7 @@ def _refusal(path: Path, code: int, why: str) -> OSError:
 def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
     """Replace a file in one step by a new one; a link in its place is replaced, not followed.
 
-    Raises:
-        OSError: it cannot be written, or a device, pipe or socket has this name.
+    OSError if a device, pipe or socket has this name.
     """
     path = Path(path)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -63,13 +62,8 @@ def write_text(path: str | Path, text: str, *, mode: int = 0o666, durable: bool 
 def open_plain(path: str | Path, flags: int) -> int:
     """Open a regular file in place, or create it, and return its descriptor.
 
-    Args:
-        flags: of `os.open`, for reading and writing: O_CREAT or O_APPEND, say. Not O_TRUNC, which
-            acts before the file is checked.
-
-    Raises:
-        OSError: it cannot be opened, or it is a link, has a second name (a hard link) or is not a
-            regular file.
+    `flags` are of `os.open`, for reading and writing; not O_TRUNC, which acts before the file is
+    checked. OSError if it is a link, has a second name (a hard link) or is not a regular file.
     """
     path = Path(path)
     try:
@@ -80,24 +74,20 @@ def open_plain(path: str | Path, flags: int) -> int:
             raise _refusal(path, errno.ELOOP, "it is a symbolic link; remove it") from error
         raise
     status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+    regular = stat.S_ISREG(status.st_mode)
+    if regular and status.st_nlink <= 1:
         return fd
     os.close(fd)
-    if stat.S_ISREG(status.st_mode):
-        raise _refusal(
-            path, errno.EMLINK, "another name (a hard link) leads to it; replace it by a copy"
-        )
-    raise _refusal(path, errno.EINVAL, "it is not a regular file")
+    if not regular:
+        raise _refusal(path, errno.EINVAL, "it is not a regular file")
+    why = "another name (a hard link) leads to it; replace it by a copy"
+    raise _refusal(path, errno.EMLINK, why)
 
 
 def make_folder(path: str | Path, *, inside: str | Path) -> None:
-    """Make a folder inside of a run folder; on the way from there no link is followed.
+    """Make a folder inside of a run folder, and that; OSError if one on the way is a link.
 
-    Args:
-        inside: the run folder, which is made too; a link above it or in its place is the user's.
-
-    Raises:
-        OSError: it cannot be made, or a folder on the way is a link.
+    A link above the run folder or in its place is the user's.
     """
     folder = Path(inside)
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,16 +98,12 @@ def make_folder(path: str | Path, *, inside: str | Path) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def _trusted(uid: int) -> bool:
-    return uid in (os.geteuid(), 0)
-
-
 def _foreign_owner(folder: Path) -> int | None:
     try:
         owners = [folder.lstat().st_uid, folder.stat().st_uid]
     except OSError:  # missing, or unreadable, which the write itself will report
         return None
-    foreign = [uid for uid in owners if not _trusted(uid)]
+    foreign = [uid for uid in owners if uid not in (os.geteuid(), 0)]
     if not foreign:
         return None
     # Network file systems may show our own files as another user's (NFS gives root's to "nobody").
@@ -134,10 +120,9 @@ def _foreign_owner(folder: Path) -> int | None:
 
 
 def _user(uid: int) -> str:
-    try:
+    with contextlib.suppress(KeyError):
         return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"
+    return f"user {uid}"
 
 
 def require_own(run: str | Path) -> None:
@@ -145,10 +130,7 @@ def require_own(run: str | Path) -> None:
 
     Such a user could put a link or a command in at any moment. Root's folders pass. The folder may
     be missing; that of all runs is refused where another user made it in a folder that every user
-    can write to, such as /tmp.
-
-    Raises:
-        InputError: the folder belongs to another user; the sentence says how to copy it.
+    can write to, such as /tmp. The InputError says how to copy it.
     """
     run = Path(run)
     owner = _foreign_owner(run)

@@ -21,7 +21,7 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
-from tuner.search_spaces.declared import check_knobs, expanded, live_choices
+from tuner.search_spaces.declared import Knob, check_knobs, marked
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
@@ -60,16 +60,15 @@ class SearchSpace:
         tidy: dict[str, tuple[Value, ...] | Auto] = {}
         for name, choice in self.choices.items():
             knob = knob_named(name)
+            where = f"{name} in space {self.name!r}"
             if isinstance(choice, Auto):
                 if choice.kind == "baseline" and knob.kind == "live":
-                    raise InvalidValue(
-                        f"{name} in space {self.name!r}", "baseline", "for launch knobs only"
-                    )
+                    raise InvalidValue(where, "baseline", "for launch knobs only")
                 tidy[name] = choice
-                continue
-            if not choice:
-                raise InvalidValue(f"{name} in space {self.name!r}", list(choice), "not empty")
-            tidy[name] = tuple(dict.fromkeys(knob.check(value) for value in choice))
+            elif not choice:
+                raise InvalidValue(where, list(choice), "not empty")
+            else:
+                tidy[name] = tuple(dict.fromkeys(knob.check(value) for value in choice))
         # In the order of KNOBS, degrees first.
         object.__setattr__(self, "choices", {n: tidy[n] for n in KNOBS if n in tidy})
 
@@ -109,10 +108,8 @@ class SearchSpace:
         has the live setting in which clocks are "left to the device"; if clocks cannot be set, and
         the job declares no live knob, it is the only one.
         """
-        groups = list(self.groups(job, cluster))
-        return Candidates(
-            tuple(launch for launch, _ in groups), tuple(lives for _, lives in groups)
-        )
+        launches, lives = zip(*self.groups(job, cluster), strict=True)
+        return Candidates(launches, lives)
 
     def groups(
         self, job: TrainingJob, cluster: Cluster, *, gpus: int | None = None
@@ -130,25 +127,26 @@ class SearchSpace:
         # Live rules may read launch knobs (one clock per stage): check once per value of these.
         rules = [r for r in RULES if any(KNOBS[k].kind == "live" for k in r.knobs)]
         read = sorted({k for r in rules for k in r.knobs if KNOBS[k].kind == "launch"})
-        every = _live_settings(live_values)
+        every = [
+            Settings({n: v for n, v in zip(live_values, each, strict=True) if v is not None})
+            for each in product(*((None, *choices) for choices in live_values.values()))
+        ]
         checked: dict[tuple[Value | None, ...], tuple[Settings, ...]] = {}
         combined: dict[tuple[Any, ...], tuple[Settings, ...]] = {}
         shared: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
         first: Settings | None = None
         knobs = check_knobs(job.knobs)
+
+        def refusal(launch: Settings, live: Settings) -> str | None:
+            phrases = (rule.broken(Configuration(launch, live), job, cluster) for rule in rules)
+            return next((phrase for phrase in phrases if phrase is not None), None)
+
         for launch in (each for standard in walk.launches() for each in expanded(standard, knobs)):
             first = first or launch
             configuration = Configuration(launch)
             context = tuple(configuration.get(knob) for knob in read)
             if context not in checked:
-                allowed = tuple(
-                    live
-                    for live in every
-                    if all(
-                        r.broken(Configuration(launch, live), job, cluster) is None for r in rules
-                    )
-                )
-                checked[context] = allowed
+                checked[context] = tuple(live for live in every if refusal(launch, live) is None)
             own = live_choices(launch, knobs)
             if (context, own) not in combined:
                 lives = tuple(Settings(each, **more) for more in own for each in checked[context])
@@ -161,9 +159,12 @@ class SearchSpace:
                 f"space {self.name!r} has no configuration that can train job {job.name!r} on "
                 f"cluster {cluster.name!r}: {walk.verdict()}"
             )
-        refused = not any(map(any, checked.values()))
-        if cluster.clock_control and any(live_values.values()) and refused:
-            self._refuse_live(live_values, rules, first, job, cluster)
+        if cluster.clock_control and not any(map(any, checked.values())):
+            alone = (
+                Settings({n: value}) for n, choices in live_values.items() for value in choices
+            )
+            if phrase := next(filter(None, (refusal(first, live) for live in alone)), None):
+                raise InputError(f"no live setting of space {self.name!r} holds: {phrase}")
 
     def _check_micro_batches(self, values: Mapping[str, Sequence[Value]], job: TrainingJob) -> None:
         micro_batches = [m for m in values.get("micro_batch", (1,)) if isinstance(m, int)]
@@ -175,22 +176,6 @@ class SearchSpace:
                 f"micro-batch of space {self.name!r} ({', '.join(map(str, micro_batches))}); "
                 "it must be a multiple of one of them"
             )
-
-    def _refuse_live(
-        self,
-        live_values: Mapping[str, Sequence[Value]],
-        rules: Sequence[Rule],
-        launch: Settings,
-        job: TrainingJob,
-        cluster: Cluster,
-    ) -> None:
-        for name, choices in live_values.items():
-            for value in choices:
-                configuration = Configuration(launch, Settings({name: value}))
-                for rule in rules:
-                    phrase = rule.broken(configuration, job, cluster)
-                    if phrase:
-                        raise InputError(f"no live setting of space {self.name!r} holds: {phrase}")
 
 
 def _automatic(
@@ -228,12 +213,34 @@ def _evenly(length: int, count: int | None) -> list[int]:
     return [round(i * (length - 1) / (count - 1)) for i in range(count)]
 
 
-def _live_settings(values: Mapping[str, Sequence[Value]]) -> list[Settings]:
-    combinations = product(*((None, *choices) for choices in values.values()))
-    return [
-        Settings({n: v for n, v in zip(values, combination, strict=True) if v is not None})
-        for combination in combinations
-    ]
+def expanded(launch: Settings, knobs: Sequence[Knob]) -> Iterator[Settings]:
+    """Yield a launch with each combination of the declared knobs that apply, baseline first.
+
+    Knobs are in the order of `check_knobs`. One that does not apply, or is not set, is left out.
+    """
+    knobs = [knob for knob in knobs if not knob.live]
+
+    def choices(chosen: dict[str, Value], left: Sequence[Knob]) -> Iterator[dict[str, Value]]:
+        if not left:
+            yield chosen
+            return
+        knob, *rest = left
+        for level in knob.levels if knob.applies(chosen, knobs) else (None,):
+            more = chosen if level is None else {**chosen, knob.name: level}
+            yield from choices(more, rest)
+
+    for chosen in choices(dict(launch), knobs):
+        yield Settings(marked(chosen, knobs))
+
+
+def live_choices(launch: Settings, knobs: Sequence[Knob]) -> tuple[Settings, ...]:
+    """Return each combination of the declared live knobs that apply to a launch, baseline first."""
+    able = [knob for knob in knobs if knob.live and knob.applies(launch, knobs)]
+    levels = ([level for level in knob.levels if level is not None] for knob in able)
+    return tuple(
+        Settings(dict(zip((knob.name for knob in able), chosen, strict=True)))
+        for chosen in product(*levels)
+    )
 
 
 class _Walk:

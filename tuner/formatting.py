@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.short_names import in_order, short_name, short_word
+from tuner.search_spaces.knobs import Value, in_order, short_name, short_word
 
 #: Name, kilojoules in one, and the kilojoules from which the next is taken: from one kilowatt-hour
 #: on, the unit in which energy is bought.

@@ -18,7 +18,7 @@ from tuner.planning.fit import LIKELY, SURE
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.lora import LoRA
+from tuner.search_spaces.program import LoRA
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "published_runs.csv"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from tuner.search_spaces.lora import QUANTIZED
-from tuner.search_spaces.program import Program
+from tuner.search_spaces.program import QUANTIZED, Program
 
 #: Number of values of the tensors that are made.
 SIZE = 2**22

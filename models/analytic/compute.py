@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.models.analytic.fp8 import fp8_of
-from tuner.models.analytic.layout import Launches
-from tuner.models.analytic.setup import Setup
+from tuner.models.analytic.constants import Setup
+from tuner.models.analytic.layout import FP8, Launches
 
 #: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
 #: values, output.
@@ -43,14 +42,33 @@ PARALLEL_LOGIT_BYTES = {2.0: 27.0, 4.0: 25.0}
 RELU = ("opt",)
 
 
+#: Bytes of a cast to FP8 by input, output and weight, as it is and where torch.compile fuses it.
+#: Input, weight and gradient of the output are each an operand of two of a layer's three products,
+#: one of them transposed. By torch's operators of the built-in program: read for the largest value
+#: (2), divided (2 + 2, or 2 + 4 by scales of rows, which are fp32), cast (2 + 1, or 4 + 1), and
+#: once copied in FP8 for the transposition (1 + 1). A block of MX is read and written at once
+#: (2 + 1), the gradient in both orders (2 + 1 + 1). Fused, the kernel that makes an activation or a
+#: gradient finds its largest value, so that the cast reads and writes it (2 + 1; a gradient in both
+#: orders). No kernel makes a weight, which is read for its largest value in either pass (2).
+CAST_BYTES = {
+    "none": ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0)),
+    "tensorwise": ((20.0, 20.0, 20.0), (6.0, 4.0, 10.0)),
+    "rowwise": ((28.0, 28.0, 28.0), (6.0, 4.0, 10.0)),
+    "mx": ((6.0, 4.0, 6.0), (6.0, 4.0, 6.0)),
+}
+#: Operators of the host for one product: two operands, each with its largest value, in fp32, not
+#: zero, as a scale, the division and the cast; and one copy. Fused: the cast of each operand.
+CAST_OPERATORS, FUSED_CAST_OPERATORS = 13.0, 2.0
+#: The passes over which casts are spread: forward once, backward twice.
+CAST_PASSES = 3.0
+
+
 @dataclass(frozen=True)
 class Pass:
     """Forward pass of one block or head, for one micro-batch and rank; arrays over launches."""
 
     arithmetic_s: np.ndarray  # matrix products at the highest clock, including their fixed times
-    # fused attention's products at the highest clock; its backward pass takes `ATTENTION_BACKWARD`
-    # times as long.
-    attention_s: np.ndarray
+    attention_s: np.ndarray  # fused attention's products at the highest clock
     operand_s: np.ndarray  # the same products' traffic through memory
     stream_s: np.ndarray  # traffic of everything else
     operators: np.ndarray
@@ -126,61 +144,84 @@ class Passes:
     setup: Setup
     launches: Launches
 
+    @property
+    def _tokens(self) -> np.ndarray:
+        return self.launches.b * self.setup.job.sequence_length / self.launches.u
+
+    @property
+    def _nothing(self) -> np.ndarray:
+        return np.zeros(len(self.launches))
+
+    def _block_weights(self) -> np.ndarray:
+        facts, launches = self.setup.facts, self.launches
+        plain = facts.block_parameters - facts.expert_parameters
+        return np.asarray(
+            (plain + facts.expert_parameters / launches.e) / facts.layers / launches.t
+        )
+
     def block(self) -> Pass:
-        """Return the pass of one block."""
-        facts, launches, element = self.setup.facts, self.launches, self.setup.element
-        t, u, e, s = launches.t, launches.u, launches.e, self.setup.job.sequence_length
-        tokens = launches.b * s / u
+        """Return the pass of one block.
+
+        In FP8, if at all, are its linear layers. Their rate is the share of the stated FP8 peak
+        that a product in bf16 reaches of its own peak, since no other share is known. Against
+        torchtitan's published runs of Llama 3.1 8B (docs/knobs.md) the gain of compiled blocks is
+        predicted too small.
+        """
+        setup, launches, tokens = self.setup, self.launches, self._tokens
+        facts, element, device = setup.facts, setup.element, setup.cluster.device
+        t, e, s = launches.t, launches.e, setup.job.sequence_length
         width = facts.heads * facts.head_dim
         matrix = (facts.matmul_parameters - facts.head_parameters) / facts.layers / t
         # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.attention_flops).
         scores = CAUSAL_SHARE * tokens * 4 * s * width / t
         flops = tokens * 2 * matrix
-        mlp = 3 if facts.gated else 2
         local_experts = facts.experts / e if facts.experts else np.ones_like(e)
-        products = ATTENTION_PRODUCTS + mlp * local_experts
-        # Weights once a pass (every local expert's), inputs and outputs of each product.
-        plain = facts.block_parameters - facts.expert_parameters
-        weights = (plain + facts.expert_parameters / e) / facts.layers / t
+        products = ATTENTION_PRODUCTS + (3 if facts.gated else 2) * local_experts
+        # Weights once a pass (every local expert's), inputs and outputs of each product, which stay
+        # in bf16 where the products are in FP8.
+        in_fp8 = launches.fp8 > 0
+        weights = self._block_weights() * np.where(in_fp8, 1 / element, 1.0)
         visits = max(facts.experts_per_token, 1)
         values = 2 * tokens * (facts.hidden + (2 * width + facts.intermediate * visits) / t)
-        fp8 = fp8_of(self.setup, launches)
-        operands = element * (weights * fp8.weight_share + values * fp8.value_share)
-        streamed = 2 * tokens * activation_bytes_per_token(self.setup, t, kept=False)
+        values = values * np.where(in_fp8, (1 + element) / (2 * element), 1.0)
+        operands = element * (weights + values)
+        streamed = 2 * tokens * activation_bytes_per_token(setup, t, kept=False)
         # FLOPs at the rate of the job's precision, at which `_pass` counts them.
-        flops = flops * (self.setup.flops_per_s / fp8.flops_per_s)
-        if not self.setup.program.fused_attention:
+        peaks = [device.flops_in_fp8(kind) or setup.peak_flops for kind in FP8[1:]]
+        rate = (
+            setup.constants.matrix_efficiency * np.array([setup.peak_flops, *peaks])[launches.fp8]
+        )
+        flops = flops * (setup.flops_per_s / rate)
+        if not setup.program.fused_attention:
             # Every score is computed, by products that store it.
             flops, scores = flops + scores / CAUSAL_SHARE, np.zeros_like(scores)
             streamed = streamed + SCORE_BYTES * element / 2 * tokens * s * facts.heads / t
         made = self._pass(flops, scores, products, operands, streamed)
         linear = products - ATTENTION_PRODUCTS + LINEAR_ATTENTION_PRODUCTS
-        return replace(made, operators=made.operators + linear * fp8.cast_operators)
+        casts = np.where(launches.compiled, FUSED_CAST_OPERATORS, CAST_OPERATORS)
+        return replace(made, operators=made.operators + linear * np.where(in_fp8, casts, 0.0))
 
     def adapters(self) -> Pass | None:
         """Return the pass of one block's LoRA adapters; None if it has none."""
-        lora, launches, element = self.setup.facts.lora, self.launches, self.setup.element
+        lora, element, tokens = self.setup.facts.lora, self.setup.element, self._tokens
         if lora is None:
             return None
-        tokens = launches.b * self.setup.job.sequence_length / launches.u
         widths = lora.inputs + 2 * lora.adapters * lora.rank + lora.outputs
         return self._pass(
             tokens * 2 * lora.block_parameters,
-            np.zeros(len(launches)),
-            2.0 * lora.adapters * np.ones(len(launches)),
+            self._nothing,
+            2.0 * lora.adapters + self._nothing,
             element * (lora.block_parameters + tokens * widths),
             3 * element * tokens * lora.outputs,
         )
 
     def encoder(self) -> Pass:
         """Return the pass that encodes and projects video frames; zero for a model without one."""
-        setup, launches = self.setup, self.launches
+        setup, t, nothing = self.setup, self.launches.t, self._nothing
         element, vision = setup.element, setup.facts.vision
-        nothing = np.zeros(len(launches))
         if vision is None:
             return Pass(*[nothing] * 5)
-        t = launches.t
-        frames = launches.b * setup.job.frames / launches.u
+        frames = self.launches.b * setup.job.frames / self.launches.u
         patches = frames * vision.patches
         products = vision.layers * (ATTENTION_PRODUCTS + 2) + 3.0  # and patches, and the projector
         flops = vision.forward_flops(1) * frames / t
@@ -193,24 +234,20 @@ class Passes:
 
     def head(self) -> Pass:
         """Return the pass of the output projection and the loss."""
-        setup, launches = self.setup, self.launches
+        setup, t, tokens, nothing = self.setup, self.launches.t, self._tokens, self._nothing
         facts, element = setup.facts, setup.element
-        t, nothing = launches.t, np.zeros(len(launches))
         if not setup.program.logits:
             return Pass(*[nothing] * 5)
-        tokens = launches.b * setup.job.sequence_length / launches.u
-        arithmetic = tokens * 2 * facts.head_parameters / t / setup.flops_per_s
-        operands = element * (facts.head_parameters / t + tokens * facts.hidden)
         parallel = setup.program.vocabulary_parallel_loss
         logit_bytes = (PARALLEL_LOGIT_BYTES if parallel else LOGIT_BYTES)[element]
-        streamed = logit_bytes * tokens * facts.vocab / t
-        return Pass(
-            arithmetic_s=arithmetic + setup.constants.product_s,
-            attention_s=nothing,
-            operand_s=operands / setup.bandwidth_Bps,
-            stream_s=streamed / setup.bandwidth_Bps,
-            operators=2.0 * OPERATORS_PER_PRODUCT * np.ones(len(launches)),
+        made = self._pass(
+            tokens * 2 * facts.head_parameters / t,
+            nothing,
+            1.0 + nothing,
+            element * (facts.head_parameters / t + tokens * facts.hidden),
+            logit_bytes * tokens * facts.vocab / t,
         )
+        return replace(made, operators=2.0 * OPERATORS_PER_PRODUCT + nothing)
 
     def _pass(
         self,
@@ -229,3 +266,20 @@ class Passes:
             stream_s=streamed / setup.bandwidth_Bps,
             operators=products * OPERATORS_PER_PRODUCT,
         )
+
+    def cast_s(self) -> np.ndarray:
+        """Return the seconds of casting to FP8 in one block, as a mean of its three passes."""
+        setup, launches, tokens = self.setup, self.launches, self._tokens
+        facts, t = setup.facts, launches.t
+        h, width, kv = facts.hidden, facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+        visits, before = max(facts.experts_per_token, 1), 2 if facts.gated else 1
+        # Query, key and value have one input, and so have gate and up: fused code casts it once.
+        once = h + width / t + visits * (h + facts.intermediate / t)
+        each = once + 2 * h + visits * (before - 1) * h
+        inputs = tokens * np.where(launches.compiled, once, each)
+        ends = h + (width + 2 * kv) / t + visits * (h + before * facts.intermediate / t)
+        every = np.array([CAST_BYTES[kind] for kind in FP8])
+        table = every[launches.fp8, launches.compiled.astype(int)]
+        moved = inputs * table[:, 0] + tokens * ends * table[:, 1]
+        moved = moved + self._block_weights() * table[:, 2]
+        return np.asarray(moved / CAST_PASSES / setup.bandwidth_Bps)

@@ -1,21 +1,30 @@
-"""Constants of the analytic models, each with its source, as data.
+"""Constants of the analytic models, and what else every term of them reads: job and cluster.
 
-`data/constants/*.toml` has one file per device kind, and `cuda.toml` and `cpu.toml` for all others;
-a file names the one that it modifies (`like`) and gives reasons (`sources`).
+`data/constants/*.toml` has one file of constants per device kind, and `cuda.toml` and `cpu.toml`
+for all others; a file names the one that it modifies (`like`) and gives reasons (`sources`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.cluster import Device
+from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.data_files import check_keys, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.model_facts import ModelFacts, facts_of
+from tuner.search_spaces.program import Program, StateBytes
 from tuner.search_spaces.typed import names_a_file
+
+#: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does
+#: not state the latter: 16 on A100, 15 on H100, 8 on V100, 4 on A40 (NVIDIA data sheets).
+TENSOR_OVER_FP32 = 16.0
+#: Peak of TF32 products as a share of the bf16 peak, on Ampere and Hopper (NVIDIA data sheets).
+TF32_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +118,7 @@ def load_constants(name: str | Path) -> Constants:
     """Load constants by shipped name or by the path of a toml file (else InputError)."""
     path = Path(name) if str(name).endswith(".toml") else None
     data = _read(str(name), path)
-    missing = [figure for figure in Constants.figures() if figure not in data]
-    if missing:
+    if missing := [figure for figure in Constants.figures() if figure not in data]:
         raise InputError(f"constants {str(name)!r} lack {', '.join(missing)}")
     return Constants(**{**data, "sources": tuple(data.get("sources", ()))})
 
@@ -120,3 +128,63 @@ def constants_of(device: Device) -> Constants:
     """Return the constants of a device: from its own file if it exists, else those of its type."""
     shipped = resources.files("tuner.models") / "data" / "constants" / f"{device.name}.toml"
     return load_constants(device.name if names_a_file(shipped) else device.type)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Job on a cluster."""
+
+    job: TrainingJob
+    cluster: Cluster
+    constants: Constants
+    program: Program
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """Sizes of the job's model."""
+        return facts_of(self.job)
+
+    @cached_property
+    def peak_flops(self) -> float:
+        """Peak of the job's precision on one device, FLOP/s.
+
+        PyTorch multiplies fp32 matrices without tensor cores unless the program allows TF32
+        (torch.backends.cuda.matmul.allow_tf32 is False by default), and the training program does
+        not. A CPU's stated peak is assumed to be that of the job's precision.
+        """
+        device = self.cluster.device
+        if self.job.precision != "fp32" or device.type != "cuda":
+            return device.peak_flops
+        if self.program.tf32:
+            return TF32_SHARE * device.peak_flops
+        return device.fp32_flops or device.peak_flops / TENSOR_OVER_FP32
+
+    @cached_property
+    def element(self) -> float:
+        """Bytes of an activation, a gradient or a communicated parameter."""
+        return 4.0 if self.job.precision == "fp32" else 2.0
+
+    @property
+    def states(self) -> StateBytes:
+        """Bytes of weights, gradients and optimizer states per trained parameter."""
+        return self.program.state_bytes(self.job.precision)
+
+    @property
+    def updated_element(self) -> float:
+        """Bytes of a weight that the optimizer updates, and of a gradient that FSDP2 reduces."""
+        return 2.0 if self.program.pure_bf16 else 4.0
+
+    @property
+    def bandwidth_Bps(self) -> float:
+        """Memory bandwidth that a stream reaches on one device, bytes per second."""
+        return self.constants.memory_efficiency * self.cluster.device.memory_bandwidth_Bps
+
+    @property
+    def flops_per_s(self) -> float:
+        """Rate that a large matrix product reaches on one device, FLOP/s."""
+        return self.constants.matrix_efficiency * self.peak_flops
+
+    @property
+    def host_link_Bps(self) -> float:
+        """Bandwidth reached to host memory, bytes per second, of 25 GB/s if none is stated."""
+        return self.constants.host_link_efficiency * (self.cluster.host_link_Bps or 2.5e10)

@@ -1,20 +1,21 @@
-"""Configurations as arrays for the analytic models, with one row per launch.
+"""Configurations as arrays for the analytic models: launches, live settings, pipeline stages.
 
 Many configurations differ only in a clock, so launch knobs are read for the distinct launches, and
-100,000 configurations are predicted in a second.
+100,000 configurations are predicted in a second. Likewise each kind of stage is computed once: its
+number of blocks, and if it holds the embedding or makes the logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InvalidValue
-from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.knobs import KNOBS, Value
 
 #: Knobs whose effect the analytic models do not predict, each with the reason.
 UNMODELLED = {
@@ -25,53 +26,48 @@ UNMODELLED = {
 #: Kinds of scaling in FP8, whose numbers `Launches.fp8` holds.
 FP8 = ("none", "tensorwise", "rowwise", "mx")
 
-_DEGREES = {
-    "d": "data_parallel",
-    "t": "tensor_parallel",
-    "p": "pipeline_parallel",
-    "u": "sequence_parallel",
-    "e": "expert_parallel",
-    "b": "micro_batch",
-    "z": "zero_stage",
-    "v": "virtual_stages",
-    "groups": "hsdp_replicas",
-}
+
+class Rows:
+    """Base of dataclasses of arrays, whose rows are taken from all of them at once."""
+
+    def __getitem__(self, rows: Any) -> Self:
+        return type(self)(*(getattr(self, item.name)[rows] for item in fields(self)))  # type: ignore[arg-type]
+
+
+def _of(knob: str, *values: str) -> dict[str, Any]:
+    return {"knob": knob, "values": values}
 
 
 @dataclass(frozen=True)
-class Launches:
-    """Launch knobs as arrays, one entry per launch."""
+class Launches(Rows):
+    """Launch knobs as arrays, one entry per launch: numbers, and True for some values."""
 
-    # d, t, p, u, e: data, tensor, pipeline, sequence and expert parallel degrees.
-    d: np.ndarray
-    t: np.ndarray
-    p: np.ndarray
-    u: np.ndarray
-    e: np.ndarray
-    b: np.ndarray  # sequences of a micro-batch
-    z: np.ndarray  # ZeRO stage
-    # True if ranks of one sequence gather all keys and values instead of exchanging heads.
-    gathered: np.ndarray
-    v: np.ndarray
-    zero_bubble: np.ndarray
+    d: np.ndarray = field(metadata=_of("data_parallel"))
+    t: np.ndarray = field(metadata=_of("tensor_parallel"))
+    p: np.ndarray = field(metadata=_of("pipeline_parallel"))
+    u: np.ndarray = field(metadata=_of("sequence_parallel"))
+    e: np.ndarray = field(metadata=_of("expert_parallel"))
+    b: np.ndarray = field(metadata=_of("micro_batch"))
+    z: np.ndarray = field(metadata=_of("zero_stage"))
+    v: np.ndarray = field(metadata=_of("virtual_stages"))
+    groups: np.ndarray = field(metadata=_of("hsdp_replicas"))
+    gathered: np.ndarray = field(metadata=_of("sequence_method", "all_gather"))
+    zero_bubble: np.ndarray = field(metadata=_of("pipeline_schedule", "zero_bubble"))
+    selective: np.ndarray = field(metadata=_of("activation_checkpointing", "selective"))
+    parameters_offloaded: np.ndarray = field(metadata=_of("parameter_offload", "cpu", "nvme"))
+    parameters_nvme: np.ndarray = field(metadata=_of("parameter_offload", "nvme"))
+    offload: np.ndarray = field(metadata=_of("optimizer_offload", "cpu", "async", "nvme"))
+    offload_async: np.ndarray = field(metadata=_of("optimizer_offload", "async"))
+    offload_nvme: np.ndarray = field(metadata=_of("optimizer_offload", "nvme"))
+    fsdp: np.ndarray = field(metadata=_of("sharding", "fsdp2", "fsdp2_no_reshard"))
+    reshard: np.ndarray = field(metadata=_of("sharding", "fsdp2"))
+    activations: np.ndarray = field(metadata=_of("activation_offload", "sync", "async"))
+    activations_async: np.ndarray = field(metadata=_of("activation_offload", "async"))
     m: np.ndarray  # number of micro-batches per replica and step
     recomputed: np.ndarray  # share of the blocks that are recomputed in the backward pass
-    selective: np.ndarray  # True if all blocks keep their matrix products and recompute the rest
-    parameters_offloaded: np.ndarray
-    offload: np.ndarray
-    offload_async: np.ndarray
-    offload_nvme: np.ndarray
-    parameters_nvme: np.ndarray
-    # fsdp, reshard: True if FSDP2 shards in place of ZeRO, and frees gathered parameters after the
-    # forward pass.
-    fsdp: np.ndarray
-    reshard: np.ndarray
-    groups: np.ndarray  # groups of HSDP that each hold a whole copy of the states; 1 without
     # True if blocks are compiled: their dispatch is shorter, and the casts of FP8 are fused.
     compiled: np.ndarray
     fp8: np.ndarray  # kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without
-    activations: np.ndarray
-    activations_async: np.ndarray
 
     @property
     def replicas(self) -> np.ndarray:
@@ -91,79 +87,56 @@ class Launches:
     def __len__(self) -> int:
         return len(self.d)
 
-    def __getitem__(self, rows: Any) -> Launches:
-        return Launches(*(getattr(self, field.name)[rows] for field in fields(self)))
-
 
 @dataclass(frozen=True)
 class Layout:
-    """Configurations as arrays."""
+    """Configurations as arrays: `row` is the number of each one's launch.
+
+    Live settings have the shape (n,), NaN if left to the device or set per stage; those per stage
+    stand by the configuration's number.
+    """
 
     launches: Launches
     row: np.ndarray
-    # clock_MHz, limit_W, memory_clock_MHz: live settings, shape (n,); NaN if left to the device or
-    # set per stage.
     clock_MHz: np.ndarray
     limit_W: np.ndarray
     memory_clock_MHz: np.ndarray
-    # stage_clocks_MHz, stage_limits_W: settings per stage, by the configuration's number.
     stage_clocks_MHz: dict[int, tuple[int, ...]]
     stage_limits_W: dict[int, tuple[int, ...]]
 
-    @property
-    def is_staged(self) -> bool:
-        """True if some configuration has a setting per stage."""
-        return bool(self.stage_clocks_MHz or self.stage_limits_W)
 
-
-def _value(settings: Settings, name: str) -> object:
-    return settings.get(name, KNOBS[name].default if name in KNOBS else None)
-
-
-def _recomputed(settings: Settings) -> float:
-    mode = str(_value(settings, "activation_checkpointing"))
+def _recomputed(mode: str) -> float:
     return 1.0 / int(mode.removeprefix("every_")) if mode.startswith("every_") else mode == "full"
 
 
 def _read_launches(launches: Sequence[Settings], global_batch: int, compiled: bool) -> Launches:
-    degrees: dict[str, np.ndarray] = {}
-    for short, name in _DEGREES.items():
-        values = [_value(launch, name) for launch in launches]
-        for value in values:
+    def values(knob: str) -> list[Value | None]:
+        return [launch.get(knob, KNOBS[knob].default) for launch in launches]
+
+    read: dict[str, np.ndarray] = {}
+    for item in fields(Launches):
+        if not item.metadata:
+            continue
+        knob, wanted = item.metadata["knob"], item.metadata["values"]
+        found = values(knob)
+        for value in () if wanted else found:
             if not isinstance(value, int):
-                raise InvalidValue(name, value, "an integer")
-        degrees[short] = np.array(values, dtype=float)
-
-    chosen = [launch.get("global_batch") for launch in launches]
-    batches = np.array([b if isinstance(b, int) else global_batch for b in chosen], dtype=float)
-
-    def holds(name: str, *values: str) -> np.ndarray:
-        return np.array([_value(launch, name) in values for launch in launches], dtype=bool)
-
+                raise InvalidValue(knob, value, "an integer")
+        read[item.name] = (
+            np.array([value in wanted for value in found], dtype=bool)
+            if wanted
+            else np.array(found, dtype=float)
+        )
+    chosen = [b if isinstance(b, int) else global_batch for b in values("global_batch")]
+    batches = np.array(chosen, dtype=float)
+    modes = map(str, values("activation_checkpointing"))
+    unsaid = "full" if compiled else "none"
     return Launches(
-        **degrees,
-        gathered=holds("sequence_method", "all_gather"),
-        zero_bubble=holds("pipeline_schedule", "zero_bubble"),
-        m=np.maximum(1.0, np.round(batches / (degrees["b"] * degrees["d"]))),
-        recomputed=np.array([_recomputed(launch) for launch in launches], dtype=float),
-        selective=holds("activation_checkpointing", "selective"),
-        parameters_offloaded=holds("parameter_offload", "cpu", "nvme"),
-        offload=holds("optimizer_offload", "cpu", "async", "nvme"),
-        offload_async=holds("optimizer_offload", "async"),
-        offload_nvme=holds("optimizer_offload", "nvme"),
-        parameters_nvme=holds("parameter_offload", "nvme"),
-        fsdp=holds("sharding", "fsdp2", "fsdp2_no_reshard"),
-        reshard=holds("sharding", "fsdp2"),
-        compiled=np.array(
-            [
-                launch.get("compilation", "none" if not compiled else "full") != "none"
-                for launch in launches
-            ],
-            dtype=bool,
-        ),
-        fp8=np.array([FP8.index(str(_value(launch, "fp8"))) for launch in launches], dtype=int),
-        activations=holds("activation_offload", "sync", "async"),
-        activations_async=holds("activation_offload", "async"),
+        **read,
+        m=np.maximum(1.0, np.round(batches / (read["b"] * read["d"]))),
+        recomputed=np.array([_recomputed(mode) for mode in modes], dtype=float),
+        compiled=np.array([each.get("compilation", unsaid) != "none" for each in launches], bool),
+        fp8=np.array([FP8.index(str(value)) for value in values("fp8")], dtype=int),
     )
 
 
@@ -171,14 +144,8 @@ def read_layout(
     configurations: Sequence[Configuration], global_batch: int, *, compiled: bool = False
 ) -> Layout:
     """Read configurations into arrays; `compiled` if the program compiles where no knob says so."""
-    launches: dict[Settings, int] = {}
-    row = np.empty(len(configurations), dtype=np.intp)
-    lives: dict[Settings, int] = {}
-    live_row = np.empty(len(configurations), dtype=np.intp)
-    for i, configuration in enumerate(configurations):
-        row[i] = launches.setdefault(configuration.launch, len(launches))
-        live_row[i] = lives.setdefault(configuration.live, len(lives))
-    return _layout(list(launches), row, list(lives), live_row, global_batch, compiled)
+    groups = [(each.launch, (each.live,)) for each in configurations]
+    return layout_of_groups(groups, global_batch, compiled=compiled)
 
 
 def layout_of_groups(
@@ -192,47 +159,78 @@ def layout_of_groups(
     Of many configurations this is ten times as fast as `read_layout`, because launches share few
     lists of live settings and no configuration is made.
     """
-    lists: dict[int, np.ndarray] = {}
+    launches: dict[Settings, int] = {}
     lives: dict[Settings, int] = {}
-    for _, each in groups:
+    lists: dict[int, list[int]] = {}
+    row: list[int] = []
+    live_row: list[int] = []
+    for launch, each in groups:
         if id(each) not in lists:
-            rows = [lives.setdefault(live, len(lives)) for live in each]
-            lists[id(each)] = np.array(rows, dtype=np.intp)
-    sizes = [len(each) for _, each in groups]
-    row = np.repeat(np.arange(len(groups)), sizes)
-    live_row = np.concatenate([lists[id(each)] for _, each in groups])
-    launches = [launch for launch, _ in groups]
-    return _layout(launches, row, list(lives), live_row, global_batch, compiled)
+            lists[id(each)] = [lives.setdefault(live, len(lives)) for live in each]
+        row += [launches.setdefault(launch, len(launches))] * len(each)
+        live_row += lists[id(each)]
 
-
-def _layout(
-    launches: Sequence[Settings],
-    row: np.ndarray,
-    lives: Sequence[Settings],
-    live_row: np.ndarray,
-    global_batch: int,
-    compiled: bool,
-) -> Layout:
     def live(name: str) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
         values = [settings.get(name) for settings in lives]
-        numbers = np.array(
-            [np.nan if v is None or isinstance(v, tuple) else v for v in values], dtype=float
-        )
+        plain = [np.nan if v is None or isinstance(v, tuple) else v for v in values]
         staged = {i: v for i, v in enumerate(values) if isinstance(v, tuple)}
-        by_number = {}
-        if staged:
-            by_number = {i: staged[int(j)] for i, j in enumerate(live_row) if int(j) in staged}
-        return numbers[live_row] if len(numbers) else np.empty(0), by_number
+        by_number = {i: staged[j] for i, j in enumerate(live_row) if j in staged} if staged else {}
+        return np.array(plain, dtype=float)[np.array(live_row, dtype=np.intp)], by_number
 
     clock, stage_clocks = live("clock_MHz")
     limit, stage_limits = live("power_limit_W")
-    memory_clock, _ = live("memory_clock_MHz")
     return Layout(
-        launches=_read_launches(launches, global_batch, compiled),
-        row=row,
+        launches=_read_launches(list(launches), global_batch, compiled),
+        row=np.array(row, dtype=np.intp),
         clock_MHz=clock,
         limit_W=limit,
-        memory_clock_MHz=memory_clock,
+        memory_clock_MHz=live("memory_clock_MHz")[0],
         stage_clocks_MHz=stage_clocks,
         stage_limits_W=stage_limits,
     )
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Kinds of stage; arrays of shape (kinds,)."""
+
+    blocks: np.ndarray
+    embeds: np.ndarray
+    heads: np.ndarray
+    count: np.ndarray
+    # number of the kind's first stage; under 1F1B it keeps the most micro-batches.
+    first: np.ndarray
+    kind: np.ndarray  # each stage's kind, shape (stages,)
+
+    def each(self) -> Stages:
+        """Return these stages, each as its own kind (each may run at its own clock)."""
+        one, kind = np.arange(len(self.kind)), self.kind
+        ones, first = np.ones(len(one)), one.astype(float)
+        return Stages(self.blocks[kind], self.embeds[kind], self.heads[kind], ones, first, one)
+
+
+def cut(layers: int, stages: int, given: Sequence[int] | None = None) -> Stages:
+    """Partition the blocks of a model into stages.
+
+    The embedding and the head count as a block each, all stages get the same number, and the
+    remainder goes to the last ones, as partitions by parameters do.
+    """
+    if given is not None:
+        if len(given) != stages or sum(given) != layers:
+            raise InputError(
+                f"the partition {tuple(given)} must name {stages} stages of {layers} layers in all"
+            )
+        blocks = list(given)
+    elif stages == 1:
+        blocks = [layers]
+    else:
+        least, more = divmod(layers + 2, stages)
+        blocks = [least + (i >= stages - more) for i in range(stages)]
+        blocks[0] -= 1
+        blocks[-1] -= 1
+    every = [(here, i == 0, i == stages - 1) for i, here in enumerate(blocks)]
+    kinds = list(dict.fromkeys(every))
+    number = np.array([kinds.index(stage) for stage in every])
+    here, embeds, heads = np.array(kinds, dtype=float).T
+    first = np.array([every.index(stage) for stage in kinds], dtype=float)
+    return Stages(here, embeds, heads, np.bincount(number).astype(float), first, number)

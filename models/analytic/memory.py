@@ -9,16 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.models.analytic import fsdp
 from tuner.models.analytic.compute import (
     activation_bytes_per_token,
     encoder_block_bytes,
     sharded_over,
     stored_score_bytes,
 )
-from tuner.models.analytic.layout import Launches
-from tuner.models.analytic.setup import Setup
-from tuner.models.analytic.stages import Stages
+from tuner.models.analytic.constants import Setup
+from tuner.models.analytic.layout import Launches, Stages
 from tuner.search_spaces.model_facts import model_state_parts
 
 #: Names of the parts of the device's memory.
@@ -129,7 +127,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     # The loss is done with its logits before the first block is recomputed or differentiated.
     peak = np.maximum(temporary, logits)
     if launches.fsdp.any():
-        at_loss, in_block = fsdp.communication_bytes(setup, column, stages, parameters)
+        at_loss, in_block = _fsdp_bytes(setup, column, stages, parameters)
         loss_is_peak = logits + at_loss >= temporary + in_block
         peak = np.where(column.fsdp, np.where(loss_is_peak, logits, temporary), peak)
         held = np.where(loss_is_peak, at_loss, in_block)
@@ -165,8 +163,7 @@ def _host_bytes(setup: Setup, column: Launches) -> np.ndarray:
     # (single_partition_of_fp32_groups, param_buffer_of_bit16_for_cpu_offload_groups and
     # accumulated_grads_in_cpu in stage_1_and_2.py; fp32_partitioned_groups_flat and
     # grad_partitions_flat_buffer in stage3.py).
-    updated = 2.0 if setup.program.pure_bf16 else 4.0
-    held = setup.states.moments + 2 * updated
+    held = setup.states.moments + 2 * setup.updated_element
     summed = np.where((column.z == 2) & (column.m > 1), setup.element, 0.0)
     return np.asarray(setup.element + np.where(column.offload_nvme, 0.0, held + summed))
 
@@ -198,7 +195,8 @@ def _states(
     if setup.program.fp32_gradients and setup.element == 2.0:
         parts[1] = 2.0 * parts[1]
     if column.fsdp.any():
-        by_torch = fsdp.states(setup, column, plain + experts)
+        each = (setup.updated_element, setup.updated_element, setup.states.moments)
+        by_torch = [size * (plain + experts) / column.shards for size in each]
         parts = [np.where(column.fsdp, a, b) for a, b in zip(by_torch, parts, strict=True)]
     return parts, offloaded
 
@@ -286,3 +284,42 @@ def _activations(
         running = running + np.where(again > 0, stages.embeds * one, 0.0)
     overhead = 1 + setup.constants.memory_overhead
     return on_device * overhead, running * overhead, on_host
+
+
+def fsdp_units(
+    setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return FSDP2's parameters of (one block, what stays gathered between the passes).
+
+    Torch's `fully_shard` makes every block a unit, and a token table and an output projection that
+    are not one matrix; what is left is the root's. The last of them stays gathered: the projection
+    or, if that is the table, the root. States are fp32 on the shard; in mixed precision units are
+    gathered in 16 bits and gradients are reduced in fp32 (torch 2.13,
+    _fully_shard/_fsdp_param_group.py).
+    """
+    facts = setup.facts
+    block = facts.block_elements(setup.element) / facts.layers / column.t
+    if facts.lora is not None:
+        block = block + facts.lora.block_parameters
+    if facts.tied:
+        return block, parameters - stages.blocks * block
+    return block, stages.heads * facts.head_parameters / column.t + np.zeros_like(parameters)
+
+
+def _fsdp_bytes(
+    setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    # Gathered parameters and unreduced gradients: (at the loss, in a block). At the loss the
+    # projection is gathered; a root that holds it has begun to gather the last block. In the
+    # backward pass of a block its parameters are there and those of the next one on their way, its
+    # gradients become complete, and the input of the last reduction is still held. Without
+    # resharding everything stays gathered until its gradients are complete.
+    element = setup.element
+    block, kept = fsdp_units(setup, column, stages, parameters)
+    with_next = element * (kept + (block if setup.facts.tied else 0.0))
+    own = block if setup.facts.lora is None else setup.facts.lora.block_parameters
+    gradients = (element + setup.updated_element) * own
+    between = 2 * element * block + (element * kept if setup.facts.tied else 0.0)
+    at_loss = np.where(column.reshard, with_next, element * parameters)
+    in_block = np.where(column.reshard, between, element * parameters) + gradients
+    return at_loss, in_block

@@ -13,18 +13,25 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from tuner.models.analytic.breakdown import Breakdown, largest_first, time_parts
-from tuner.models.analytic.constants import Constants, constants_of
-from tuner.models.analytic.layout import Launches, Layout, layout_of_groups, read_layout
+from tuner.models.analytic.constants import Constants, Setup, constants_of
+from tuner.models.analytic.layout import (
+    Launches,
+    Layout,
+    Stages,
+    cut,
+    layout_of_groups,
+    read_layout,
+)
 from tuner.models.analytic.memory import DEVICE_PARTS, memory_parts
-from tuner.models.analytic.power import BISECTIONS, LOWEST_CLOCK, Busy, PowerModel
-from tuner.models.analytic.setup import Setup
-from tuner.models.analytic.stages import Stages, cut
 from tuner.models.analytic.step import StepParts, step_parts
-from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.program import Program
+
+#: Lowest clock that a power limit is taken to reach, as a share of the highest, and the number of
+#: bisections that find the clock under a limit.
+LOWEST_CLOCK, BISECTIONS = 0.1, 14
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,9 @@ class Prediction:
     step_time_s: np.ndarray
     power_W: np.ndarray
     memory_bytes: np.ndarray
-    # peak that the job's ranks use on one node's host, bytes; empty if the prior does not predict
-    # it.
+    # peak that the job's ranks use on one node's host, and mean clock of the devices after any
+    # limit; empty if the prior does not predict them.
     host_memory_bytes: np.ndarray = field(default_factory=lambda: np.empty(0))
-    # mean clock of the devices after any limit; empty if not predicted.
     clock_MHz: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
@@ -62,6 +68,80 @@ class Correctable(Prior, Protocol):
     def with_constants(self, constants: Constants) -> Correctable:
         """Return the same prior by other constants."""
         ...
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Parts of one configuration's time, energy and memory that are not zero, largest first.
+
+    The time is that of the busiest stage: its parts of every micro-batch, its wait (the pipeline's
+    bubble), and the terms that occur once per step.
+    """
+
+    step_time_s: float
+    energy_J: float
+    memory_bytes: float
+    host_memory_bytes: float
+    clock_MHz: float
+    time_s: Mapping[str, float]
+    joules: Mapping[str, float]
+    memory: Mapping[str, float]
+
+    @property
+    def power_W(self) -> float:
+        """Average power of the whole job."""
+        return self.energy_J / self.step_time_s
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Seconds of a span in which each part of a device is busy; arrays of one shape."""
+
+    arithmetic_s: np.ndarray  # full-rate arithmetic, counted at the highest clock
+    memory_s: np.ndarray
+    link_s: np.ndarray
+    host_link_s: np.ndarray
+    wait_s: np.ndarray  # waiting for other devices, by kernels that spin
+
+
+class PowerModel:
+    """Power model of one device: idle, clock- and voltage-dependent compute, memory and links.
+
+    Arithmetic costs V(f)^2 f while it runs, so a fixed amount of it costs energy as V(f)^2. Memory
+    and links draw power while they move data, at any SM clock. While a device waits for others, the
+    kernels of the communication library spin, which costs V(f)^2 f as well. A device whose power
+    would exceed its limit lowers its clock until it fits.
+    """
+
+    def __init__(self, device: Device, constants: Constants) -> None:
+        self.device, self.constants = device, constants
+        self._reference_W = constants.reference_W or device.max_W - device.idle_W
+
+    def voltage(self, clock: np.ndarray) -> np.ndarray:
+        """Return the voltage at a clock, shares of the highest: flat to the knee, then linear."""
+        knee, lowest = self.constants.voltage_knee, self.constants.lowest_voltage
+        rise = np.clip((clock - knee) / (1 - knee), 0.0, None)
+        return np.asarray(lowest + (1 - lowest) * rise)
+
+    def energies_J(
+        self, busy: Busy, clock: np.ndarray, span_s: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the joules of one device over a span, by part."""
+        c, reference = self.constants, self._reference_W
+        squared = self.voltage(clock) ** 2
+        return {
+            "idle": self.device.idle_W * span_s,
+            "awake": c.awake_W * reference * squared * clock * span_s,
+            "arithmetic": c.compute_W * reference * squared * busy.arithmetic_s,
+            "memory": c.memory_W * reference * busy.memory_s,
+            "links": c.link_W * reference * busy.link_s,
+            "host link": c.host_link_W * reference * busy.host_link_s,
+            "waiting": c.wait_W * reference * squared * clock * busy.wait_s,
+        }
+
+    def watts(self, busy: Busy, clock: np.ndarray, span_s: np.ndarray) -> np.ndarray:
+        """Return the average watts of one device over a span."""
+        return np.asarray(sum(self.energies_J(busy, clock, span_s).values()) / span_s)
 
 
 @dataclass(frozen=True)
@@ -96,7 +176,7 @@ class AnalyticModel:
     ) -> None:
         device = cluster.device
         self._constants = constants or constants_of(device)
-        self.setup = Setup.of(job, cluster, self.constants, program or job.program)
+        self.setup = Setup(job, cluster, self.constants, program or job.program)
         self.job, self.cluster, self.facts = job, cluster, self.setup.facts
         self.power = PowerModel(device, self.constants)
         self._partitions = dict(partitions or {})
@@ -110,13 +190,8 @@ class AnalyticModel:
 
     def with_constants(self, constants: Constants) -> AnalyticModel:
         """Return the same model by other constants."""
-        return AnalyticModel(
-            self.job,
-            self.cluster,
-            constants=constants,
-            program=self.setup.program,
-            partitions=self._partitions,
-        )
+        more = {"program": self.setup.program, "partitions": self._partitions}
+        return AnalyticModel(self.job, self.cluster, constants=constants, **more)  # type: ignore[arg-type]
 
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
         """Return step time, power and memory; arrays of shape (len(configurations),)."""
@@ -155,10 +230,9 @@ class AnalyticModel:
         (group,) = self._groups(layout)
         clocks, slot, step = self._run(group)
         joules = self._joules(group, clocks, slot, step)
-        memory = memory_parts(
-            self.setup, layout.launches, self._stages(float(layout.launches.p[0]))
-        )
-        time = time_parts(group.parts, self.constants, clocks, slot)
+        stages = self._stages(float(layout.launches.p[0]))
+        memory = memory_parts(self.setup, layout.launches, stages)
+        time = _time_parts(group.parts, self.constants, clocks, slot)
         time["pipeline bubble"] = max(0.0, float(step[0]) - sum(time.values()))
         fullest = int(memory.device[0].argmax())
         clock = float(clocks[0] @ group.stages.count / group.stages.count.sum())
@@ -168,9 +242,9 @@ class AnalyticModel:
             memory_bytes=float(memory.device[0, fullest]),
             host_memory_bytes=float(memory.host[0].max()),
             clock_MHz=clock * self._top_MHz,
-            time_s=largest_first(time),
-            joules=largest_first({name: float(value[0]) for name, value in joules.items()}),
-            memory=largest_first({n: float(getattr(memory, n)[0, fullest]) for n in DEVICE_PARTS}),
+            time_s=_largest_first(time),
+            joules=_largest_first({name: float(value[0]) for name, value in joules.items()}),
+            memory=_largest_first({n: float(getattr(memory, n)[0, fullest]) for n in DEVICE_PARTS}),
         )
 
     def _layout_of(self, configurations: Sequence[Configuration]) -> Layout:
@@ -222,7 +296,8 @@ class AnalyticModel:
         device = self.cluster.device
         clock = np.repeat(layout.clock_MHz[members][:, None] / self._top_MHz, kinds, axis=1)
         limit = np.repeat(layout.limit_W[members][:, None], kinds, axis=1)
-        for i, member in enumerate(map(int, members)) if layout.is_staged else ():
+        staged = layout.stage_clocks_MHz or layout.stage_limits_W
+        for i, member in enumerate(map(int, members)) if staged else ():
             if member in layout.stage_clocks_MHz:
                 clock[i] = np.array(layout.stage_clocks_MHz[member]) / self._top_MHz
             if member in layout.stage_limits_W:
@@ -309,3 +384,37 @@ def _busy_slot(parts: StepParts) -> Busy:
         host_link_s=parts.host_now + parts.host_behind,
         wait_s=parts.links,
     )
+
+
+def _largest_first(parts: Mapping[str, float]) -> dict[str, float]:
+    least = 1e-9 * sum(parts.values())  # the rounding of what adds up to nothing
+    kept = ((name, value) for name, value in parts.items() if value > least)
+    return dict(sorted(kept, key=lambda item: -item[1]))
+
+
+def _time_parts(
+    parts: StepParts, constants: Constants, clocks: np.ndarray, slot: np.ndarray
+) -> dict[str, float]:
+    # Seconds of one configuration's step on the busiest stage, without the bubble.
+    busiest = int(slot[0].argmax())
+    m = float(parts.m[0, 0])
+
+    def of(values: np.ndarray) -> float:
+        return float(values[0, busiest])
+
+    device = of(parts.device_s(clocks, constants))
+    arithmetic = of(parts.arithmetic / clocks)
+    return {
+        "arithmetic": m * min(arithmetic, device),
+        "memory traffic": m * max(0.0, device - arithmetic),
+        "dispatch": m * of(parts.dispatch_s(clocks, constants)),
+        "tensor-parallel links": m * of(parts.tensor),
+        "sequence links": m * of(parts.sequence),
+        "expert all-to-all": m * of(parts.experts),
+        "stage transfer": m * of(parts.transfer),
+        "activation offload": m * of(parts.host_s(clocks, constants)),
+        "gradients and ZeRO": float(parts.sync_s(slot, constants)[0, busiest]),
+        "optimizer": of(parts.update),
+        "optimizer offload": float(parts.offload_s(slot)[0, busiest]),
+        "loop": constants.step_s,
+    }

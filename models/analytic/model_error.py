@@ -1,21 +1,25 @@
-"""Joint errors of predictions, and the probes that would reduce them most.
+"""Errors of the analytic models: those known from published measurements, and joint ones.
 
-The part of the error that is a configuration's own (`tuner.models.analytic.known_error`) is taken
-as a sum over the launch knobs: each value of each knob that varies has an error of its own, all of
-one size. To that a clock or power limit adds an error that grows with the distance from the highest
-one. All errors are normal and independent, so what a probe tells of the others is linear
-regression.
+`data/known_error.toml` keeps the figures of `benchmarks.published` by device kind, so that a
+prediction is shown with its error. For other kinds the error is unknown, and is shown so.
+
+The part of the error that is a configuration's own is taken as a sum over the launch knobs: each
+value of each knob that varies has an error of its own, all of one size. To that a clock or power
+limit adds an error that grows with the distance from the highest one. All errors are normal and
+independent, so what a probe tells of the others is linear regression.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
 import numpy as np
 
-from tuner.models.analytic.known_error import error_parts, known_errors
 from tuner.search_spaces.cluster import Device
 from tuner.search_spaces.configuration import Configuration
 
@@ -24,10 +28,74 @@ _FALLING = ("clock_MHz", "power_limit_W")
 #: Standard deviation of one measured launch (log): launches of one configuration differ by 0.5 to
 #: 1 % in the recorded tables with repeats.
 LAUNCH_SD = 0.01
-
-
 #: Median of the absolute value of a standard normal variable.
 NORMAL_MEDIAN = 0.674
+
+
+@dataclass(frozen=True)
+class Check:
+    """Comparison of the models with measurements."""
+
+    devices: tuple[str, ...]
+    what: str
+    median: float
+    worst: float
+    held_out: bool  # True if no constant was fitted to these measurements
+    against: str
+    case: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Description of the errors for the user."""
+        fitted = "" if self.held_out else ", partly calibrated on it"
+        what = f"{self.what}, {self.case}" if self.case else self.what
+        return (
+            f"{what}: median {100 * self.median:.1f} %, worst {100 * self.worst:.0f} % "
+            f"({self.against}{fitted})"
+        )
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """Parts of the models' error, as standard deviations of the logarithm.
+
+    What all configurations of one job on one cluster share moves a front and leaves the order of
+    its points; a configuration's own error changes the order.
+    """
+
+    devices: tuple[str, ...]
+    what: str
+    shared: float
+    own: float
+    against: str
+
+
+def error_parts(what: str) -> ErrorParts:
+    """Return the parts of the error of "step time" or of "power"."""
+    return next(each for each in (ErrorParts(**e) for e in _tables("parts")) if each.what == what)
+
+
+def _tables(name: str) -> list[dict[str, Any]]:
+    source = resources.files("tuner.models") / "data" / "known_error.toml"
+    data = tomllib.loads(source.read_text(encoding="utf-8"))[name]
+    return [
+        {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
+        for each in data
+    ]
+
+
+def known_errors(device: Device) -> tuple[Check, ...]:
+    """Return the checks that hold for this kind of device."""
+    checks = (Check(**each) for each in _tables("check"))
+    return tuple(check for check in checks if device.name in check.devices)
+
+
+def known_error_lines(device: Device) -> list[str]:
+    """Return sentences on the models' error on this kind of device."""
+    return [check.sentence for check in known_errors(device)] or [
+        f"unknown: the models were not compared with measurements on {device.name}; "
+        "for other kinds see benchmarks.published",
+    ]
 
 
 @dataclass(frozen=True)

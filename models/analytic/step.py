@@ -6,26 +6,15 @@ collectives inside the layers and the transfer to the next stage (which it does 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.models.analytic import fsdp
-from tuner.models.analytic.collectives import (
-    all_gather_s,
-    all_reduce_s,
-    all_to_all_s,
-    link_of,
-    transfer_s,
-)
+from tuner.models.analytic.communication import collectives_s, sync_s, sync_share
 from tuner.models.analytic.compute import ATTENTION_BACKWARD, OPERATORS_PER_PRODUCT, Passes
-from tuner.models.analytic.constants import Constants
-from tuner.models.analytic.fp8 import cast_s
-from tuner.models.analytic.layout import Launches
-from tuner.models.analytic.memory import LIVE_PARAMETERS, stage_parameters, trained
-from tuner.models.analytic.setup import Setup
-from tuner.models.analytic.stages import Stages
+from tuner.models.analytic.constants import Constants, Setup
+from tuner.models.analytic.layout import Launches, Rows, Stages
+from tuner.models.analytic.memory import trained
 
 #: Host memory bandwidth of a node if the cluster states none, bytes per second: an estimate
 #: for a two-socket DDR5 server.
@@ -33,7 +22,7 @@ HOST_MEMORY_BPS = 3e11
 
 
 @dataclass(frozen=True)
-class StepParts:
+class StepParts(Rows):
     """Everything of a step but the clock, seconds; arrays of shape (launches, kinds of stage)."""
 
     arithmetic: np.ndarray
@@ -65,9 +54,6 @@ class StepParts:
     # the memory's clock as a share of the one its bandwidth is stated for, shape (launches, 1);
     # power is drawn by the traffic, which it does not change.
     memory_rate: np.ndarray
-
-    def __getitem__(self, rows: Any) -> StepParts:
-        return StepParts(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def device_s(self, clock: np.ndarray, constants: Constants) -> np.ndarray:
         """Return the seconds of a micro-batch's arithmetic and memory traffic at a clock."""
@@ -153,7 +139,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     activation = (
         column.b * setup.job.sequence_length / column.u * setup.facts.hidden * setup.element
     )
-    tensor, sequence, experts, transfer = _collectives(setup, column, stages, activation)
+    tensor, sequence, experts, transfer = collectives_s(setup, column, stages, activation)
     kept = (column.recomputed + (1.0 - column.recomputed) * 17.0 / column.t) * activation
     moved = np.where(column.activations, 2 * kept * stages.blocks / setup.host_link_Bps, 0.0)
     offload, behind, host_update, update = _optimizer(setup, launches, stages)
@@ -173,8 +159,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     return StepParts(
         arithmetic=over_passes("arithmetic_s", passes, frozen) + attention,
         operands=over_passes("operand_s", passes, frozen),
-        stream=over_passes("stream_s", streams)
-        + cast_s(setup, launches)[:, None] * stages.blocks * casts,
+        stream=over_passes("stream_s", streams) + forward.cast_s()[:, None] * stages.blocks * casts,
         dispatch=over_passes("operators", streams, frozen / OPERATORS_PER_PRODUCT)
         * np.where(column.compiled, constants.compiled_operator_s, constants.operator_s),
         tensor=tensor + shape,
@@ -183,8 +168,8 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         transfer=transfer + shape,
         host_now=np.where(column.activations_async, 0.0, moved),
         host_behind=np.where(column.activations_async, moved, 0.0),
-        sync=_sync(setup, launches, stages),
-        sync_share=_sync_share(constants, column) + shape,
+        sync=sync_s(setup, launches, stages),
+        sync_share=sync_share(constants, column) + shape,
         update=update,
         offload=offload,
         offload_behind=behind,
@@ -206,136 +191,6 @@ def _bubble(column: Launches) -> np.ndarray:
     return np.asarray(apart / column.v)
 
 
-def _collectives(
-    setup: Setup, column: Launches, stages: Stages, activation: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    # Returns (tensor, sequence, experts, transfer); `activation` is the bytes between blocks, per
-    # rank.
-    facts, cluster, constants = setup.facts, setup.cluster, setup.constants
-    d, t, u, e = column.d, column.t, column.u, column.e
-    tokens = column.b * setup.job.sequence_length / u
-
-    # Tensor parallelism: two all-reduces per block forward, two backward, two more to recompute
-    # (Megatron-LM, arXiv 1909.08053), of the whole activation.
-    again = column.recomputed + column.selective  # collectives are kept by neither
-    reduces = (4.0 + 2.0 * again) * stages.blocks
-    # Adjacent ranks form a group; one that spans nodes leaves each over all of its members' rails.
-    local = np.minimum(t, cluster.devices_per_node)
-    tensor_link = link_of(cluster, constants, t, rails=local, members=local)
-    tensor = reduces * np.where(t > 1, all_reduce_s(activation, t, tensor_link), 0.0)
-    # Ulysses: q, k and v before attention, its output after, each pass (arXiv 2309.14509).
-    turns = (2.0 + again) * stages.blocks
-    heads = 2 * facts.heads * facts.head_dim + 2 * facts.kv_heads * facts.head_dim
-    exchanged = tokens * heads * setup.element / t
-    # Context parallelism: k and v of all ranks, gathered in the forward pass and reduced to their
-    # owners in the backward pass (Llama 3, arXiv 2407.21783, section 3.3.2).
-    whole = tokens * u * 2 * facts.kv_heads * facts.head_dim * setup.element / t
-    # Its ring, too, leaves a node once over the rails of all of its members there; each member's
-    # exchange of heads has its own share of the network alone.
-    local = np.clip(cluster.devices_per_node / t, 1.0, u)
-    ring = link_of(cluster, constants, u * t, rails=local, members=local)
-    between = link_of(cluster, constants, u * t, members=u)
-    once = np.where(
-        column.gathered, all_gather_s(whole, u, ring), all_to_all_s(exchanged, u, between)
-    )
-    sequence = turns * np.where(u > 1, once, 0.0)
-    # Experts: tokens out and back, to each expert that they visit.
-    visited = 2 * max(facts.experts_per_token, 1) * activation
-    experts = turns * np.where(
-        e > 1, all_to_all_s(visited, e, link_of(cluster, constants, e * t, members=e)), 0.0
-    )
-    # Pipeline: an activation to the next stage, its gradient back, and the schedule itself. The
-    # next stage's ranks are d t u devices away. Each tensor-parallel rank sends its part, and the
-    # parts are gathered on arrival (DeepSpeed's PipelineEngine: `pipe_partitioned` and
-    # `grad_partitioned`, on by default; Megatron-LM scatters and gathers alike).
-    inside = (constants.link_efficiency, constants.transfer_efficiency)
-    next_stage = link_of(cluster, constants, 2 * d * t * u, efficiency=inside)
-    gathered = np.where(t > 1, all_gather_s(activation, t, tensor_link), 0.0)
-    transfer = np.where(
-        column.p > 1,
-        # Each of a rank's virtual stages has a neighbour of its own.
-        column.v * (2 * (transfer_s(activation / t, next_stage) + gathered) + constants.stage_s),
-        0.0,
-    )
-    return tensor, sequence, experts, transfer
-
-
-def _sync(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
-    # Stages 0 and 1 reduce once per step (and stage 1 gathers the updated parameters); stage 2
-    # reduces every micro-batch and gathers once; stage 3 gathers and reduces every micro-batch
-    # (DeepSpeed's engine refuses no_sync for stages 2 and 3). Parameters on the host are
-    # transferred for each gather.
-    cluster, constants, element = setup.cluster, setup.constants, setup.element
-    column = launches[:, None]
-    facts, host_link = setup.facts, setup.host_link_Bps
-    plain, experts = stage_parameters(setup, launches, stages)
-    reduced = trained(setup, launches, stages)
-    if facts.lora is not None:
-        plain = plain + reduced[0]
-    inside = constants.reduce_efficiency
-    usual = (inside, inside * constants.reduce_over_network)
-    gathers = _gathers(setup, column, stages, plain + experts)
-    seconds = np.zeros_like(plain)
-    for parameters, updated, ranks, apart in (
-        (plain, reduced[0], column.replicas, column.t),
-        (experts, reduced[1], np.maximum(1.0, column.replicas / column.e), column.t * column.e),
-    ):
-        rails = np.clip(cluster.devices_per_node / apart, 1.0, ranks)
-        link = link_of(
-            cluster, constants, ranks * apart, rails=rails, members=rails, efficiency=usual
-        )
-        once = all_gather_s(parameters * element, ranks, link)
-        rounds = np.select(
-            [column.z <= 1, column.z == 2],
-            [2.0 * np.ones_like(column.m), column.m + 1],
-            (gathers + 1) * column.m,
-        )
-        # ZeRO-3 gathers block by block: its rounds are each block's.
-        blocks = np.where(column.z == 3, np.maximum(stages.blocks, 1.0) - 1, 0.0)
-        waiting = rounds * blocks * (ranks - 1) * link.latency_s
-        moved = rounds * once
-        if facts.lora is not None:  # frozen weights are gathered by ZeRO-3, and never reduced
-            shared = all_gather_s(updated * element, ranks, link)
-            third = column.m * (gathers * once + shared)
-            moved = np.where(column.z == 3, third, rounds * shared)
-        seconds = seconds + np.where(ranks > 1, moved + waiting, 0.0)
-        # All ranks of a node share its drive; the link to the host is each rank's own.
-        on_node = np.minimum(column.ranks, cluster.devices_per_node)
-        drive = np.minimum(constants.nvme_Bps / on_node, host_link)
-        source = np.where(column.parameters_nvme, drive, host_link)
-        fetched = gathers * column.m * parameters / ranks * element / source
-        seconds = seconds + np.where(column.parameters_offloaded & (column.z == 3), fetched, 0.0)
-    if column.fsdp.any():
-        by_torch = fsdp.sync_s(setup, column, stages, plain + experts, reduced[0] + reduced[1])
-        seconds = np.where(column.fsdp, by_torch, seconds)
-    return seconds
-
-
-def _gathers(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray) -> np.ndarray:
-    # Each parameter is gathered for the forward pass, and again for the backward pass unless it is
-    # among the last `LIVE_PARAMETERS` of the forward pass. Recomputation shares its gather with the
-    # backward pass of its block, but for what exceeds `LIVE_PARAMETERS` of that block.
-    facts = setup.facts
-    plain = facts.block_elements(setup.element) - facts.expert_parameters
-    block = (plain + facts.expert_parameters / column.e) / facts.layers / column.t
-    again = np.maximum(0.0, 1 - LIVE_PARAMETERS / parameters)
-    third = stages.blocks * np.maximum(0.0, block - LIVE_PARAMETERS) / parameters
-    return np.asarray(1 + again + column.recomputed * third)
-
-
-def _sync_share(constants: Constants, column: Launches) -> np.ndarray:
-    last_backward = constants.reduce_overlap * 2 / 3
-    return np.select(
-        [column.fsdp, column.z <= 1, column.z == 2],
-        [
-            constants.gather_overlap * column.m,
-            last_backward * np.ones_like(column.m),
-            last_backward * column.m,
-        ],
-        constants.gather_overlap * column.m,
-    )
-
-
 def _optimizer(
     setup: Setup, launches: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -346,9 +201,8 @@ def _optimizer(
     shards = np.where(column.z >= 1, column.replicas, np.where(column.fsdp, column.shards, 1.0))
     share = plain / shards + experts / np.maximum(1.0, shards / column.e)
     # Weights, moments and gradients are read, the first two written: 28 bytes with fp32 states.
-    width = 2.0 if setup.program.pure_bf16 else 4.0
-    in_and_out = 2 * (width + setup.states.moments)
-    moved = in_and_out + width
+    in_and_out = 2 * (setup.updated_element + setup.states.moments)
+    moved = in_and_out + setup.updated_element
     update = moved * share / setup.bandwidth_Bps
     if cluster.device.type == "cpu":  # device and host are one memory
         none = np.zeros_like(share)

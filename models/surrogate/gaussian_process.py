@@ -20,14 +20,15 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from tuner.models.surrogate.conditioned import ConditionedProcess, draw_normal
 from tuner.models.surrogate.kernel import (
     KINDS,
     MIXED,
     OWN,
     AdditiveKernel,
+    ConditionedProcess,
     Likelihood,
     Pairs,
+    draw_normal,
 )
 
 #: Hyperparameters are fitted on at most this many rows: a likelihood costs O(rows^3).
@@ -52,20 +53,6 @@ NOISE_FLOOR = 0.1
 MARGINAL_DRAWS, MARGINAL_ROWS = 24, 400
 
 
-class PenalisedLikelihood:
-    """Negative log posterior of the hyperparameters' logs, and its gradient."""
-
-    def __init__(
-        self, likelihood: Likelihood, prior_mean: np.ndarray, prior_sd: np.ndarray
-    ) -> None:
-        self._likelihood, self._prior_mean, self._prior_sd = likelihood, prior_mean, prior_sd
-
-    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = self._likelihood(theta)
-        pull = (theta - self._prior_mean) / self._prior_sd
-        return value + 0.5 * float(pull @ pull), gradient + pull / self._prior_sd
-
-
 class HyperPosterior:
     """Posterior of the hyperparameters' logs about its mode, to draw from.
 
@@ -75,30 +62,46 @@ class HyperPosterior:
 
     def __init__(
         self,
-        penalised: PenalisedLikelihood,
-        mode: np.ndarray,
+        likelihood: Likelihood,
+        prior_mean: np.ndarray,
         prior_sd: np.ndarray,
         bounds: np.ndarray,
-        present: np.ndarray,
-        kernel: AdditiveKernel,
+        start: np.ndarray,
     ) -> None:
-        self._penalised, self._mode, self._prior_sd = penalised, mode, prior_sd
-        self._bounds, self._present, self._kernel = bounds, present, kernel
+        self._likelihood, self._bounds = likelihood, bounds
+        self._prior_mean, self._prior_sd = prior_mean, prior_sd
+        self.mode = minimize(
+            self._penalised,
+            np.clip(start, bounds[:, 0], bounds[:, 1]),
+            jac=True,
+            bounds=bounds,
+            method="L-BFGS-B",
+            # Until it converges: where it stops before is up to the last bits. On two kinds of CPU
+            # the logs differ by less than 1e-6 in 9 of 10 fits, at most by 4e-5 (232 fits).
+            options={"maxiter": 100, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-6},
+        ).x
+
+    def _penalised(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        # Negative log posterior of the hyperparameters' logs, and its gradient.
+        value, gradient = self._likelihood(theta)
+        pull = (theta - self._prior_mean) / self._prior_sd
+        return value + 0.5 * float(pull @ pull), gradient + pull / self._prior_sd
 
     def unpack(self, theta: np.ndarray) -> tuple[AdditiveKernel, float]:
         """Return the kernel and the noise variance of these logs."""
-        count = len(self._present)
+        present = self._likelihood.present
         amplitudes = np.zeros(4)
-        amplitudes[self._present] = np.exp(0.5 * theta[:count])
-        kernel = replace(self._kernel, amplitudes=amplitudes, lengths=np.exp(theta[count:-1]))
+        amplitudes[present] = np.exp(0.5 * theta[: len(present)])
+        lengths = np.exp(theta[len(present) : -1])
+        kernel = replace(self._likelihood.kernel, amplitudes=amplitudes, lengths=lengths)
         return kernel, float(np.exp(theta[-1]))
 
     def draws(self, count: int, seed: int, step: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-        """Draws (count, d) and their weights, which sum to one."""
-        d = len(self._mode)
-        base = self._penalised(self._mode)[1]
+        """Return draws (count, d) and their weights, which sum to one."""
+        d = len(self.mode)
+        base = self._penalised(self.mode)[1]
         curvature = np.array(
-            [(self._penalised(self._mode + step * e)[1] - base) / step for e in np.eye(d)]
+            [(self._penalised(self.mode + step * e)[1] - base) / step for e in np.eye(d)]
         )
         scaled = self._prior_sd * (curvature + curvature.T) / 2 * self._prior_sd[:, None]
         values, vectors = np.linalg.eigh(scaled)
@@ -106,7 +109,7 @@ class HyperPosterior:
         root = self._prior_sd[:, None] * ((vectors / np.sqrt(np.maximum(values, 1.0))) @ vectors.T)
         normals = np.random.default_rng(seed).standard_normal((count // 2, d))
         normals = np.vstack([normals, -normals])
-        thetas = np.clip(self._mode + normals @ root.T, self._bounds[:, 0], self._bounds[:, 1])
+        thetas = np.clip(self.mode + normals @ root.T, self._bounds[:, 0], self._bounds[:, 1])
         log = np.array([-self._penalised(theta)[0] for theta in thetas])
         log += 0.5 * (normals**2).sum(axis=1)
         weights = np.exp(log - log.max())
@@ -157,7 +160,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         self._y = np.empty(0)
         self._variance = np.empty(0)
         self._watched = np.empty((0, dimension))
-        self._factor_all([], [], [])
+        self._factor_all([], [], [], self._offset_variance(self._kernel))
 
     # -- scikit-learn's interface --------------------------------------------------------------
 
@@ -202,10 +205,9 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         """Fitted standard deviation of the noise beside what the rows state."""
         return float(np.sqrt(self._white))
 
-    @property
-    def offset_variance(self) -> float:
-        """Of the constant: broad beside the function, so that the data set it."""
-        return float(9.0 * max(self._kernel.variance, self.amplitude**2))
+    def _offset_variance(self, kernel: AdditiveKernel) -> float:
+        # Of the constant: broad beside the function, so that the data set it.
+        return float(9.0 * max(kernel.variance, self.amplitude**2))
 
     def _optimise(self) -> None:
         n = len(self._y)
@@ -241,19 +243,8 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         start = np.concatenate(
             [2 * np.log(warm.amplitudes[here]), np.log(warm.lengths), [np.log(self._white)]]
         )
-        penalised = PenalisedLikelihood(likelihood, prior_mean, prior_sd)
-        theta = minimize(
-            penalised,
-            np.clip(start, bounds[:, 0], bounds[:, 1]),
-            jac=True,
-            bounds=bounds,
-            method="L-BFGS-B",
-            # Until it converges: where it stops before is up to the last bits. On two kinds of CPU
-            # the logs differ by less than 1e-6 in 9 of 10 fits, at most by 4e-5 (232 fits).
-            options={"maxiter": 100, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-6},
-        ).x
-        self._posterior = HyperPosterior(penalised, theta, prior_sd, bounds, here, fresh)
-        self._kernel, self._white = self._posterior.unpack(theta)
+        self._posterior = HyperPosterior(likelihood, prior_mean, prior_sd, bounds, start)
+        self._kernel, self._white = self._posterior.unpack(self._posterior.mode)
         self._fitted_at = n
 
     # -- data --------------------------------------------------------------------------------
@@ -267,7 +258,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         """
         if not hasattr(self, "_y"):
             self._start(x.shape[1])
-        self._forget()
+        self._truncate(self._data_rows)
         known, common = len(self._y), self._common(x, y, variance)
         # What was known for a while only (a probe that goes on) is taken out at its end.
         same = 2 * common >= known
@@ -280,7 +271,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         if refit:
             self._optimise()
         if refit or not same or known == 0:
-            self._factor_all(x, y, variance)
+            self._factor_all(x, y, variance, self._offset_variance(self._kernel))
         else:
             self._truncate(common)
             self._append(x[common:], variance[common:])
@@ -306,8 +297,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         variance is too small where the function turns out rougher. Mean and variance are those of
         the mixture over draws from the hyperparameters' posterior, up to `MARGINAL_ROWS` rows.
         """
-        n = self._data_rows
-        if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
+        if self._posterior is None or not LEAST_ROWS <= self._data_rows <= MARGINAL_ROWS:
             return self.posterior(x)
         means, variances = [], []
         thetas, weights = self._hyper_draws(self._posterior)
@@ -322,8 +312,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
 
     def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return joint draws as `draw` does, each at hyperparameters drawn from their posterior."""
-        n = self._data_rows
-        if self._posterior is None or not LEAST_ROWS <= n <= MARGINAL_ROWS:
+        if self._posterior is None or not LEAST_ROWS <= self._data_rows <= MARGINAL_ROWS:
             return self.draw(x, normals)
         thetas, weights = self._hyper_draws(self._posterior)
         # Systematic resampling: each set of hyperparameters gets its share of the draws.
@@ -351,7 +340,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         # Returns the prior variance; at x the mean apart from the centre, and L^-1 K(data, x); and
         # the prior covariance among the rows x of `pairs`.
         kernel, white = posterior.unpack(theta)
-        offset2 = 9.0 * max(kernel.variance, self.amplitude**2)
+        offset2 = self._offset_variance(kernel)
         n = self._data_rows
         covariance = kernel.between(pairs) + offset2
         data, y = covariance[:n, :n].copy(), self._y - self._centre

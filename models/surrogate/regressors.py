@@ -32,10 +32,10 @@ class ScikitRegressor:
     """Any scikit-learn regressor with a standard deviation, as the model of one figure.
 
     It is fitted anew to every change of the data, to standardised targets. Rows are weighted by
-    their precision where its fit takes `sample_weight`. Draws at several rows are independent.
+    their precision where its fit takes `sample_weight`. Draws at several rows are independent. Its
+    methods are those of `GaussianProcess`.
 
     Args:
-        estimator: the regressor; copies of it are fitted.
         noise: expected standard deviation of the noise, in units of y.
         amplitude: expected standard deviation of y, used with fewer than two rows.
         seed: of every random state in it that is None, and of the folds.
@@ -61,8 +61,7 @@ class ScikitRegressor:
         grown = len(y) >= REFIT_GROWTH * self._judged_at or len(y) < self._judged_at
         if grown and len(y) > 1:
             self._judged_at = len(y)
-            return True
-        return False
+        return grown and len(y) > 1
 
     def _fit(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> _Fitted:
         if len(y) < 2:

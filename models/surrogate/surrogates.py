@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import GaussianProcess
-from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.regressors import FOLDS, Regressor, ScikitRegressor
 from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
@@ -76,24 +76,28 @@ class Posterior:
         return np.exp(self.log_power)
 
     def __getitem__(self, rows: np.ndarray | Sequence[int] | slice) -> Posterior:
-        return Posterior(
-            self.log_time[rows],
-            self.log_time_std[rows],
-            self.log_power[rows],
-            self.log_power_std[rows],
-            self.correlation,
-        )
+        arrays = (self.log_time, self.log_time_std, self.log_power, self.log_power_std)
+        time, time_std, power, power_std = (array[rows] for array in arrays)
+        return Posterior(time, time_std, power, power_std, self.correlation)
+
+
+def _joined(
+    found: Sequence[tuple[np.ndarray, np.ndarray]],
+    bases: Sequence[np.ndarray],
+    widening: Sequence[float] = (1.0, 1.0),
+    correlation: float = 0.0,
+) -> Posterior:
+    time, time_std, power, power_std = (
+        part
+        for (mean, variance), base, factor in zip(found, bases, widening, strict=True)
+        for part in (mean + base, factor * np.sqrt(variance))
+    )
+    return Posterior(time, time_std, power, power_std, correlation)
 
 
 class _Output:
     def __init__(
-        self,
-        features: FeatureMap,
-        *,
-        output: int,
-        noise: float,
-        seed: int,
-        regressor: Any,
+        self, features: FeatureMap, output: int, noise: float, seed: int, regressor: Any
     ) -> None:
         self._features, self._output = features, output
         self._apart = np.empty(0)
@@ -102,16 +106,14 @@ class _Output:
         self._weaker = means[-2:] if features.priors > 1 else []
         self._variants: dict[int | None, Regressor] = {}
         for mean in means:
-            amplitude = (AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output]
+            said = {
+                "noise": noise,
+                "amplitude": (AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output],
+            }
             self._variants[mean] = (
-                GaussianProcess(
-                    kinds=features.kinds,
-                    noise=noise,
-                    amplitude=amplitude,
-                    random_state=seed,
-                )
+                GaussianProcess(kinds=features.kinds, random_state=seed, **said)
                 if regressor is None
-                else ScikitRegressor(regressor, noise=noise, amplitude=amplitude, seed=seed)
+                else ScikitRegressor(regressor, seed=seed, **said)
             )
             nothing = np.empty(0)
             self._variants[mean].update(np.empty((0, features.dimension)), nothing, nothing)
@@ -130,11 +132,7 @@ class _Output:
         return self._features.prior_log(configurations, mean)[:, self._output]
 
     def fit(
-        self,
-        configurations: Sequence[Configuration],
-        x: np.ndarray,
-        y: np.ndarray,
-        variance: np.ndarray,
+        self, configurations: Sequence[Configuration], x: np.ndarray, y: np.ndarray, variance: Any
     ) -> bool:
         before = self.mean_in_use
         self._apart = y - self.base(configurations)
@@ -169,18 +167,11 @@ class Surrogates:
             this project's Gaussian process knows their noise.
     """
 
-    def __init__(
-        self,
-        features: FeatureMap,
-        *,
-        seed: int = 0,
-        regressor: Any = None,
-    ) -> None:
+    def __init__(self, features: FeatureMap, *, seed: int = 0, regressor: Any = None) -> None:
         self.features = features
         self.sharpens = regressor is None
-        both = {"regressor": regressor, "seed": seed}
-        self._time = _Output(features, output=0, noise=TIME_NOISE, **both)
-        self._power = _Output(features, output=1, noise=POWER_NOISE, **both)
+        self._time = _Output(features, 0, TIME_NOISE, seed, regressor)
+        self._power = _Output(features, 1, POWER_NOISE, seed, regressor)
         self._outputs = (self._time, self._power)
         self._y = np.empty((0, 2))
         self.watch(())
@@ -200,50 +191,30 @@ class Surrogates:
     ) -> bool:
         """Learn from these measurements, one row each; True if hyperparameters were fitted anew.
 
-        Rows that continue those of the last call are appended at little cost. Relative standard
-        errors are None or NaN where unknown.
-
-        Raises:
-            ValueError: a figure is not finite and positive.
+        Rows that continue those of the last call are appended at little cost. Figures are finite
+        and positive (else ValueError), relative standard errors None or NaN where unknown.
         """
         figures = np.column_stack([np.asarray(step_time_s, float), np.asarray(power_W, float)])
         if not (np.isfinite(figures).all() and (figures > 0).all()):
             raise ValueError("step times and powers must be finite and positive")
         self._y = np.log(figures)
         x = self.features.transform(configurations)
-        changed = self.features.correct(configurations, np.log(figures))
-        for i, (output, rse) in enumerate(
-            zip(self._outputs, (step_time_rse, power_rse), strict=True)
-        ):
+        changed = self.features.correct(configurations, self._y)
+        errors = zip(self._outputs, (step_time_rse, power_rse), self._y.T, strict=True)
+        for output, rse, y in errors:
             stated = np.zeros(len(x)) if rse is None else np.asarray(rse, dtype=float)
-            variance = np.nan_to_num(stated, nan=0.0) ** 2
-            changed |= output.fit(configurations, x, self._y[:, i], variance)
+            changed |= output.fit(configurations, x, y, np.nan_to_num(stated, nan=0.0) ** 2)
         if changed:
             self.watch(self._watched)
         return changed
 
     def predict(self, configurations: Sequence[Configuration]) -> Posterior:
         """Return the posterior at these configurations."""
-        x = self.features.transform(configurations)
-        found = [output.regressor.posterior(x) for output in self._outputs]
-        return self._joined(found, self._bases(configurations))
+        x, bases = self.features.transform(configurations), self._bases(configurations)
+        return _joined([output.regressor.posterior(x) for output in self._outputs], bases)
 
     def _bases(self, configurations: Sequence[Configuration]) -> list[np.ndarray]:
         return [output.base(configurations) for output in self._outputs]
-
-    @staticmethod
-    def _joined(
-        found: Sequence[tuple[np.ndarray, np.ndarray]],
-        bases: Sequence[np.ndarray],
-        widening: Sequence[float] = (1.0, 1.0),
-        correlation: float = 0.0,
-    ) -> Posterior:
-        time, time_std, power, power_std = (
-            part
-            for (mean, variance), base, factor in zip(found, bases, widening, strict=True)
-            for part in (mean + base, factor * np.sqrt(variance))
-        )
-        return Posterior(time, time_std, power, power_std, correlation)
 
     def with_intervals(self, configurations: Sequence[Configuration]) -> Posterior:
         """Predict as `predict` does, with standard deviations for intervals.
@@ -252,10 +223,9 @@ class Surrogates:
         how little a few measurements tell (`FEW`); the energy's also holds how the errors of time
         and power go together. The search keeps to `predict`, which is cheaper.
         """
-        x = self.features.transform(configurations)
+        x, bases = self.features.transform(configurations), self._bases(configurations)
         found = [output.regressor.marginal(x) for output in self._outputs]
-        bases = self._bases(configurations)
-        return self._joined(found, bases, self.widening, self._correlation())
+        return _joined(found, bases, self.widening, self._correlation())
 
     def _correlation(self) -> float:
         n = len(self._y)
@@ -284,8 +254,7 @@ class Surrogates:
 
         Args:
             normals: standard normal draws, (draws, 2, at least len(configurations)).
-            marginal: with the doubt about the hyperparameters; what is only believed counts as not
-                measured.
+            marginal: with the doubt about the hyperparameters, as if nothing were only believed.
             wide: as wide as `with_intervals`.
         """
         x = self.features.transform(configurations)
@@ -315,8 +284,9 @@ class Surrogates:
 
     def watched(self) -> Posterior:
         """Return the posterior at the watched rows, in their order."""
-        found = [output.regressor.watched() for output in self._outputs]
-        return self._joined(found, self._watched_bases)
+        return _joined(
+            [output.regressor.watched() for output in self._outputs], self._watched_bases
+        )
 
     def believe(self, configurations: Sequence[Configuration]) -> None:
         """Count these as told at their posterior mean, until the next `fit`: the kriging believer
@@ -340,15 +310,12 @@ class Surrogates:
             predicted[:, i] = self._y[:, i] - residual
             inside[:, i] = np.abs(residual) <= Z90 * np.sqrt(variance)
         error = np.median(np.abs(np.expm1(predicted - self._y)), axis=0)
-        measured, guessed = np.exp(self._y), np.exp(predicted)
+        pairs = np.stack([np.exp(self._y), np.exp(predicted)], axis=2).reshape(n, 4)
         return LeaveOneOut(
             measurements=n,
             time_error=float(error[0]),
             power_error=float(error[1]),
             coverage=float(inside.mean()),
             folds=FOLDS if n > FOLDS and not self.sharpens else None,
-            pairs=tuple(
-                (float(m[0]), float(g[0]), float(m[1]), float(g[1]))
-                for m, g in zip(measured, guessed, strict=True)
-            ),
+            pairs=tuple(map(tuple, pairs.tolist())),
         )

@@ -13,7 +13,7 @@ from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_cur
 from benchmarks.validation.comparison import quantiles, table
 from tuner.display.fit import breakdown_lines, cost_lines, stacked_bar
 from tuner.models.analytic.constants import constants_of
-from tuner.models.analytic.known_error import (
+from tuner.models.analytic.model_error import (
     error_parts,
     known_error_lines,
     known_errors,

@@ -13,9 +13,8 @@ from tuner.cli.main import main
 from tuner.evidence.bundle import make_bundle, open_bundle
 from tuner.problem.file_starts import of_driver, of_files, of_opened
 from tuner.problem.run_folder import RunFolder
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.declared import Knob, pack_names
 from tuner.search_spaces.job import load_job
-from tuner.search_spaces.knob_packs import pack_names
 from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers
 from tuner.workload.scripts.frameworks.driver import read_driver
 from tuner.workload.scripts.launchers import Launcher

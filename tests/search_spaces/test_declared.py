@@ -11,17 +11,16 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import (
     Knob,
     check_knobs,
-    expanded,
     fixed,
-    live_choices,
+    load_pack,
+    pack_names,
     parse_knob,
     read_knobs,
     with_baseline,
 )
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.knob_packs import load_pack, pack_names
-from tuner.search_spaces.space import load_space
+from tuner.search_spaces.space import expanded, live_choices, load_space
 from tuner.testing.scripts import CPU as CLUSTER
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.model_facts import ModelFacts, facts_of, model_state_bytes
+from tuner.search_spaces.model_facts import ModelFacts, facts_of, model_state_parts
 
 SMALL = {
     "hidden_size": 64,
@@ -177,5 +177,5 @@ def test_bad_model_is_one_sentence(config, words):
     ],
 )
 def test_model_states_follow_zero(precision, stage, replicas, a_parameter):
-    found = model_state_bytes(1.0, stage, replicas, precision)
+    found = sum(model_state_parts(1.0, stage, replicas, precision))
     assert found == pytest.approx(a_parameter, rel=0.02)

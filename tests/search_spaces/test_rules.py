@@ -1,6 +1,7 @@
 """Every validity rule, on both sides of its border."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,10 +9,9 @@ from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.declared import Knob
-from tuner.search_spaces.job import load_job
+from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.lora import LoRA
-from tuner.search_spaces.program import Program
+from tuner.search_spaces.program import LoRA, Program
 from tuner.search_spaces.rules import _COMPUTED, _LIMITS, RULES, broken_rules, unrunnable
 
 H100 = load_cluster("h100-32")
@@ -26,320 +26,168 @@ def machine(cores: int) -> Cluster:
     return Cluster("this-machine", CORE, cores)
 
 
-# (rule, what breaks it, what does not); each a job, a cluster and knobs.
+def case(
+    rule: str, job: TrainingJob, cluster: Cluster, bad: str, good: str, /, **other: Any
+) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
+    """Return a rule, what breaks it and what does not (with `other` as its job and cluster)."""
+    return rule, (job, cluster, bad), (other.get("job", job), other.get("cluster", cluster), good)
+
+
 CASES = [
-    (
-        "lora_degrees",
-        (replace(TINY, lora=LoRA(4)), machine(4), {"tensor_parallel": 2}),
-        (replace(TINY, lora=LoRA(4)), machine(4), {"sequence_parallel": 2, "zero_stage": 1}),
-    ),
-    (
+    case("lora_degrees", replace(TINY, lora=LoRA(4)), machine(4), "tp2", "sp2 zero1"),
+    case(
         "lora_precision",
-        (replace(QWEN, lora=LoRA(16)), H100, {"fp8": "tensorwise"}),
-        (QWEN, H100, {"fp8": "tensorwise"}),
+        replace(QWEN, lora=LoRA(16)),
+        H100,
+        "fp8-tensorwise",
+        "fp8-tensorwise",
+        job=QWEN,
     ),
-    (
+    # more ranks than heads
+    case(
         "sequence_chunks",
-        (
-            replace(TINY, sequence_length=62),
-            machine(2),
-            {"sequence_parallel": 2, "sequence_method": "all_gather"},
-        ),
-        (  # more ranks than heads
-            TINY,
-            machine(16),
-            {"sequence_parallel": 16, "sequence_method": "all_gather"},
-        ),
+        replace(TINY, sequence_length=62),
+        machine(2),
+        "sp2 seq-all_gather",
+        "sp16 seq-all_gather",
+        job=TINY,
+        cluster=machine(16),
     ),
-    (
-        "fp8_device",
-        (QWEN, load_cluster("a100-8"), {"fp8": "rowwise"}),
-        (QWEN, H100, {"fp8": "rowwise"}),
-    ),
-    (
-        "fp8_device",  # a Hopper has no scales for blocks
-        (QWEN, H100, {"fp8": "mx"}),
-        (QWEN, load_cluster("b200-8"), {"fp8": "mx"}),
-    ),
-    (
-        "fp8_device",
-        (replace(TINY, precision="bf16"), machine(2), {"fp8": "tensorwise"}),
-        (TINY, machine(2), {}),
-    ),
-    (
+    case("fp8_device", QWEN, load_cluster("a100-8"), "fp8-rowwise", "fp8-rowwise", cluster=H100),
+    # a Hopper has no scales for blocks
+    case("fp8_device", QWEN, H100, "fp8-mx", "fp8-mx", cluster=load_cluster("b200-8")),
+    case("fp8_device", replace(TINY, precision="bf16"), machine(2), "fp8-tensorwise", "", job=TINY),
+    case(
         "fp8_precision",
-        (replace(QWEN, precision="fp16"), H100, {"fp8": "tensorwise"}),
-        (QWEN, H100, {"fp8": "tensorwise"}),
+        replace(QWEN, precision="fp16"),
+        H100,
+        "fp8-tensorwise",
+        "fp8-tensorwise",
+        job=QWEN,
     ),
-    (
-        "fp8_sides",
-        (replace(QWEN, sequence_length=24), H100, {"fp8": "tensorwise"}),
-        (replace(QWEN, sequence_length=24), H100, {"fp8": "tensorwise", "micro_batch": 2}),
+    case(
+        "fp8_sides", replace(QWEN, sequence_length=24), H100, "fp8-tensorwise", "mb2 fp8-tensorwise"
     ),
-    (
-        "schedule_pipeline",
-        (TINY, machine(4), {"pipeline_schedule": "zero_bubble"}),
-        (TINY, machine(4), {"pipeline_schedule": "zero_bubble", "pipeline_parallel": 2}),
+    case("schedule_pipeline", TINY, machine(4), "pipe-zero_bubble", "pp2 pipe-zero_bubble"),
+    case("schedule_virtual_stages", TINY, machine(4), "pp2 vs2", "pp2 pipe-interleaved vs2"),
+    case("virtual_layers", QWEN, H100, "pp8 pipe-interleaved vs4", "pp4 pipe-interleaved vs4"),
+    # 5 micro-batches are not 2 rounds
+    case(
+        "schedule_rounds",
+        replace(QWEN, global_batch=5),
+        H100,
+        "pp2 pipe-zero_bubble",
+        "pp2 pipe-zero_bubble",
+        job=replace(QWEN, global_batch=6),
     ),
-    (
-        "schedule_virtual_stages",
-        (TINY, machine(4), {"pipeline_parallel": 2, "virtual_stages": 2}),
-        (
-            TINY,
-            machine(4),
-            {"pipeline_parallel": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved"},
-        ),
-    ),
-    (
-        "virtual_layers",
-        (
-            QWEN,
-            H100,
-            {"pipeline_parallel": 8, "virtual_stages": 4, "pipeline_schedule": "interleaved"},
-        ),
-        (
-            QWEN,
-            H100,
-            {"pipeline_parallel": 4, "virtual_stages": 4, "pipeline_schedule": "interleaved"},
-        ),
-    ),
-    (
-        "schedule_rounds",  # 5 micro-batches are not 2 rounds
-        (
-            replace(QWEN, global_batch=5),
-            H100,
-            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
-        ),
-        (
-            replace(QWEN, global_batch=6),
-            H100,
-            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
-        ),
-    ),
-    (
+    case(
         "precision",
-        (replace(TINY, precision="fp16"), machine(2), {}),
-        (replace(TINY, precision="bf16"), machine(2), {}),
+        replace(TINY, precision="fp16"),
+        machine(2),
+        "",
+        "",
+        job=replace(TINY, precision="bf16"),
     ),
-    (
+    case(
         "positions",
-        (replace(load_job("opt-350m"), sequence_length=4096), H100, {}),
-        (load_job("opt-350m"), H100, {}),
+        replace(load_job("opt-350m"), sequence_length=4096),
+        H100,
+        "",
+        "",
+        job=load_job("opt-350m"),
     ),
-    (
-        "selective_offload",
-        (QWEN, H100, {"activation_checkpointing": "selective", "activation_offload": "sync"}),
-        (QWEN, H100, {"activation_checkpointing": "full", "activation_offload": "sync"}),
-    ),
-    (
-        "sharding_stage",
-        (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2", "zero_stage": 1}),
-        (QWEN, H100, {"data_parallel": 8, "sharding": "fsdp2"}),
-    ),
-    (
-        "hsdp_sharding",
-        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 2}),
-        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 2, "sharding": "fsdp2"}),
-    ),
-    (
-        "hsdp_groups",
-        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 8, "sharding": "fsdp2"}),
-        (QWEN, H100, {"data_parallel": 8, "hsdp_replicas": 4, "sharding": "fsdp2"}),
-    ),
-    (
-        "sharding_experts",
-        (OLMOE, H100, {"data_parallel": 8, "sharding": "fsdp2", "expert_parallel": 2}),
-        (OLMOE, H100, {"data_parallel": 8, "sharding": "fsdp2"}),
-    ),
-    (
-        "sharding_precision",
-        (replace(QWEN, precision="fp16"), H100, {"data_parallel": 8, "sharding": "fsdp2"}),
-        (replace(QWEN, precision="fp16"), H100, {"data_parallel": 8}),
-    ),
-    (
-        "ranks_fit",
-        (TINY, machine(1), {"data_parallel": 2}),
-        (TINY, machine(2), {"data_parallel": 2}),
-    ),
-    (
-        "whole_nodes",
-        (replace(QWEN, global_batch=120), H100, {"data_parallel": 12}),
-        (replace(QWEN, global_batch=120), H100, {"data_parallel": 24}),
-    ),
-    (
-        "global_batch",
-        (TINY, machine(2), {"data_parallel": 2, "micro_batch": 8}),
-        (TINY, machine(2), {"data_parallel": 2, "micro_batch": 4}),
-    ),
-    (
+    case("selective_offload", QWEN, H100, "ckpt-selective act-sync", "ckpt-full act-sync"),
+    case("sharding_stage", QWEN, H100, "dp8 zero1 fsdp2", "dp8 fsdp2"),
+    case("hsdp_sharding", QWEN, H100, "dp8 hsdp2", "dp8 fsdp2 hsdp2"),
+    case("hsdp_groups", QWEN, H100, "dp8 fsdp2 hsdp8", "dp8 fsdp2 hsdp4"),
+    case("sharding_experts", OLMOE, H100, "dp8 ep2 fsdp2", "dp8 fsdp2"),
+    case("sharding_precision", replace(QWEN, precision="fp16"), H100, "dp8 fsdp2", "dp8"),
+    case("ranks_fit", TINY, machine(1), "dp2", "dp2", cluster=machine(2)),
+    case("whole_nodes", replace(QWEN, global_batch=120), H100, "dp12", "dp24"),
+    case("global_batch", TINY, machine(2), "dp2 mb8", "dp2 mb4"),
+    case(
         "batch_known",
-        (TINY, machine(2), {"global_batch": 16}),
-        (replace(TINY, steps_at={8: TINY.steps, 16: 150}), machine(2), {"global_batch": 16}),
+        TINY,
+        machine(2),
+        "gb16",
+        "gb16",
+        job=replace(TINY, steps_at={8: TINY.steps, 16: 150}),
     ),
-    (
-        "nvme_stage",
-        (QWEN, DRIVE, {"data_parallel": 2, "optimizer_offload": "nvme", "zero_stage": 2}),
-        (QWEN, DRIVE, {"data_parallel": 2, "optimizer_offload": "nvme", "zero_stage": 3}),
-    ),
-    (
-        "nvme_path",
-        (QWEN, H100, {"data_parallel": 2, "parameter_offload": "nvme", "zero_stage": 3}),
-        (QWEN, DRIVE, {"data_parallel": 2, "parameter_offload": "nvme", "zero_stage": 3}),
-    ),
-    (
-        "tensor_in_node",
-        (OLMOE, H100, {"tensor_parallel": 16}),
-        (OLMOE, H100, {"tensor_parallel": 8}),
-    ),
-    ("tensor_heads", (QWEN, H100, {"tensor_parallel": 8}), (QWEN, H100, {"tensor_parallel": 4})),
-    (
-        "pipeline_layers",
-        (QWEN, H100, {"pipeline_parallel": 32}),
-        (QWEN, H100, {"pipeline_parallel": 16}),
-    ),
-    (
-        "sequence_heads",
-        (QWEN, H100, {"sequence_parallel": 8}),
-        (QWEN, H100, {"sequence_parallel": 4}),
-    ),
-    (
-        "sequence_heads",  # tensor parallelism leaves 7 of the 28 heads to each rank
-        (QWEN, H100, {"sequence_parallel": 2, "tensor_parallel": 4}),
-        (QWEN, H100, {"sequence_parallel": 2, "tensor_parallel": 2}),
-    ),
-    (
-        "sequence_length",
-        (replace(QWEN, sequence_length=4095), H100, {"sequence_parallel": 2}),
-        (QWEN, H100, {"sequence_parallel": 2}),
-    ),
-    (
-        "experts",
-        (QWEN, H100, {"expert_parallel": 2, "data_parallel": 2}),
-        (OLMOE, H100, {"expert_parallel": 2, "data_parallel": 2}),
-    ),
-    (
-        "experts",  # 3 does not divide 64
-        (replace(OLMOE, global_batch=1023), H100, {"expert_parallel": 3, "data_parallel": 3}),
-        (OLMOE, H100, {"expert_parallel": 4, "data_parallel": 4}),
-    ),
-    (
-        "expert_groups",
-        (OLMOE, H100, {"expert_parallel": 4, "data_parallel": 2}),
-        (OLMOE, H100, {"expert_parallel": 4, "data_parallel": 2, "sequence_parallel": 2}),
-    ),
-    (
-        "zero_replicas",
-        (TINY, machine(2), {"zero_stage": 1}),
-        (TINY, machine(2), {"zero_stage": 1, "data_parallel": 2}),
-    ),
-    (
-        "zero_replicas",
-        (TINY, machine(2), {"zero_stage": 2, "optimizer_offload": "cpu"}),
-        (TINY, machine(2), {"zero_stage": 1, "optimizer_offload": "cpu"}),
-    ),
-    (
-        "zero_replicas",  # Ulysses ranks hold full copies, so ZeRO has something to shard
-        (QWEN, H100, {"zero_stage": 3}),
-        (QWEN, H100, {"zero_stage": 3, "sequence_parallel": 2}),
-    ),
-    (
+    case("nvme_stage", QWEN, DRIVE, "dp2 zero2 optim-nvme", "dp2 zero3 optim-nvme"),
+    case("nvme_path", QWEN, H100, "dp2 zero3 param-nvme", "dp2 zero3 param-nvme", cluster=DRIVE),
+    case("tensor_in_node", OLMOE, H100, "tp16", "tp8"),
+    case("tensor_heads", QWEN, H100, "tp8", "tp4"),
+    case("pipeline_layers", QWEN, H100, "pp32", "pp16"),
+    case("sequence_heads", QWEN, H100, "sp8", "sp4"),
+    # tensor parallelism leaves 7 of the 28 heads to each rank
+    case("sequence_heads", QWEN, H100, "tp4 sp2", "tp2 sp2"),
+    case("sequence_length", replace(QWEN, sequence_length=4095), H100, "sp2", "sp2", job=QWEN),
+    case("experts", QWEN, H100, "dp2 ep2", "dp2 ep2", job=OLMOE),
+    # 3 does not divide 64
+    case("experts", replace(OLMOE, global_batch=1023), H100, "dp3 ep3", "dp4 ep4", job=OLMOE),
+    case("expert_groups", OLMOE, H100, "dp2 ep4", "dp2 sp2 ep4"),
+    case("zero_replicas", TINY, machine(2), "zero1", "dp2 zero1"),
+    case("zero_replicas", TINY, machine(2), "zero2 optim-cpu", "zero1 optim-cpu"),
+    # Ulysses ranks hold full copies, so ZeRO has something to shard
+    case("zero_replicas", QWEN, H100, "zero3", "sp2 zero3"),
+    case(
         "offloaded_states",
-        (
-            replace(QWEN, program=Program(optimizer="adamw_8bit")),
-            H100,
-            {"data_parallel": 2, "zero_stage": 1, "optimizer_offload": "cpu"},
-        ),
-        (QWEN, H100, {"data_parallel": 2, "zero_stage": 1, "optimizer_offload": "cpu"}),
+        replace(QWEN, program=Program(optimizer="adamw_8bit")),
+        H100,
+        "dp2 zero1 optim-cpu",
+        "dp2 zero1 optim-cpu",
+        job=QWEN,
     ),
-    (
-        "zero_pipeline",
-        (QWEN, H100, {"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 2}),
-        (QWEN, H100, {"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1}),
-    ),
-    (
-        "zero_tensor",
-        (QWEN, H100, {"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 3}),
-        (QWEN, H100, {"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 2}),
-    ),
-    (
-        "zero_experts",
-        (OLMOE, H100, {"expert_parallel": 2, "data_parallel": 2, "zero_stage": 3}),
-        (OLMOE, H100, {"expert_parallel": 2, "data_parallel": 2, "zero_stage": 2}),
-    ),
-    (
-        "offload_zero",
-        (TINY, machine(2), {"data_parallel": 2, "optimizer_offload": "cpu"}),
-        (TINY, machine(2), {"data_parallel": 2, "optimizer_offload": "cpu", "zero_stage": 2}),
-    ),
-    (
+    case("zero_pipeline", QWEN, H100, "dp2 pp2 zero2", "dp2 pp2 zero1"),
+    case("zero_tensor", QWEN, H100, "dp2 tp2 zero3", "dp2 tp2 zero2"),
+    case("zero_experts", OLMOE, H100, "dp2 ep2 zero3", "dp2 ep2 zero2"),
+    case("offload_zero", TINY, machine(2), "dp2 optim-cpu", "dp2 zero2 optim-cpu"),
+    case(
         "async_device",
-        (TINY, machine(2), {"data_parallel": 2, "optimizer_offload": "async", "zero_stage": 3}),
-        (QWEN, H100, {"data_parallel": 2, "optimizer_offload": "async", "zero_stage": 3}),
+        TINY,
+        machine(2),
+        "dp2 zero3 optim-async",
+        "dp2 zero3 optim-async",
+        job=QWEN,
+        cluster=H100,
     ),
-    (
-        "async_stage",
-        (QWEN, H100, {"data_parallel": 2, "optimizer_offload": "async", "zero_stage": 2}),
-        (QWEN, H100, {"optimizer_offload": "async", "zero_stage": 3}),  # one superchip is enough
-    ),
-    (
-        "parameter_stage",
-        (TINY, machine(2), {"data_parallel": 2, "zero_stage": 2, "parameter_offload": "cpu"}),
-        (TINY, machine(2), {"data_parallel": 2, "zero_stage": 3, "parameter_offload": "cpu"}),
-    ),
-    (
-        "zero_replicas",  # one rank keeps ZeRO 3 where its parameters are offloaded
-        (TINY, machine(1), {"zero_stage": 3, "optimizer_offload": "cpu"}),
-        (TINY, machine(1), {"zero_stage": 3, "parameter_offload": "cpu"}),
-    ),
-    (
-        "checkpointed_blocks",  # 6 layers
-        (TINY, machine(1), {"activation_checkpointing": "every_8"}),
-        (TINY, machine(1), {"activation_checkpointing": "every_4"}),
-    ),
-    (
+    # one superchip is enough
+    case("async_stage", QWEN, H100, "dp2 zero2 optim-async", "zero3 optim-async"),
+    case("parameter_stage", TINY, machine(2), "dp2 zero2 param-cpu", "dp2 zero3 param-cpu"),
+    # one rank keeps ZeRO 3 where its parameters are offloaded
+    case("zero_replicas", TINY, machine(1), "zero3 optim-cpu", "zero3 param-cpu"),
+    # 6 layers
+    case("checkpointed_blocks", TINY, machine(1), "ckpt-every_8", "ckpt-every_4"),
+    case(
         "activation_device",
-        (TINY, machine(1), {"activation_offload": "sync"}),
-        (QWEN, H100, {"activation_offload": "async", "activation_checkpointing": "full"}),
+        TINY,
+        machine(1),
+        "act-sync",
+        "ckpt-full act-async",
+        job=QWEN,
+        cluster=H100,
     ),
-    ("clock_control", (TINY, machine(1), {"clock_MHz": 1200}), (TINY, machine(1), {})),
-    (
-        "clock_control",  # the device offers clocks, the machine does not permit them
-        (QWEN, replace(H100, clock_control=False), {"clock_MHz": 1980}),
-        (QWEN, H100, {"clock_MHz": 1980}),
+    case("clock_control", TINY, machine(1), "1200MHz", ""),
+    # the device offers clocks, the machine does not permit them
+    case(
+        "clock_control",
+        QWEN,
+        replace(H100, clock_control=False),
+        "1980MHz",
+        "1980MHz",
+        cluster=H100,
     ),
-    ("clock_offered", (QWEN, H100, {"clock_MHz": 1201}), (QWEN, H100, {"clock_MHz": 1200})),
-    (
-        "clock_offered",
-        (QWEN, H100, {"clock_MHz": [1980, 2000], "pipeline_parallel": 2}),
-        (QWEN, H100, {"clock_MHz": [1980, 1950], "pipeline_parallel": 2}),
+    case("clock_offered", QWEN, H100, "1201MHz", "1200MHz"),
+    case("clock_offered", QWEN, H100, "pp2 1980,2000MHz", "pp2 1980,1950MHz"),
+    case("clock_stages", QWEN, H100, "1980,1950MHz", "pp2 1980,1950MHz"),
+    case("limit_control", TINY, machine(1), "5W", "500W", job=QWEN, cluster=H100),
+    case(
+        "memory_clock_control", TINY, machine(1), "mem1593MHz", "mem1593MHz", job=QWEN, cluster=H100
     ),
-    (
-        "clock_stages",
-        (QWEN, H100, {"clock_MHz": [1980, 1950]}),
-        (QWEN, H100, {"clock_MHz": [1980, 1950], "pipeline_parallel": 2}),
-    ),
-    (
-        "limit_control",
-        (TINY, machine(1), {"power_limit_W": 5}),
-        (QWEN, H100, {"power_limit_W": 500}),
-    ),
-    (
-        "memory_clock_control",
-        (TINY, machine(1), {"memory_clock_MHz": 1593}),
-        (QWEN, H100, {"memory_clock_MHz": 1593}),
-    ),
-    ("limit_range", (QWEN, H100, {"power_limit_W": 199}), (QWEN, H100, {"power_limit_W": 200})),
-    ("limit_range", (QWEN, H100, {"power_limit_W": 701}), (QWEN, H100, {"power_limit_W": 700})),
-    (
-        "limit_stages",
-        (QWEN, H100, {"power_limit_W": [300, 400, 500], "pipeline_parallel": 2}),
-        (QWEN, H100, {"power_limit_W": [300, 400], "pipeline_parallel": 2}),
-    ),
-    (
-        "one_limiter",
-        (QWEN, H100, {"power_limit_W": 500, "clock_MHz": 1200}),
-        (QWEN, H100, {"clock_MHz": 1200}),
-    ),
+    case("limit_range", QWEN, H100, "199W", "200W"),
+    case("limit_range", QWEN, H100, "701W", "700W"),
+    case("limit_stages", QWEN, H100, "pp2 300,400,500W", "pp2 300,400W"),
+    case("one_limiter", QWEN, H100, "1200MHz 500W", "1200MHz"),
 ]
 
 
@@ -347,12 +195,12 @@ CASES = [
 def test_rule_refuses_what_it_must_and_nothing_else(rule, bad, good):
     (check,) = [r.broken for r in RULES if r.name == rule]
     job, cluster, knobs = bad
-    phrase = check(Configuration.of(knobs), job, cluster)
+    phrase = check(Configuration.parse(knobs), job, cluster)
     assert phrase
     # On its wrong side this rule alone speaks, so a user reads one reason for one mistake.
-    assert broken_rules(Configuration.of(knobs), job, cluster) == [phrase]
+    assert broken_rules(Configuration.parse(knobs), job, cluster) == [phrase]
     job, cluster, knobs = good
-    assert broken_rules(Configuration.of(knobs), job, cluster) == []
+    assert broken_rules(Configuration.parse(knobs), job, cluster) == []
 
 
 def test_every_rule_is_tested_and_gives_its_reason():
@@ -375,7 +223,7 @@ def test_a_rule_reads_only_the_knobs_it_names():
         (found,) = [r for r in RULES if r.name == rule]
         for job, cluster, knobs in (bad, good):
             read: set[str] = set()
-            asked = Configuration.of(knobs)
+            asked = Configuration.parse(knobs)
             found.broken(Spy(asked.launch, asked.live), job, cluster)
             assert read <= set(found.knobs), rule
 

@@ -9,8 +9,7 @@ import pytest
 from tuner.formatting import settings_text, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.short_names import parse_words, split_words
+from tuner.search_spaces.knobs import KNOBS, parse_words, split_words
 
 TODAY = Configuration.of(data_parallel=8, micro_batch=4, zero_stage=0)
 CHOICE = Configuration.of(data_parallel=8, micro_batch=16, zero_stage=1, clock_MHz=1050)

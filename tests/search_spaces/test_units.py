@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.units import EXAMPLES, UNITS, parse_quantity
+from tuner.search_spaces.options import EXAMPLES, UNITS, parse_quantity
 
 
 @pytest.mark.parametrize(

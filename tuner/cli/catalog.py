@@ -76,7 +76,7 @@ def _spaces(name: str | None) -> Listing:
 
 
 def _knobs(name: str | None) -> Listing:
-    from tuner.search_spaces.knob_packs import load_pack, pack_names
+    from tuner.search_spaces.declared import load_pack, pack_names
 
     packs = [load_pack(each) for each in _named("pack", pack_names(), name)]
     lines = []

@@ -99,8 +99,7 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
     from tuner.problem.file_starts import of_knobs
-    from tuner.search_spaces.declared import parse_knob
-    from tuner.search_spaces.knob_packs import load_pack
+    from tuner.search_spaces.declared import load_pack, parse_knob
 
     what = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:

@@ -16,7 +16,7 @@ def _fit(args: argparse.Namespace) -> int:
     from tuner.planning.fit import fit
     from tuner.results.predict import forecast
     from tuner.search_spaces.configuration import Configuration
-    from tuner.search_spaces.short_names import split_words, values_of
+    from tuner.search_spaces.knobs import split_words, values_of
 
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.options import Option, declared_options
-from tuner.search_spaces.units import EXAMPLES, parse_quantity
+from tuner.search_spaces.options import EXAMPLES, Option, declared_options, parse_quantity
 from tuner.workload.node.rights import STORAGE
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
     from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.declared import marked
     from tuner.search_spaces.job import load_job
-    from tuner.search_spaces.short_names import split_words, values_of
+    from tuner.search_spaces.knobs import split_words, values_of
 
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:
@@ -250,7 +249,7 @@ class Quantity(argparse.Action):
     """Value with a unit; an option whose own name ends in the unit also takes a bare number.
 
     Args:
-        unit: the unit of the value that is stored (`tuner.search_spaces.units`).
+        unit: the unit of the value that is stored (`tuner.search_spaces.options`).
     """
 
     def __init__(self, *args: Any, unit: str, **more: Any) -> None:

@@ -31,7 +31,7 @@ def _changed(job: Any, words: Sequence[str]) -> Any:
     """Return a script's configuration of today with KNOB=VALUE changed."""
     from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.declared import CHANGED, declared_words, with_baseline
-    from tuner.search_spaces.short_names import split_words, values_of
+    from tuner.search_spaces.knobs import split_words, values_of
 
     declared, rest = declared_words(words, job.knobs)
     others, knobs = split_words(rest)

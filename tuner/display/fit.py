@@ -9,7 +9,7 @@ from tuner.display.plan_text import ASSUMED, states_lines
 from tuner.formatting import energy_text
 from tuner.planning.fit import SURE, Change, Fit, Most
 from tuner.results.predict import Forecast
-from tuner.search_spaces.short_names import short_word
+from tuner.search_spaces.knobs import short_word
 
 GB = 1e9
 #: One letter a part; a bar is as wide as this many characters.

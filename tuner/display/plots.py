@@ -57,7 +57,7 @@ from tuner.workload.trace import read_trace
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tuner.models.analytic.breakdown import Breakdown
+    from tuner.models.analytic.model import Breakdown
     from tuner.results.parts import Explanation
 
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}

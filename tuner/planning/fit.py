@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tuner.models.analytic.known_error import known_errors
 from tuner.models.analytic.memory import DEVICE_PARTS
 from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.analytic.model_error import known_errors
 from tuner.models.memory_margin import MemoryMargin
 from tuner.problem.from_job import cluster_of
 from tuner.search_spaces.baseline import changed_default

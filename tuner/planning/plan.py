@@ -14,9 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from tuner.models.analytic.known_error import error_parts, known_error_lines
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.analytic.model_error import ModelError, Spread, most_informative
+from tuner.models.analytic.model_error import (
+    ModelError,
+    Spread,
+    error_parts,
+    known_error_lines,
+    most_informative,
+)
 from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
 from tuner.planning.evaluate import Evaluated, evaluate

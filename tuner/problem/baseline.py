@@ -19,9 +19,8 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import declared_words, with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
 from tuner.search_spaces.rules import broken_rules
-from tuner.search_spaces.short_names import split_words, values_of
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Keys of DeepSpeed's JSON that say how the batch is split, which the knobs say.

@@ -9,8 +9,7 @@ from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.short_names import in_order, parse_words, short_name
+from tuner.search_spaces.knobs import KNOBS, in_order, parse_words, short_name
 
 
 def named_configurations(

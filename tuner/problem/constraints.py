@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 from tuner.formatting import Units, number
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.options import check_options, declared_options, option
-from tuner.search_spaces.units import parse_quantity
+from tuner.search_spaces.options import check_options, declared_options, option, parse_quantity
 
 #: Objectives that the user can choose, with the exponents of energy and of time whose product is to
 #: be least; None if it is no such product.

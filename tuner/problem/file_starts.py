@@ -11,9 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from tuner.problem.run_folder import RunFolder
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.declared import Knob, load_pack, pack_names
 from tuner.search_spaces.job import TrainingJob, job_names, load_job
-from tuner.search_spaces.knob_packs import load_pack, pack_names
 from tuner.workload.scripts.frameworks import Driver, load_drivers, shipped_drivers
 from tuner.workload.scripts.script_job import ScriptJob
 

@@ -283,18 +283,18 @@ def _fitting(
     if cluster.device.type == "cpu" or not cluster.device.memory_bytes:
         return candidates, []  # a process's share of host memory is no hard limit
     from tuner.models.analytic.model import AnalyticModel
-    from tuner.models.memory_margin import MEMORY_POLICY
+    from tuner.models.memory_margin import CANDIDATE_FACTOR
     from tuner.problem.does_not_fit import does_not_fit
 
     need = AnalyticModel(job, cluster).memory_bytes(candidates.configurations)
     if plan and len(need) and need.min() > cluster.device.memory_bytes:
         raise InputError(does_not_fit(job, cluster, space, len(candidates), float(need.min())))
-    fits = need <= MEMORY_POLICY.candidate_factor * cluster.device.memory_bytes
+    fits = need <= CANDIDATE_FACTOR * cluster.device.memory_bytes
     if fits.all() or not fits.any():
         return candidates, []
     kept = [c for c, fit in zip(candidates.configurations, fits, strict=True) if fit]
     return Candidates.from_configurations(kept), [
         f"{int((~fits).sum())} of {len(candidates)} configurations are left out: they are "
-        f"predicted to need more than {MEMORY_POLICY.candidate_factor:g} times the memory of "
+        f"predicted to need more than {CANDIDATE_FACTOR:g} times the memory of "
         f"{cluster.device.name}"
     ]

@@ -10,9 +10,8 @@ from typing import Any, overload
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, fixed, parse_knob
+from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, fixed, load_pack, parse_knob
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.knob_packs import load_pack
 from tuner.search_spaces.options import option
 from tuner.search_spaces.space import Candidates, SearchSpace
 from tuner.workload.declared_knobs import program_knobs

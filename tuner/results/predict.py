@@ -14,7 +14,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.breakdown import Breakdown
+    from tuner.models.analytic.model import Breakdown
     from tuner.workload.probe import MeterInfo, ProbeRecord
 
 
@@ -67,8 +67,8 @@ def forecast(
 ) -> Forecast:
     """Predict one configuration, corrected by the probes of `records`; InvalidConfiguration if it
     cannot train this job on this cluster, InputError if they hold no measurement."""
-    from tuner.models.analytic.known_error import known_error_lines
     from tuner.models.analytic.model import AnalyticModel
+    from tuner.models.analytic.model_error import known_error_lines
     from tuner.models.scale_out import ScaleOut, predictor
 
     if phrases := broken_rules(configuration, job, cluster):

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tuner.models.surrogate.leave_one_out import LeaveOneOut
+from tuner.models.surrogate import LeaveOneOut
 from tuner.pareto import knee
 from tuner.problem.configuration_names import named_configurations
 from tuner.problem.stop_reason import StopReason, stop_sentence

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tuner.models.analytic.model_error import ModelError
+from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.leave_one_out import LeaveOneOut
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tuner.models.memory_margin import MEMORY_POLICY
+from tuner.models.memory_margin import REFUSED_BELOW
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import ranked
 from tuner.pareto import improvement, nondominated
@@ -91,7 +91,7 @@ class CandidatePool:
     ) -> CandidateView:
         """Return the tracked candidates that are open, at least one, with pending ones believed."""
         if self.tracked is None or closed[self.tracked].all():
-            poor = closed | (chances < MEMORY_POLICY.refused_below)
+            poor = closed | (chances < REFUSED_BELOW)
             self.tracked = self._choose(observations, closed if poor.all() else poor)
             self._surrogates.watch(self._configurations(self.tracked))
         self._surrogates.believe(self._configurations(observations.pending))

@@ -22,7 +22,7 @@ from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.short_names import parse_words
+from tuner.search_spaces.knobs import parse_words
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior

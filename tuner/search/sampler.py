@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.models.memory_margin import MEMORY_POLICY, learned_margin
+from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.regressors import FOLDS
 from tuner.models.surrogate.surrogates import Surrogates
@@ -202,7 +202,7 @@ class CandidateSampler(ProbePlanner):
     ) -> ProbePlan:
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
         best = np.array([chances[self._members[i]].max() for i in allowed])
-        allowed = allowed[best >= min(MEMORY_POLICY.likely_from, best.max())]
+        allowed = allowed[best >= min(LIKELY_FROM, best.max())]
         promising = np.intersect1d(allowed, self._start_launches)
         launch = farthest(
             self._launch_features,

@@ -28,10 +28,9 @@ from tuner.problem.study_spec import SessionEnd, StudySpec
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.knobs import KNOBS, parse_words
 from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.safe_files import make_folder, write_text
-from tuner.search_spaces.short_names import parse_words
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.table import TablePoint, load_table, read_csv
 from tuner.workload.trace import TraceWriter

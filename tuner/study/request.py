@@ -226,7 +226,7 @@ def device_elsewhere(cluster: Cluster | str) -> str | None:
 
 
 def _as_prediction(problem: Problem) -> Problem:
-    from tuner.models.analytic.known_error import known_error_lines
+    from tuner.models.analytic.model_error import known_error_lines
 
     assert problem.cluster is not None
     known = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]

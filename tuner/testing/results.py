@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.models.surrogate.leave_one_out import LeaveOneOut
+from tuner.models.surrogate import LeaveOneOut
 from tuner.problem.stop_reason import StopReason
 from tuner.results.parts import Attainment, Choice, Interval, Point, Spent
 from tuner.results.result import Result

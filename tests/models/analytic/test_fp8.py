@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tuner.models.analytic import fp8
-from tuner.models.analytic.breakdown import Breakdown
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic import compute
+from tuner.models.analytic.model import AnalyticModel, Breakdown
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
@@ -38,8 +37,8 @@ def told(scaling: str, cluster: Cluster = H100, job: TrainingJob = JOB, **knobs:
 def test_the_rate_is_that_of_the_data_sheet_and_casts_are_traffic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nothing = dict.fromkeys(fp8.FP8, fp8._Bytes(0.0, 0.0, 0.0))
-    monkeypatch.setattr(fp8, "CAST_BYTES", nothing)
+    nothing = dict.fromkeys(compute.FP8, ((0.0,) * 3,) * 2)
+    monkeypatch.setattr(compute, "CAST_BYTES", nothing)
     plain, free = told("none"), told("tensorwise")
     gone = plain.time_s["arithmetic"] - free.time_s["arithmetic"]
     facts, device = facts_of(JOB), H100.device

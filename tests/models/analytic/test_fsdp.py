@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.models.analytic.breakdown import Breakdown
 from tuner.models.analytic.constants import constants_of
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model import AnalyticModel, Breakdown
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.models.analytic.collectives import Link, all_gather_s, all_reduce_s, link_of, transfer_s
+from tuner.models.analytic.communication import (
+    Link,
+    all_gather_s,
+    all_reduce_s,
+    link_of,
+    transfer_s,
+)
 from tuner.models.analytic.constants import constants_of, load_constants
-from tuner.models.analytic.layout import read_layout
-from tuner.models.analytic.model import AnalyticModel, Program
-from tuner.models.analytic.power import PowerModel
-from tuner.models.analytic.stages import cut
+from tuner.models.analytic.layout import cut, read_layout
+from tuner.models.analytic.model import AnalyticModel, PowerModel, Program
 from tuner.search_spaces.cluster import cluster_names, device_names, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.models.analytic.layout import Launches, read_layout
+from tuner.models.analytic.layout import Launches, cut, read_layout
 from tuner.models.analytic.memory import _in_flight
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.analytic.stages import cut
 from tuner.models.analytic.step import _bubble
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration

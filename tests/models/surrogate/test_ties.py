@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.models.surrogate.conditioned import draw_normal
+from tuner.models.surrogate.kernel import draw_normal
 from tuner.models.surrogate.ties import TOLERANCE, first_best, ranked
 
 

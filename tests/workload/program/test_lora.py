@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tuner.search_spaces.job import load_job
-from tuner.search_spaces.lora import LoRA
 from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.program import LoRA
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

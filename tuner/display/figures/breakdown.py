@@ -14,7 +14,7 @@ from tuner.search_spaces.errors import InputError
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tuner.models.analytic.breakdown import Breakdown
+    from tuner.models.analytic.model import Breakdown
     from tuner.results.parts import Explanation, KnobEffect
     from tuner.search_spaces.knobs import Value
 

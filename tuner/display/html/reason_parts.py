@@ -16,7 +16,7 @@ from tuner.formatting import change, number, percent
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tuner.models.analytic.breakdown import Breakdown
+    from tuner.models.analytic.model import Breakdown
     from tuner.results.parts import Explanation
 
 

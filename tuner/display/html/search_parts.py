@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.display.html.pieces import chips, estimated_mark, panels, plot_div, section, value_html
 from tuner.display.view import View
 from tuner.formatting import Units, label, number, percent
-from tuner.models.surrogate.leave_one_out import LeaveOneOut
+from tuner.models.surrogate import LeaveOneOut
 from tuner.problem.constraints import LIMITS
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
