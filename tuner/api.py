@@ -185,9 +185,9 @@ def search_for(
             lambda run, say: executor_of(
                 request.executor,
                 problem,
-                run,
+                run.path,
                 say,
-                ray_address=request.ray_address,
+                address=request.ray_address,
                 avoid_stragglers=request.avoid_stragglers,
                 in_flight=request.in_flight,
                 seed=request.search.seed,

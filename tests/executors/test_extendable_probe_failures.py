@@ -338,7 +338,7 @@ def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> Non
     flight = Flight(request, [first, second], lease, time.monotonic() - _LEASE_S - 1)
     executor._flights.append(flight)
     executor._await_lease(flight)
-    assert (ray.killed, executor.nodes) == ([lost], ("a",))
+    assert (ray.killed, executor.pool.names) == ([lost], ("a",))
     first.aside_s = 0.0  # the one that answers is asked again after a while
     executor._dispatch()
     (waits,) = executor._queue
@@ -379,7 +379,7 @@ def test_nodes_whose_agents_answer_are_busy_with_others() -> None:
     for slot in executor.pool.slots:
         slot.agent = Agent()
     assert not executor.pool.drop_unreachable(executor.pool.slots)
-    assert (ray.killed, executor.nodes) == ([], ("a", "b"))
+    assert (ray.killed, executor.pool.names) == ([], ("a", "b"))
 
 
 def test_an_agent_that_does_not_enter_is_not_counted_for_ever() -> None:

@@ -42,7 +42,7 @@ def node(
         busy=(busy,) if busy else (),
         packages=dict.fromkeys(NEEDED, "1.0"),
     )
-    return SurveyedNode(f"id{number}", f"10.0.0.{number}", facts, devices, facts.refusals())
+    return SurveyedNode(f"id{number}", f"10.0.0.{number}", facts, devices)
 
 
 def test_kinds_are_kept_apart_and_the_larger_group_is_used() -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.workload.runners import CLUSTER
 
 #: Environment variable of the file.
 CONFIG = "JOULEFRONT_CONFIG"
 #: Names of the file, each with the kind of its value.
 KEYS: dict[str, str] = {
     "runs_dir": "text",
-    "ray": "text",
+    CLUSTER: "text",
     "price_per_kWh": "a number greater than 0",
     "price_per_gpu_hour": "a number greater than 0",
     "grid_gCO2_per_kWh": "a number greater than 0",

@@ -25,6 +25,7 @@ from tuner.cli.options import (
 from tuner.cli.parser import Commands
 from tuner.cli.trust import require_trust
 from tuner.search_spaces.errors import InputError
+from tuner.workload.runners import CLUSTER
 
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
@@ -182,14 +183,14 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    if args.ray is not None:
-        from tuner.executors.ray_cluster import survey
+    if (address := getattr(args, CLUSTER)) is not None:
+        from tuner.executors.choose import survey_cluster
 
-        seen = survey(args.ray, device_kind=args.device_kind)
+        seen = survey_cluster(address, args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     if args.record_nvml is not None:
-        from tuner.workload.meters.errors import MeterError
+        from tuner.workload.meters.base import MeterError
         from tuner.workload.meters.nvml_recording import record_nvml
 
         try:
@@ -318,7 +319,7 @@ def add(commands: Commands) -> None:
     doctor.add_argument("-v", "--verbose", action="store_true", help="list every fact")
     doctor.add_argument("--brief", action="store_true", help=SUPPRESS)  # for Makefiles
     doctor.add_argument(
-        "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
+        f"--{CLUSTER}", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
     add_shared(doctor, "--device-kind")
     doctor.add_argument(

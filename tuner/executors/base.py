@@ -16,11 +16,8 @@ from tuner.workload.runners import Continuation
 class Executor(Protocol):
     """Protocol of an executor, which runs one or many probes at a time.
 
-    Attributes:
-        capacity: number of probes that may be in flight together, at least 1. May change as a
-            cluster grows or shrinks.
-        next_settings: extends extendable probes, in the thread that waits; None ends each
-            with its own list.
+    `next_settings` extends extendable probes, in the thread that waits; None ends each with its own
+    list.
     """
 
     next_settings: Continuation | None
@@ -31,7 +28,7 @@ class Executor(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Number of probes that can be in flight together."""
+        """Number of probes that can be in flight together, at least 1; a cluster's may change."""
 
     @property
     def in_flight(self) -> int:

@@ -1,32 +1,41 @@
-"""Executors by name: on Ray, inline, or simulated."""
+"""Executors by name: on a cluster, inline, or simulated."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder
-from tuner.search_spaces.errors import UnknownName
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.runners import CLUSTER
 
-EXECUTORS = ("ray", "inline", "simulated")
+if TYPE_CHECKING:
+    from tuner.executors.ray_cluster import Survey
 
-
-def check_executor(name: str | Executor | None) -> None:
-    """Raise UnknownName for a name that no executor has."""
-    if isinstance(name, str) and name not in EXECUTORS:
-        raise UnknownName("executor", name, EXECUTORS)
+Say = Callable[[str], None]
 
 
-def how_started(name: str | Executor | None, ray_address: str | None) -> str:
+def how_started(name: str | Executor | None, address: str | None) -> str:
     """Return how the executor of that name starts probes, as a phrase."""
     if name == "simulated":
         return "nothing: probes are predictions of the models"
-    if name not in (None, "ray"):
+    if name not in (None, CLUSTER):
         return "processes of this machine, one probe at a time"
-    return f"Ray, by joining {ray_address}" if ray_address else "a Ray of its own, on loopback only"
+    return f"Ray, by joining {address}" if address else "a Ray of its own, on loopback only"
+
+
+def survey_cluster(
+    address: str, device_kind: str | None, say: Say = lambda sentence: None
+) -> Survey:
+    """Inspect every node of the cluster at an address; InputError if none answers there."""
+    from tuner.executors.ray_cluster import survey
+
+    return survey(address, device_kind=device_kind, say=say)
 
 
 def simulated_executor(
@@ -35,56 +44,61 @@ def simulated_executor(
     """Return a simulated cluster, which runs as many probes as its nodes hold of the baseline."""
     from tuner.models.simulated import SimulatedRunner
 
-    assert problem.job is not None
-    assert problem.cluster is not None
-    cluster = problem.cluster
+    job, cluster = _measured(problem)
     if capacity is None:
         ranks = problem.baseline.world_size if problem.baseline else cluster.devices
         capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
-    runner = SimulatedRunner(problem.job, cluster, seed=seed)
-    return SimulatedExecutor(runner, capacity=capacity)
+    return SimulatedExecutor(SimulatedRunner(job, cluster, seed=seed), capacity=capacity)
 
 
-def executor_of(
-    name: str | Executor | None,
-    problem: Problem,
-    run: RunFolder,
-    say: Callable[[str], None],
-    *,
-    ray_address: str | None = None,
-    avoid_stragglers: bool = False,
-    in_flight: int | None = None,
-    seed: int = 0,
-) -> Executor:
-    """Return the executor of that name; by default Ray if it is installed, else inline."""
-    if name is not None and not isinstance(name, str):
-        return name
-    if name is None:
-        name = "ray"
-        if importlib.util.find_spec("ray") is None:
-            say("Ray is not installed, so probes run inline, one at a time.")
-            name = "inline"
+def _measured(problem: Problem) -> tuple[TrainingJob, Cluster]:
     assert problem.job is not None
     assert problem.cluster is not None
-    if name == "simulated":
-        return simulated_executor(problem, capacity=in_flight, seed=seed)
+    return problem.job, problem.cluster
+
+
+def open_executor(
+    name: str | None,
+    job: TrainingJob,
+    cluster: Cluster,
+    *,
+    run_dir: Path,
+    say: Say,
+    **joined: Any,
+) -> Executor:
+    """Return a prepared executor that measures; by default on a cluster if that is installed."""
     from tuner.executors.ray_executor import RayExecutor
     from tuner.workload.node.runner import LocalRunner
 
-    if name == "ray":
-        made: RayExecutor | LocalRunner = RayExecutor(
-            problem.job,
-            problem.cluster,
-            run_dir=run.path,
-            address=ray_address,
-            say=say,
-            avoid_stragglers=avoid_stragglers,
-        )
+    if name is None and importlib.util.find_spec(CLUSTER) is None:
+        say("Ray is not installed, so probes run inline, one at a time.")
+        name = "inline"
+    made: RayExecutor | LocalRunner
+    if name in (None, CLUSTER):
+        made = RayExecutor(job, cluster, run_dir=run_dir, say=say, **joined)
     else:
-        made = LocalRunner(problem.job, problem.cluster, run_dir=run.path, say=say, keep=True)
+        made = LocalRunner(job, cluster, run_dir=run_dir, say=say, keep=True)
     try:
         made.prepare()
     except BaseException:
         made.close()
         raise
-    return made if isinstance(made, RayExecutor) else InlineExecutor(made, keep_in=run.path)
+    return made if isinstance(made, RayExecutor) else InlineExecutor(made, keep_in=run_dir)
+
+
+def executor_of(
+    name: str | Executor | None,
+    problem: Problem,
+    run_dir: Path,
+    say: Say,
+    *,
+    in_flight: int | None = None,
+    seed: int = 0,
+    **joined: Any,
+) -> Executor:
+    """Return the executor that a study's request means; `joined` are options of a cluster's."""
+    if name is not None and not isinstance(name, str):
+        return name
+    if name == "simulated":
+        return simulated_executor(problem, capacity=in_flight, seed=seed)
+    return open_executor(name, *_measured(problem), run_dir=run_dir, say=say, **joined)

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -222,7 +221,11 @@ class SurveyedNode:
     address: str
     facts: NodeFacts
     devices: int
-    refused: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The reasons against the node, a sentence each."""
+        return self.facts.refusals()
 
 
 @dataclass(frozen=True)
@@ -236,11 +239,10 @@ class Survey:
     @property
     def kinds(self) -> dict[str, int]:
         """Number of devices of each kind."""
-        kinds: Counter[str] = Counter()
+        kinds: dict[str, int] = {}
         for node in self.nodes:
-            if node.facts.kind:
-                kinds[node.facts.kind] += node.devices
-        return dict(kinds)
+            kinds[node.facts.kind] = kinds.get(node.facts.kind, 0) + node.devices
+        return {kind: count for kind, count in kinds.items() if kind}
 
     def sentences(self) -> list[str]:
         """Return what is used, and why each other node is not, a sentence each."""
@@ -309,9 +311,7 @@ def survey(
 ) -> Survey:
     """Inspect every node of a Ray cluster, and choose the kind with the most devices, GPUs first.
 
-    Raises:
-        InputError: no Ray answers.
-        UnknownName: no node has devices of that kind.
+    InputError if no Ray answers, UnknownName if no node has devices of that kind.
     """
     link = join_ray(address)
     ray = import_ray()
@@ -334,12 +334,9 @@ def survey(
                 except ray.exceptions.RayError as error:
                     trouble = f"it cannot be looked at: {str(error).strip().splitlines()[-1]}"
                     facts = NodeFacts(node["NodeManagerHostname"], None, trouble)
-            devices = (
-                min(_leasable(node, facts), facts.cluster.devices_per_node) if facts.cluster else 0
-            )
-            nodes.append(
-                SurveyedNode(name, node["NodeManagerAddress"], facts, devices, facts.refusals())
-            )
+            here = facts.cluster
+            devices = min(_leasable(node, here), here.devices_per_node) if here else 0
+            nodes.append(SurveyedNode(name, node["NodeManagerAddress"], facts, devices))
         for agent in agents.values():
             ray.kill(agent)
     finally:
@@ -347,9 +344,13 @@ def survey(
     return replace(_choose_kind(tuple(nodes), device_kind), exposures=tuple(exposed))
 
 
-def _leasable(node: dict[str, Any], facts: NodeFacts) -> int:
-    on_gpus = facts.cluster is not None and facts.cluster.device.type == "cuda"
-    return int(node["Resources"].get("GPU" if on_gpus else "CPU", 0))
+def resource_of(cluster: Cluster) -> str:
+    """Return Ray's name of the resource that a cluster's devices are."""
+    return "GPU" if cluster.device.type == "cuda" else "CPU"
+
+
+def _leasable(node: dict[str, Any], cluster: Cluster) -> int:
+    return int(node["Resources"].get(resource_of(cluster), 0))
 
 
 def _choose_kind(nodes: tuple[SurveyedNode, ...], device_kind: str | None) -> Survey:

@@ -59,11 +59,9 @@ _UNREACHABLE_S, _ASK_AGAIN_S = 30.0, 0.5
 class Flight:
     """A probe with the slots and the lease it was given.
 
-    Attributes:
-        result: reference to the agent's answer; None until the lease is granted.
-        deadline_s: time at which it is cancelled, or killed if it was cancelled before.
-        unreachable_s: time since which the agent cannot be reached; 0 while it can.
-        measured: measurements of an extendable probe at its last request for settings.
+    `result` refers to the agent's answer, None until the lease is granted. At `deadline_s` it is
+    cancelled, or killed if it was cancelled before. Since `unreachable_s` the agent cannot be
+    reached, 0 while it can. `measured` is what it had at its last request for settings.
     """
 
     request: ProbeRequest
@@ -80,11 +78,7 @@ class Flight:
 
 @dataclass
 class Queued:
-    """A probe that waits for slots.
-
-    Attributes:
-        short_s: time since which the cluster has fewer nodes than it needs; 0 while it has enough.
-    """
+    """A probe that waits for slots; the cluster has too few since `short_s`, 0 if it has enough."""
 
     request: ProbeRequest
     since_s: float = field(default_factory=time.monotonic)
@@ -94,11 +88,8 @@ class Queued:
 class RayExecutor:
     """Executor that runs probes on every node of a Ray cluster that has the cluster's devices.
 
-    Args:
-        run_dir: folder of logs and power samples (on the agent's node).
-
-    Raises:
-        InputError: Ray is not installed, does not answer, or has no node with the devices.
+    InputError if Ray is not installed, does not answer, or has no node with the devices. `run_dir`
+    is the folder of logs and power samples, on the agent's node, too.
     """
 
     def __init__(
@@ -176,17 +167,8 @@ class RayExecutor:
             for flight in list(self._flights)
         }
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Names of the nodes in use, each once."""
-        return self.pool.names
-
     def prepare(self) -> None:
-        """Import the frameworks on every node; drop those that cannot.
-
-        Raises:
-            InputError: no node can; the sentence is the first one's.
-        """
+        """Import the frameworks on every node; drop those that cannot; InputError if none can."""
         self._say("importing torch, deepspeed and transformers, once for all probes")
         self.pool.prepare()
 
@@ -225,8 +207,7 @@ class RayExecutor:
         for left in self.pool.refresh():
             for flight in [f for f in self._flights if f.result is None and not f.unreachable_s]:
                 if any(slot.node == left for slot in flight.slots):
-                    self._release(flight)
-                    self._queue.appendleft(Queued(flight.request, flight.since_s))
+                    self._requeue(flight)
 
     def _dispatch(self) -> None:
         for queued in tuple(self._queue):
@@ -246,9 +227,8 @@ class RayExecutor:
                 return  # the next node to become free is for this probe
 
     def _nodes_needed(self, request: ProbeRequest) -> int:
-        return max(
-            1, -(-Configuration(request.launch).world_size // self._cluster.devices_per_node)
-        )
+        ranks = Configuration(request.launch).world_size
+        return max(1, -(-ranks // self._cluster.devices_per_node))
 
     def _hopeless(self, queued: Queued, need: int, nodes: int) -> tuple[str, str] | None:
         now_s = time.monotonic()
@@ -313,13 +293,16 @@ class RayExecutor:
         if flight.lease.wait(timeout_seconds=0.01):
             self._launch(flight)
         elif time.monotonic() - flight.since_s > _LEASE_S:
-            self._release(flight, aside_s=_ASIDE_S)
+            self._requeue(flight, _ASIDE_S)
             if not self.pool.drop_unreachable(flight.slots):
                 names = ", ".join(slot.name for slot in flight.slots)
                 self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
-            self._queue.appendleft(Queued(flight.request, flight.since_s))
 
-    def _release(self, flight: Flight, *, aside_s: float = 0.0) -> None:
+    def _requeue(self, flight: Flight, aside_s: float = 0.0) -> None:
+        self._release(flight, aside_s)
+        self._queue.appendleft(Queued(flight.request, flight.since_s))
+
+    def _release(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._flights.remove(flight)
         self._ray.util.remove_placement_group(flight.lease)
         for slot in flight.slots:
@@ -352,17 +335,16 @@ class RayExecutor:
                 self._fail(flight.request, "node", sentence, measured=flight.measured)
             elif "busy" in answer:
                 self._say(f"{lead.name} is set aside: {answer['busy']}")
-                self._release(flight, aside_s=_ASIDE_S)
-                self._queue.appendleft(Queued(flight.request, flight.since_s))
+                self._requeue(flight, _ASIDE_S)
             elif "visited" in answer:
                 self._further(flight, ProbeRecord.from_json(answer["visited"]))
             else:
                 record = ProbeRecord.from_json(answer)
-                failed = record.failure is not None and record.failure.kind == "node"
-                aside = failed and self.pool.has_others(flight.slots)
-                if aside and record.failure is not None:
-                    self._say(f"{lead.name} is set aside: {record.failure.message}")
-                self._release(flight, aside_s=_ASIDE_FAILED_S if aside else 0.0)
+                aside_s, failure = 0.0, record.failure
+                if failure and failure.kind == "node" and self.pool.has_others(flight.slots):
+                    self._say(f"{lead.name} is set aside: {failure.message}")
+                    aside_s = _ASIDE_FAILED_S
+                self._release(flight, aside_s)
                 self.pool.avoid(flight.slots, of_environment(record.environment))
                 self._done.append(record)
 
@@ -371,9 +353,7 @@ class RayExecutor:
         flight.measured = so_far.measurements
         # The agent's node may have no folder in common with this one.
         save_partial(self._run_dir, partial_record(request, flight.measured, self.meter))
-        more = (
-            self.next_settings(request, flight.measured) if self.next_settings is not None else ()
-        )
+        more = self.next_settings(request, flight.measured) if self.next_settings else ()
         flight.request = replace(request, live=(*request.live, *more))
         lead = flight.slots[0].agent
         flight.result = lead.continue_probe.remote(
@@ -388,7 +368,7 @@ class RayExecutor:
         alive = {n["NodeID"] for n in self._ray.nodes() if n["Alive"]}
         if lead.node not in alive:
             self._refresh_nodes()
-            self._say(f"node {lead.name} left the Ray cluster; {len(self.nodes)} are in use")
+            self._say(f"node {lead.name} left the Ray cluster; {len(self.pool.names)} are in use")
             sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
             self._fail(flight.request, "node", sentence, "", flight.measured, lead.name)
             return

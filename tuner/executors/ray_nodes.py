@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, place_agent
+from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, place_agent, resource_of
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
@@ -34,11 +34,9 @@ _ANSWER_S, _ASK_GONE_S = 5.0, 120.0
 class Slot:
     """Room for one probe: a node, or a part of its devices.
 
-    Attributes:
-        node: Ray's id of the node.
-        devices: UUIDs of the agent's GPUs; empty for all of the node.
-        slow: True if it held other ranks of a probe back; used only if the others are too few.
-        aside_s: time until which it is not used, on the monotonic clock.
+    `node` is Ray's id; `devices` are the UUIDs of the agent's GPUs, empty for all of the node. A
+    slow one held other ranks of a probe back and is used only if the others are too few. Until
+    `aside_s` on the monotonic clock it is not used.
     """
 
     node: str
@@ -60,12 +58,8 @@ class Slot:
 class NodePool:
     """Slots on the nodes of a Ray cluster that have the cluster's devices.
 
-    Args:
-        make_runner: makes the runner of each node; None for the one that measures.
-        local: True if Ray was started here, for this study only.
-
-    Attributes:
-        meter: the source of energy figures that all nodes share; None until one is admitted.
+    `make_runner` makes the runner of each node, None for the one that measures; `local` is True if
+    Ray was started here, for this study only; all nodes share `meter`, None until one is admitted.
     """
 
     def __init__(
@@ -83,8 +77,7 @@ class NodePool:
         self._ray, self._avoid_stragglers = ray, avoid_stragglers
         self._job, self._cluster, self._make_runner = job, cluster, make_runner
         self._run_dir, self._local, self._say = run_dir, local, say
-        self._on_gpus = cluster.device.type == "cuda"
-        self.resource = "GPU" if self._on_gpus else "CPU"
+        self.resource = resource_of(cluster)
         self.slots: list[Slot] = []
         self.meter: MeterInfo | None = None
         self.refusals: list[str] = []
@@ -137,8 +130,12 @@ class NodePool:
 
     def warn_of_exposures(self, sentences: Sequence[str]) -> None:
         """Tell the user, once each, how others can enter a cluster that was not started here."""
+        if not self._local:
+            self._warn(*sentences)
+
+    def _warn(self, *sentences: str) -> None:
         for sentence in sentences:
-            if not self._local and sentence not in self._warned:
+            if sentence and sentence not in self._warned:
                 self._warned.add(sentence)
                 self._say(f"warning: {sentence}")
 
@@ -178,11 +175,8 @@ class NodePool:
                 self._refuse(slot, f"node {slot.name} is not used: its agent failed ({last_line})")
                 continue
             self.warn_of_exposures(entered.exposures)
-            if (few := entered.facts.warning(self._cluster)) and few not in self._warned:
-                self._warned.add(few)
-                self._say(f"warning: {few}")
-            reason = self.reason_to_refuse(entered)
-            if reason:
+            self._warn(entered.facts.warning(self._cluster))
+            if reason := self.reason_to_refuse(entered):
                 self._refuse(slot, reason)
                 if entered.facts.busy:
                     self._busy_until_s[slot.node] = time.monotonic() + _ASK_BUSY_S
@@ -194,17 +188,13 @@ class NodePool:
         if entered.refused:
             return entered.refused[0]
         facts, wanted = entered.facts, self._cluster.device
-        if self._on_gpus and facts.kind != wanted.name:
+        if self.resource == "GPU" and facts.kind != wanted.name:
             return (
                 f"node {facts.host} is not used: it has {facts.kind}, and this study is about "
                 f"{wanted.name}; two kinds never share a front"
             )
         meter, shared = entered.meter, self.meter
-        if (
-            meter is not None
-            and shared is not None
-            and ((meter.name, meter.scope) != (shared.name, shared.scope))
-        ):
+        if meter and shared and (meter.name, meter.scope) != (shared.name, shared.scope):
             return (
                 f"node {facts.host} is not used: it is metered by {meter.name} ({meter.scope} "
                 f"scope) and the others by {shared.name} ({shared.scope} scope)"

@@ -60,9 +60,7 @@ def starting(ray: Any, folder: str | Path) -> Iterator[dict[str, Any]]:
 
     The environment and the current folder are changed for the duration of the context, because
     Ray hands both to its workers; the token remains in the memory of this process afterwards.
-
-    Raises:
-        InputError: this release of Ray has no token authentication.
+    InputError if this release of Ray has no token authentication.
     """
     version = tuple(int(part) for part in ray.__version__.split(".")[:2])
     if version < _FIRST_WITH_TOKEN:

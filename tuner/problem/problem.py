@@ -109,14 +109,16 @@ def versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
+    from tuner.workload.node.readiness import USED
+
     def version(name: str) -> str:
         try:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             return "absent"
 
-    names = ("joulefront", "numpy", "scipy", "scikit-learn", "optuna", "ray", "torch", "deepspeed")
-    each = {name: version(name) for name in (*names, "transformers")}
+    names = ("joulefront", "numpy", "scipy", "scikit-learn", *USED)
+    each = {name: version(name) for name in names}
     return {"python": platform.python_version(), **each}
 
 

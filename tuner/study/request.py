@@ -19,10 +19,11 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options, option
 from tuner.study.callbacks import Progress
+from tuner.workload.runners import CLUSTER, EXECUTORS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -44,11 +45,11 @@ class StudyRequest(JobRequest):
     )
     executor: str | Executor | None = option(
         None,
-        "ray, inline or simulated, which answers probes by predictions (default: ray, or inline "
-        "without Ray)",
+        f"{CLUSTER}, inline or simulated, which answers probes by predictions (default: {CLUSTER}, "
+        "or inline without Ray)",
     )
     ray_address: str | None = option(
-        None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
+        None, "Ray cluster to run on: auto or HOST:PORT", flag=CLUSTER, metavar="ADDRESS"
     )
     avoid_stragglers: bool = option(
         False, "leave nodes that hold others back out of the search, while enough are left"
@@ -86,16 +87,17 @@ class StudyRequest(JobRequest):
             InputError: its parts contradict each other, or this machine has other devices than the
                 cluster.
         """
-        from tuner.executors.choose import check_executor
-
-        check_executor(self.executor)
+        if isinstance(self.executor, str) and self.executor not in EXECUTORS:
+            raise UnknownName("executor", self.executor, EXECUTORS)
         if self.avoid_stragglers and self.ray_address is None:
-            raise InputError("avoid_stragglers leaves nodes of a Ray cluster out; join one (--ray)")
+            raise InputError(
+                f"avoid_stragglers leaves nodes of a Ray cluster out; join one (--{CLUSTER})"
+            )
         if self.knobs:
             return replace(self, job=with_knobs(self.job, self.knobs), knobs=()).checked(notify)
         cluster, executor = self.cluster, self.executor
         if self.ray_address is not None or self.device_kind is not None:
-            cluster, executor = self._on_ray(notify), "ray"
+            cluster, executor = self._on_cluster(notify), CLUSTER
         if executor is None and (device := device_elsewhere(cluster)) is not None:
             raise InputError(self._elsewhere(device))
         simulated = executor == "simulated"
@@ -143,16 +145,16 @@ class StudyRequest(JobRequest):
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, asked
 
-    def _on_ray(self, notify: Notify | None) -> Cluster:
-        from tuner.executors.ray_cluster import survey
+    def _on_cluster(self, notify: Notify | None) -> Cluster:
+        from tuner.executors.choose import survey_cluster
         from tuner.problem.from_job import cluster_of
         from tuner.problem.study_file import parse_cluster
 
         if self.ray_address is None:
             raise InputError("device_kind chooses among the nodes of a Ray cluster; name that too")
-        if self.executor not in (None, "ray"):
+        if self.executor not in (None, CLUSTER):
             raise InputError(
-                f"a Ray cluster runs probes by the executor ray, not {self.executor!r}"
+                f"a Ray cluster runs probes by the executor {CLUSTER}, not {self.executor!r}"
             )
         if self.cluster != "auto":
             named = cluster_of(self.cluster)
@@ -163,7 +165,7 @@ class StudyRequest(JobRequest):
                 )
             return named
         say = _saying(notify)
-        seen = survey(self.ray_address, device_kind=self.device_kind, say=say)
+        seen = survey_cluster(self.ray_address, self.device_kind, say)
         if seen.cluster is None:
             reasons = "; ".join(seen.sentences()) or "it has none"
             raise InputError(

@@ -18,6 +18,7 @@ from tuner.problem.study_file import parse_job
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import (
     blank_job,
@@ -56,7 +57,7 @@ def job_of_script(
     if address is None:
         launched = _launched_here(blank, cluster, run, say)
     else:
-        launched = _launched_on_ray(blank, cluster, run, say, address)
+        launched = _launched_on_cluster(blank, cluster, run, say, address)
     with launched as run_probe:
         return inspect_script(script, blank, run_probe, cluster=cluster, folder=run.path, say=say)
 
@@ -67,7 +68,7 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
         if script.nodes not in (None, 1) and (launcher is None or launcher.nodes == 1):
             raise InputError(
                 f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
-                "machine alone; join one with --ray ADDRESS (docs/clusters.md)"
+                f"machine alone; join one with --{CLUSTER} ADDRESS (docs/clusters.md)"
             )
         return 1
     nodes = script.nodes or (launcher.nodes if launcher else cluster.nodes)
@@ -92,27 +93,25 @@ def _launched_here(
 
 
 @contextmanager
-def _launched_on_ray(
+def _launched_on_cluster(
     job: ScriptJob, cluster: Cluster, run: RunFolder, say: Say, address: str
 ) -> Iterator[RunProbe]:
-    from tuner.executors.ray_executor import RayExecutor
+    from tuner.executors.choose import open_executor
 
-    open_executor = partial(RayExecutor, run_dir=run.path, address=address, say=say)
-    executor = open_executor(job, cluster)
+    opened = partial(open_executor, CLUSTER, run_dir=run.path, say=say, address=address)
+    executor = opened(job, cluster)
 
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
         nonlocal executor, job
         if of is not job:  # its agents have their job from the start
             executor.close()
-            executor, job = open_executor(of, cluster), of
-            executor.prepare()
+            executor, job = opened(of, cluster), of
         executor.submit(request)
         record = executor.wait()
         assert record is not None  # one is in flight
         return record
 
     try:
-        executor.prepare()
         yield run_probe
     finally:
         executor.close()

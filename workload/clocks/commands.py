@@ -63,7 +63,7 @@ class CommandGovernor:
         return Applied(Settings({**applied.settings, **mine}), tuple(notes))
 
     def _keep_earlier(self, knob: Knob) -> None:
-        """Note a knob's value before its first change, and tell the guard."""
+        # Before its first change, and tell the guard.
         if knob.name in self._earlier:
             return
         self._earlier[knob.name] = self._read(knob) if knob.read else str(knob.baseline)

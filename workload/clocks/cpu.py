@@ -51,7 +51,6 @@ def _text(file: Path) -> str:
 
 
 def _number(file: Path) -> int:
-    """Return the file's number; 0 if it has none."""
     text = _text(file)
     return int(text) if text.isdecimal() else 0
 
@@ -82,7 +81,7 @@ class _Package:
 
 
 def _policies(root: Path, cpus: frozenset[int]) -> tuple[list[_Policy], str]:
-    """Return the cpufreq policies of these cores, and the reason if clocks cannot be set."""
+    # And the reason if clocks cannot be set.
     found, others = [], set[int]()
     for folder in sorted(root.glob("devices/system/cpu/cpufreq/policy*")):
         members = frozenset(int(word) for word in _text(folder / "affected_cpus").split())
@@ -101,7 +100,7 @@ def _not_ours(others: set[int]) -> str:
 
 
 def _packages(root: Path, cpus: frozenset[int]) -> tuple[list[_Package], str]:
-    """Return the packages of these cores, and the reason if their power cannot be capped."""
+    # And the reason if their power cannot be capped.
     members: dict[int, set[int]] = {}
     for folder in root.glob("devices/system/cpu/cpu[0-9]*"):
         text = _text(folder / "topology/physical_package_id")
@@ -136,7 +135,7 @@ def _package(root: Path, number: int, cores: int) -> _Package | None:
 
 
 def _why_not_writable(files: Sequence[Path], what: str) -> tuple[str, str]:
-    """Write what the files say into them; return the reason if that fails, and what permits it."""
+    # Writes what the files say into them; the second text is what permits it.
     for file in files:
         try:
             text = file.read_text().strip()
@@ -157,15 +156,11 @@ def _why_not_writable(files: Sequence[Path], what: str) -> tuple[str, str]:
 class CpuGovernor:
     """Highest clock of the cores and power cap of their packages, through the kernel's files.
 
-    Args:
-        cpus: the cores, in the order of the ranks; None: those that this process may use.
-
-    Attributes:
-        why_no_clock, why_no_limit: the reason if clocks, or power limits, cannot be set.
-        clock_grant, limit_grant: the line by which an administrator permits it; else empty.
-        limit_range_W: lowest and highest limit of a package, watts; (0, 0) if there is none.
-        cores_per_package: the number of cores that share a limit; 0 if there is none.
-        default_clock_MHz: the highest clock that the cores may take now; 0 if unknown.
+    `cpus` are the cores in the order of the ranks, None: those that this process may use.
+    `why_no_clock` and `why_no_limit` are the reasons if clocks, or power limits, cannot be set, and
+    `clock_grant` and `limit_grant` the lines by which an administrator permits it, else empty.
+    `limit_range_W` is a package's, `cores_per_package` the number of cores that share a limit, 0 if
+    there is none; `default_clock_MHz` is the highest that the cores may take now, 0 if unknown.
     """
 
     def __init__(
@@ -204,7 +199,6 @@ class CpuGovernor:
         self._watch(len(self._cpus))
 
     def _watch(self, ranks: int) -> None:
-        """Read the clocks of these ranks' cores from now on."""
         cores = frozenset(self._cpus[:ranks])
         files = [
             policy.folder / "scaling_cur_freq" for policy in self._policies if policy.cpus & cores
@@ -216,7 +210,7 @@ class CpuGovernor:
     def _ceilings(
         self, value: Value, ranks: int, notes: list[str]
     ) -> tuple[dict[Path, int], Value]:
-        """Return the clock to set for each policy, kHz, and the setting as snapped."""
+        # In kHz, and the setting as snapped.
         if self.why_no_clock:
             raise InputError(f"clock_MHz cannot be set: {self.why_no_clock}")
         found: dict[Value, int] = {}
@@ -247,7 +241,7 @@ class CpuGovernor:
         return files, found[value]
 
     def _caps(self, value: Value) -> dict[Path, int]:
-        """Return the limit to set in each constraint, microwatts."""
+        # In microwatts.
         if self.why_no_limit:
             raise InputError(f"power_limit_W cannot be set: {self.why_no_limit}")
         if not isinstance(value, int | float):
@@ -286,7 +280,7 @@ class CpuGovernor:
         return Applied(Settings(settings), tuple(notes))
 
     def _files(self, without: Mapping[Path, int] | None = None) -> list[EarlierFile]:
-        """Return the earlier contents, the last change first."""
+        # The last change first.
         return [
             EarlierFile(str(path), text)
             for path, text in reversed(self._earlier.items())
@@ -294,7 +288,7 @@ class CpuGovernor:
         ]
 
     def _change(self, wanted: Mapping[Path, int]) -> None:
-        """Write the files, and restore those that were changed and are no longer wanted."""
+        # And restore those that were changed and are no longer wanted.
         for path in wanted:
             self._earlier.setdefault(path, path.read_text().strip())
         if self._earlier:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
@@ -26,8 +25,7 @@ from tuner.workload.clocks.base import (
 from tuner.workload.clocks.guard import Earlier, put_back
 from tuner.workload.clocks.guard_client import Guard
 from tuner.workload.clocks.ways import earlier_lock, ways
-from tuner.workload.meters.base import over_devices
-from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.base import MeterError, over_devices
 from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, visible_gpus
 
 #: Reason for fixed clocks where the user wants them so.
@@ -40,17 +38,16 @@ _WHAT = {
 }
 
 
+def _limit_mW(gpu: Gpu) -> int | None:
+    return gpu.ask(None, "PowerManagementLimit")
+
+
 class NvmlGovernor:
     """SM clock, memory clock and power limit of the visible GPUs, through NVML.
 
-    Args:
-        environ: with CUDA_VISIBLE_DEVICES, and with EARLIER_CLOCKS_MHZ=MIN,MAX, the lock that an
-            administrator has set. NVML cannot be asked for it; without, putting back releases the
-            lock.
-        guarded: False starts no guard process.
-
-    Attributes:
-        means: how clocks are set: "locked clocks", "zeusd" or "guard".
+    `environ` holds CUDA_VISIBLE_DEVICES, and EARLIER_CLOCKS_MHZ=MIN,MAX, the lock that an
+    administrator has set: NVML cannot be asked for it, and without, putting back releases the lock.
+    `means` is how clocks are set: "locked clocks", "zeusd" or "guard".
 
     MeterError if no GPU is visible, InputError if the devices cannot be used as named.
     """
@@ -65,13 +62,13 @@ class NvmlGovernor:
         self._closed = False
         self._environ = os.environ if environ is None else environ
         self._earlier_clocks_MHz = earlier_lock(self._environ)
-        self._nvml = open_nvml()
+        self._nvml = open_nvml()  # the chosen way's, once there is one
         self._guard = Guard(None)
         try:
             self.gpus = visible_gpus(self._nvml, environ=environ)
             if not self.gpus:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
-            self._limits_mW = {gpu.uuid: self._limit_mW(gpu) for gpu in self.gpus}
+            self._limits_mW = {gpu.uuid: _limit_mW(gpu) for gpu in self.gpus}
             self._limit_known = all(limit is not None for limit in self._limits_mW.values())
             self.means = "locked clocks"
             self.why_not = LEFT_ALONE if leave_alone else self._find_means(guarded)
@@ -85,12 +82,8 @@ class NvmlGovernor:
 
     # ---- what stands, and what is possible
 
-    def _limit_mW(self, gpu: Gpu) -> int | None:
-        nvml = self._nvml
-        return ask(nvml, None, lambda: nvml.nvmlDeviceGetPowerManagementLimit(gpu.handle))
-
     def _find_means(self, guarded: bool) -> str:
-        """Choose the way to set clocks; return the reasons if nothing can be set, else ""."""
+        # Returns the reasons if nothing can be set.
         why_not = ""
         for way in ways(self._nvml, self.gpus[0], self._environ):
             try:
@@ -98,7 +91,7 @@ class NvmlGovernor:
             except self._nvml.NVMLError as error:
                 refused = str(error)
             if not refused:
-                self.means, self._nvml = way.means, way.nvml
+                self.means, self._nvml = way.means, way.library
                 if guarded and way.guard:
                     self._guard = Guard(way.guard)
                 return ""
@@ -112,33 +105,14 @@ class NvmlGovernor:
         return f"power_limit_W cannot be set: {self.gpus[0].name} takes no limit"
 
     def _supported(self) -> tuple[int, ...]:
-        """Return the SM clocks, ascending, MHz, of every GPU at its highest memory clock.
-
-        None of GPUs that cannot lock a clock: those before Volta (NVML API).
-        """
-        nvml, common = self._nvml, None
-        for gpu in self.gpus:
-            try:
-                compute = partial(nvml.nvmlDeviceGetCudaComputeCapability, gpu.handle)
-                if tuple(ask(nvml, (7, 0), compute)) < (7, 0):
-                    return ()
-                memory = max(nvml.nvmlDeviceGetSupportedMemoryClocks(gpu.handle))
-                clocks = nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu.handle, memory)
-            except (nvml.NVMLError, ValueError):
-                return ()
-            common = set(clocks) if common is None else common & set(clocks)
-        return tuple(sorted(common or ()))
+        # GPUs before Volta cannot lock a clock (NVML API).
+        if any((0, 0) < gpu.capability < (7, 0) for gpu in self.gpus):
+            return ()
+        return tuple(sorted(set.intersection(*(set(gpu.clocks_MHz) for gpu in self.gpus))))
 
     def _limit_range_W(self) -> tuple[float, float]:
-        """Return the power limits that all GPUs take, at most the present ones; (0, 0): none."""
-        nvml = self._nvml
-        if not self._limit_known:
-            return 0.0, 0.0
-        lowest = [
-            ask(nvml, None, partial(nvml.nvmlDeviceGetPowerManagementLimitConstraints, gpu.handle))
-            for gpu in self.gpus
-        ]
-        if None in lowest:
+        lowest = [gpu.ask(None, "PowerManagementLimitConstraints") for gpu in self.gpus]
+        if not self._limit_known or None in lowest:
             return 0.0, 0.0
         highest_mW = min(each or 0 for each in self._limits_mW.values())
         return max(low for low, _ in lowest) / 1000, highest_mW / 1000
@@ -148,24 +122,18 @@ class NvmlGovernor:
             raise InputError(f"{name} cannot be set: {self.gpus[0].name} lists no clocks")
         return snapped(name, clock_MHz, offered, notes, f" on {self.gpus[0].name}")
 
-    def _memory_clocks(self) -> tuple[int, ...]:
-        nvml = self._nvml
-        lists = [
-            set(ask(nvml, (), partial(nvml.nvmlDeviceGetSupportedMemoryClocks, gpu.handle)))
-            for gpu in self.gpus
-        ]
-        return tuple(sorted(set.intersection(*lists)))
-
     def _clocks(self, name: str, value: Value, ranks: int, notes: list[str]) -> tuple[int, ...]:
-        """Convert a clock setting to one supported clock per GPU."""
-        offered = self.supported_clocks_MHz if name == "clock_MHz" else self._memory_clocks()
+        offered = self.supported_clocks_MHz
+        if name == "memory_clock_MHz":
+            offered = tuple(
+                sorted(set.intersection(*(set(gpu.memory_clocks_MHz) for gpu in self.gpus)))
+            )
         values = per_device(name, value, ranks, "GPUs")
         if not all(isinstance(clock, int) for clock in values):
             raise InvalidValue(name, value, "an integer, or one a pipeline stage")
         return tuple(self._snap(name, int(clock), offered, notes) for clock in values)  # type: ignore[arg-type]
 
     def _limits(self, value: Value, ranks: int) -> tuple[int, ...]:
-        """Convert a power limit to one per GPU, in milliwatts."""
         if not self._limit_known:
             raise InputError(self._no_limit)
         limits = []
@@ -174,7 +142,7 @@ class NvmlGovernor:
             if not isinstance(watts, int | float):
                 raise InvalidValue("power_limit_W", value, "a number of watts")
             limit_mW = round(1000 * watts)
-            low, high = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu.handle)
+            low, high = gpu.get("PowerManagementLimitConstraints")
             if not low <= limit_mW <= high:
                 legal = f"from {low / 1000:g} to {high / 1000:g} on {gpu.name}"
                 raise InvalidValue("power_limit_W", value, legal)
@@ -209,7 +177,6 @@ class NvmlGovernor:
         return Applied(Settings(settings), tuple(notes))
 
     def _notes(self, live: Settings) -> list[str]:
-        """Return the notes to show when clocks are first changed."""
         first = not any("Locked" in what for _, what in self._touched)
         unknown = "memory_clock_MHz" in live or (
             "clock_MHz" in live and self._earlier_clocks_MHz is None
@@ -227,11 +194,8 @@ class NvmlGovernor:
         return (self._earlier_clocks_MHz or ()) if what == "GpuLockedClocks" else ()
 
     def _change(self, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
-        """Set the first GPUs; restore what was changed before and is not wanted.
-
-        GPUs that no rank uses are left alone: a lock raises their idle power.
-        """
-        nvml, used = self._nvml, self.gpus[: len(wanted)]
+        # GPUs that no rank uses are left alone: a lock raises their idle power.
+        used = self.gpus[: len(wanted)]
         before, stay = set(self._touched), set[tuple[str, str]]()
         for gpu, of_gpu in zip(used, wanted, strict=True):
             for what in of_gpu:
@@ -241,13 +205,13 @@ class NvmlGovernor:
         if self._touched:
             self._guard.expect(list(self._touched.values()))
         back = [earlier for key, earlier in self._touched.items() if key not in stay]
-        if problems := put_back(nvml, back):
+        if problems := put_back(self._nvml, back):
             raise GovernorError("; ".join(problems))
         for number, (gpu, of_gpu) in enumerate(zip(used, wanted, strict=True)):
             for what, values in of_gpu.items():
                 try:
-                    getattr(nvml, f"nvmlDeviceSet{what}")(gpu.handle, *values)
-                except nvml.NVMLError_NotSupported:  # which only the attempt tells
+                    getattr(self._nvml, f"nvmlDeviceSet{what}")(gpu.handle, *values)
+                except self._nvml.NVMLError_NotSupported:  # which only the attempt tells
                     for key in {(left.uuid, what) for left in used[number:]} - before:
                         del self._touched[key]  # nor can it be put back
                     if what != "PowerManagementLimit":
@@ -256,14 +220,14 @@ class NvmlGovernor:
                     self.restore()
                     raise InputError(self._no_limit) from None
             limit_mW = of_gpu.get("PowerManagementLimit")
-            if limit_mW and (now_mW := self._limit_mW(gpu)) != limit_mW[0]:
+            if limit_mW and (now_mW := _limit_mW(gpu)) != limit_mW[0]:
                 raise GovernorError(
                     f"the power limit of GPU {gpu.index} is {now_mW} mW after {limit_mW[0]} mW "
                     "was set"
                 )
 
     def delivered(self) -> dict[str, float]:
-        return over_devices([clock_state(self._nvml, gpu) for gpu in self.gpus])
+        return over_devices([clock_state(gpu) for gpu in self.gpus])
 
     def restore(self) -> None:
         if problems := put_back(self._nvml, list(self._touched.values())):

@@ -118,7 +118,7 @@ class Guard:
         return self._process.pid if self._process is not None else 0
 
     def _say(self, message: dict[str, Any] | None, expected: str) -> None:
-        """Send a message and wait for its answer: a pipe takes one for a dead reader, too."""
+        # And wait for its answer: a pipe takes a message for a dead reader, too.
         if self._process is None:
             # -P: this file's folder must not shadow the standard library's modules.
             command = [sys.executable, "-P", str(Path(__file__).resolve())]

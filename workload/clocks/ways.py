@@ -44,18 +44,11 @@ ZEUSD_S, GUARD_S = 10.0, 20.0
 #: What zeusd answers beside 400 or 500 where NVML says NotSupported (zeusd/src/error.rs; NVML's
 #: own words are "The requested operation is not available on target device").
 _NOT_SUPPORTED = (b"not supported", b"notsupported", b"not available")
-
-
-#: zeusd's command and its arguments for each of NVML's setters (zeusd/src/routes/gpu.rs).
+#: zeusd's word for each thing that is set, and its arguments (zeusd/src/routes/gpu.rs).
 _ZEUSD = {
-    "nvmlDeviceSetPowerManagementLimit": ("set_power_limit", ("power_limit_mw",)),
-    "nvmlDeviceSetGpuLockedClocks": ("set_gpu_locked_clocks", ("min_clock_mhz", "max_clock_mhz")),
-    "nvmlDeviceResetGpuLockedClocks": ("reset_gpu_locked_clocks", ()),
-    "nvmlDeviceSetMemoryLockedClocks": (
-        "set_mem_locked_clocks",
-        ("min_clock_mhz", "max_clock_mhz"),
-    ),
-    "nvmlDeviceResetMemoryLockedClocks": ("reset_mem_locked_clocks", ()),
+    "PowerManagementLimit": ("power_limit", ("power_limit_mw",)),
+    "GpuLockedClocks": ("gpu_locked_clocks", ("min_clock_mhz", "max_clock_mhz")),
+    "MemoryLockedClocks": ("mem_locked_clocks", ("min_clock_mhz", "max_clock_mhz")),
 }
 
 
@@ -66,11 +59,17 @@ class Elsewhere:
         self._nvml = nvml
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("nvmlDeviceSet", "nvmlDeviceReset")):
-            return partial(self._change, name)
+        for verb in ("Set", "Reset"):
+            if name.startswith(f"nvmlDevice{verb}"):
+                return partial(self._changed, verb, name.removeprefix(f"nvmlDevice{verb}"))
         return getattr(self._nvml, name)
 
-    def _change(self, name: str, handle: Any, *values: int) -> None:
+    def _changed(self, verb: str, what: str, handle: Any, *values: int) -> None:
+        if what not in guard.NAMES:
+            raise self._nvml.NVMLError(self._nvml.NVML_ERROR_NOT_SUPPORTED)
+        self._change(verb, what, self._nvml.nvmlDeviceGetUUID(handle), values)
+
+    def _change(self, verb: str, what: str, uuid: str, values: Sequence[int]) -> None:
         raise NotImplementedError
 
 
@@ -91,8 +90,7 @@ def connected(path: str, timeout_s: float) -> socket.socket:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP connection over a Unix socket."""
-
+    # HTTP over a Unix socket.
     def __init__(self, path: str) -> None:
         super().__init__("zeusd", timeout=ZEUSD_S)
         self._path = path
@@ -152,17 +150,14 @@ class ZeusdNvml(Elsewhere):
                 self._ids[nvml.nvmlDeviceGetUUID(found)] = int(gpu["id"])
         return "" if self._ids else "it has none of the GPUs that NVML shows here"
 
-    def _change(self, name: str, handle: Any, *values: int) -> None:
+    def _change(self, verb: str, what: str, uuid: str, values: Sequence[int]) -> None:
         nvml = self._nvml
-        if name not in _ZEUSD:
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-        uuid = nvml.nvmlDeviceGetUUID(handle)
         if (not self._ids and self.why_not()) or uuid not in self._ids:
             raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
-        command, names = _ZEUSD[name]
-        words = {"gpu_ids": self._ids[uuid], **dict(zip(names, values, strict=True))}
+        command, names = _ZEUSD[what]
+        words = {"gpu_ids": self._ids[uuid], **dict(zip(names, values, strict=False))}
         query = "&".join(f"{word}={value}" for word, value in words.items())
-        status, told = self._request("POST", f"/gpu/{command}?{query}&block=true")
+        status, told = self._request("POST", f"/gpu/{verb.lower()}_{command}?{query}&block=true")
         if status in (401, 403):
             raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
         if status in (404, 405) or any(text in told.lower() for text in _NOT_SUPPORTED):
@@ -208,7 +203,6 @@ class RootGuardNvml(Elsewhere):
         return self._sudo_said() or why
 
     def _connect(self) -> socket.socket:
-        """Connect to the guard; OSError if there is none, or another user's."""
         if os.path.exists(self._path):
             return connected(self._path, GUARD_S)
         ours, theirs = socket.socketpair()
@@ -246,7 +240,7 @@ class RootGuardNvml(Elsewhere):
         return self.ask(**message)
 
     def _sudo_said(self) -> str:
-        """Return what sudo and the guard that it started said, which ends without the socket."""
+        # As did the guard that it started, which ends without the socket.
         sudo, self._sudo = self._sudo, None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return sudo.communicate(timeout=END_S)[1].strip() if sudo is not None else ""
@@ -257,21 +251,17 @@ class RootGuardNvml(Elsewhere):
             self._socket.close()
             self._socket = None
 
-    def _change(self, name: str, handle: Any, *values: int) -> None:
+    def _change(self, verb: str, what: str, uuid: str, values: Sequence[int]) -> None:
         nvml = self._nvml
-        verb, start = ("set", "nvmlDeviceSet") if "Set" in name else ("restore", "nvmlDeviceReset")
-        what = name.removeprefix(start)
-        if what not in guard.NAMES:
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-        uuid = nvml.nvmlDeviceGetUUID(handle)
         stood = self._stood.get((uuid, what), self._lock_MHz if what == "GpuLockedClocks" else ())
+        asked = "set" if verb == "Set" else "restore"
         try:
-            answer = self.ask(verb=verb, gpu=uuid, what=what, values=values, stood=stood)
+            answer = self.ask(verb=asked, gpu=uuid, what=what, values=values, stood=stood)
         except OSError as error:
             raise nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN) from error
         if "error" in answer:
             raise nvml.NVMLError(answer.get("nvml", nvml.NVML_ERROR_UNKNOWN))
-        if verb == "set":  # for the guard after this one, if it is killed
+        if asked == "set":  # for the guard after this one, if it is killed
             self._stood[uuid, what] = answer["stood"]
         else:
             self._stood.pop((uuid, what), None)
@@ -290,11 +280,12 @@ class RootGuardNvml(Elsewhere):
 class Way:
     """One way to set clocks; `why_not` returns the reason against it, or "".
 
-    `guard` says where the guard process finds the same, empty for a way that restores by itself.
+    `library` is NVML or what stands in for it. `guard` says where the guard process finds it, empty
+    for a way that restores by itself.
     """
 
     means: str
-    nvml: Any
+    library: Any
     guard: str
     where: str
     why_not: Callable[[], str]

@@ -6,7 +6,6 @@ read. `Platform.open_meter` picks one; callers use the protocol only.
 
 from __future__ import annotations
 
-from tuner.workload.meters.base import Meter, PowerSample, Reading
-from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.base import Meter, MeterError, PowerSample, Reading
 
 __all__ = ["Meter", "MeterError", "PowerSample", "Reading"]

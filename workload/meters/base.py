@@ -7,11 +7,24 @@ estimate; nothing downstream may forget either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from tuner.workload.probe import MeterInfo
+
+
+class MeterError(Exception):
+    """Failure to open or read a meter, never zero joules; `grant` is the line that permits it."""
+
+    def __init__(self, sentence: str, *, grant: str = "") -> None:
+        super().__init__(sentence)
+        self.grant = grant
+
+
+class NoDriver(MeterError):
+    """NVML does not start because this machine has no NVIDIA driver, and so no GPU to use."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +113,51 @@ class Meter(Protocol):
 
     def close(self) -> None:
         """Release the source. May be called twice."""
+
+
+class CounterMeter:
+    """Meter by a counter of joules that is fine enough to need no wait at a window's edge.
+
+    A subclass counts. Power is the slope between two samples; two closer than `min_s` say little.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        min_s: float,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._name, self._min_s = name, min_s
+        self._clock, self._sleep = clock, sleep
+        self._lock, self._sampling = threading.Lock(), threading.Lock()
+        self._closed = False
+        self._last = self.read()
+
+    def _count(self) -> Reading:
+        raise NotImplementedError
+
+    def read(self) -> Reading:
+        with self._lock:
+            if self._closed:
+                raise MeterError(f"the {self._name} meter is closed")
+            return self._count()
+
+    def boundary(self, *, opens: bool) -> Reading:
+        return self.read()
+
+    def sample(self) -> PowerSample:
+        """Return the mean power since the previous sample (since opening, for the first), watts."""
+        with self._sampling:
+            reading = self.read()
+            while (elapsed_s := reading.time_s - self._last.time_s) < self._min_s:
+                self._sleep(self._min_s)
+                reading = self.read()
+            power_W = (reading.energy_J - self._last.energy_J) / elapsed_s
+            self._last = reading
+            return PowerSample(reading.time_s, power_W)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tuner.search_spaces.errors import InvalidValue
-from tuner.workload.meters.base import Reading
-from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.integral import CounterMeter
+from tuner.workload.meters.base import CounterMeter, MeterError, Reading
 from tuner.workload.node.host import busy_ticks
 from tuner.workload.probe import MeterInfo
 
@@ -71,7 +69,7 @@ class EstimatedMeter(CounterMeter):
         super().__init__("estimated", min_s=MIN_SLOPE_S, clock=clock, sleep=sleep)
 
     def _ticks(self) -> dict[int, int]:
-        """Return busy ticks since boot, by core. A core that is switched off has no line."""
+        # Since boot, by core; one that is switched off has no line.
         try:
             ticks = busy_ticks(self._cpus, self._stat)
         except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ not documented, so those are named by UUID.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters.errors import MeterError, NoDriver
+from tuner.workload.meters.base import MeterError, NoDriver
 
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
 _NONE = ("-1", "NoDevFiles")
 #: What to do about an NVML that does not start, by its error.
 _REMEDIES = {18: "reboot, or reload the driver"}  # the driver was updated under a loaded older one
+#: NVML's reasons for a lower clock.
+_THROTTLES = {
+    "throttle_power": ("SwPowerCap",),
+    "throttle_thermal": ("SwThermalSlowdown", "HwThermalSlowdown"),
+    "throttle_hw": ("HwSlowdown", "HwPowerBrakeSlowdown"),
+}
 
 
 def on_twin(environ: Mapping[str, str] | None = None) -> bool:
@@ -45,6 +52,81 @@ class Gpu:
     uuid: str
     name: str
     handle: Any = field(compare=False, repr=False)
+    nvml: Any = field(compare=False, repr=False)
+
+    def get(self, what: str, *arguments: Any) -> Any:
+        """Return the answer of NVML's nvmlDeviceGet`what`, where a text names one of its constants.
+
+        NVMLError if the GPU refuses, AttributeError if the binding has no such call or constant.
+        """
+        given = [getattr(self.nvml, each) if isinstance(each, str) else each for each in arguments]
+        return getattr(self.nvml, f"nvmlDeviceGet{what}")(self.handle, *given)
+
+    def ask(self, default: Any, what: str, *arguments: Any) -> Any:
+        """Return the answer to an optional query; `default` if the GPU or binding lacks it."""
+        return ask(self.nvml, default, lambda: self.get(what, *arguments))
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of the memory; NVMLError if it is not told."""
+        return int(self.get("MemoryInfo").total)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA's compute capability; (0, 0) if unknown."""
+        major, minor = self.ask((0, 0), "CudaComputeCapability")
+        return major, minor
+
+    @property
+    def memory_clocks_MHz(self) -> tuple[int, ...]:
+        """Supported memory clocks; empty if unknown."""
+        return tuple(self.ask((), "SupportedMemoryClocks"))
+
+    @property
+    def clocks_MHz(self) -> tuple[int, ...]:
+        """Supported SM clocks at the highest memory clock, ascending; empty if unknown."""
+        memory_MHz = self.memory_clocks_MHz
+        return tuple(
+            sorted(self.ask((), "SupportedGraphicsClocks", max(memory_MHz)) if memory_MHz else ())
+        )
+
+    def field_mW(self, *scope: str) -> float:
+        """Return the instant power as NVML's field value, of the GPU or of another scope."""
+        field = self.nvml.NVML_FI_DEV_POWER_INSTANT
+        asked = (field, getattr(self.nvml, *scope)) if scope else field
+        value = self.get("FieldValues", [asked])[0]
+        if value.nvmlReturn != self.nvml.NVML_SUCCESS:
+            raise self.nvml.NVMLError(value.nvmlReturn)
+        return float(value.value.uiVal)
+
+    def field_W(self, *scope: str) -> float:
+        """Return the instant power of a scope, watts."""
+        return self.field_mW(*scope) / 1000
+
+    def temperature_C(self) -> float:
+        """Return the temperature, degrees Celsius; NVMLError or AttributeError if unreadable."""
+        # Drivers of CUDA 14 no longer have the older of the two calls (nvidia-ml-py 13.615), and
+        # older drivers or bindings lack the newer one.
+        told = self.ask(None, "TemperatureV", "NVML_TEMPERATURE_GPU")
+        return float(self.get("Temperature", "NVML_TEMPERATURE_GPU") if told is None else told)
+
+    def power_profile(self) -> str:
+        """Return the profiles in force (Blackwell), which lower clocks, as " (MAX_Q)", or ""."""
+        prefix = "NVML_POWER_PROFILE_"
+        listed = (name for name in dir(self.nvml) if name.startswith(prefix))
+        names = {getattr(self.nvml, name): name for name in listed if "OPERATION" not in name}
+        found = [names.get(bit, str(bit)).removeprefix(prefix) for bit in self._profiles()]
+        return f" ({', '.join(found)})" if found else ""
+
+    def _profiles(self) -> list[int]:
+        try:
+            told = self.nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+            ask = self.nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
+            ask(self.handle, ctypes.byref(told))
+        except (self.nvml.NVMLError, AttributeError):
+            return []
+        words = told.enforcedProfilesMask.mask
+        return [bit for bit in range(32 * len(words)) if words[bit // 32] >> bit % 32 & 1]
 
 
 def open_nvml(*, dev: str | Path = "/dev") -> Any:
@@ -112,7 +194,6 @@ class _Listed:
 
 
 def _list(nvml: Any) -> _Listed:
-    """List all GPUs."""
     try:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
@@ -122,7 +203,7 @@ def _list(nvml: Any) -> _Listed:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-            gpus.append(Gpu(index, uuid, name, handle))
+            gpus.append(Gpu(index, uuid, name, handle, nvml))
         except nvml.NVMLError as error:
             unusable[index] = str(error)
             if error.value != nvml.NVML_ERROR_NO_PERMISSION:
@@ -179,11 +260,6 @@ def _choose(entries: Sequence[str], listed: _Listed, environ: Mapping[str, str])
     return tuple(chosen)
 
 
-def _mig(nvml: Any, gpu: Gpu) -> bool:
-    current, _pending = ask(nvml, (0, 0), lambda: nvml.nvmlDeviceGetMigMode(gpu.handle))
-    return bool(current)
-
-
 def visible_gpus(nvml: Any, *, environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
     """Return the GPUs this process may use, in CUDA's order: every GPU without its variable.
 
@@ -200,7 +276,7 @@ def visible_gpus(nvml: Any, *, environ: Mapping[str, str] | None = None) -> tupl
     elif listed.unusable and not listed.gpus:
         raise MeterError(f"NVML opens no GPU: {listed.names}")
     for gpu in chosen:
-        if _mig(nvml, gpu):
+        if gpu.ask((0, 0), "MigMode")[0]:
             raise InputError(
                 f"GPU {gpu.index} ({gpu.uuid}) has MIG on; NVML counts energy and sets clocks for "
                 f"whole GPUs only, so switch it off (nvidia-smi -i {gpu.index} -mig 0) or choose "
@@ -230,40 +306,21 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
     return {**order, "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
-def field_W(nvml: Any, gpu: Gpu, of: str = "GPU") -> float:
-    """Return the instant power of a scope ("GPU" or "MODULE") as NVML's field value, watts.
-
-    NVMLError or AttributeError if the GPU, driver or binding does not offer it.
-    """
-    field = nvml.NVML_FI_DEV_POWER_INSTANT
-    asked = field if of == "GPU" else (field, getattr(nvml, f"NVML_POWER_SCOPE_{of}"))
-    value = nvml.nvmlDeviceGetFieldValues(gpu.handle, [asked])[0]
-    if value.nvmlReturn != nvml.NVML_SUCCESS:
-        raise nvml.NVMLError(value.nvmlReturn)
-    return float(value.value.uiVal) / 1000
-
-
-def temperature_C(nvml: Any, handle: Any) -> float:
-    """Return a GPU's temperature, degrees Celsius; NVMLError or AttributeError if unreadable.
-
-    Drivers of CUDA 14 no longer have the older of the two calls (nvidia-ml-py 13.615), and older
-    drivers or bindings lack the newer one.
-    """
-    sensor = nvml.NVML_TEMPERATURE_GPU
-    told = ask(nvml, None, lambda: nvml.nvmlDeviceGetTemperatureV(handle, sensor))
-    return float(nvml.nvmlDeviceGetTemperature(handle, sensor) if told is None else told)
-
-
-def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
+def clock_state(gpu: Gpu) -> dict[str, float]:
     """Return the GPU's present clocks, temperature, utilisation and throttling, as far as it tells.
 
     "clock_MHz", "memory_clock_MHz", "temperature_C", "utilisation" (0 to 1); "throttle_power",
     "throttle_thermal" and "throttle_hw" are 1 where the power limit, the temperature or the board
     (power brake, hardware slowdown) lowers the clock. MeterError if the GPU is lost.
     """
-    state: dict[str, float] = {}
-
-    def put(name: str, question: Callable[[], float]) -> None:
+    nvml, state = gpu.nvml, dict[str, float]()
+    questions: dict[str, Callable[[], float]] = {
+        "clock_MHz": lambda: gpu.get("ClockInfo", "NVML_CLOCK_SM"),
+        "memory_clock_MHz": lambda: gpu.get("ClockInfo", "NVML_CLOCK_MEM"),
+        "temperature_C": gpu.temperature_C,
+        "utilisation": lambda: gpu.get("UtilizationRates").gpu / 100,
+    }
+    for name, question in questions.items():
         try:
             state[name] = float(question())
         except AttributeError:
@@ -271,29 +328,11 @@ def clock_state(nvml: Any, gpu: Gpu) -> dict[str, float]:
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
                 raise MeterError(f"GPU {gpu.index} ({gpu.uuid}) is lost") from error
-
-    handle = gpu.handle
-    put("clock_MHz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-    put("memory_clock_MHz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
-    put("temperature_C", lambda: temperature_C(nvml, handle))
-    put("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
     # The same call under its newer and its older name; a driver may know one only.
-    reasons = ask(nvml, None, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    reasons = gpu.ask(None, "CurrentClocksEventReasons")
     if reasons is None:
-        reasons = ask(nvml, None, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-    if reasons is not None:
-        for name, mask in (
-            ("throttle_power", nvml.nvmlClocksThrottleReasonSwPowerCap),
-            (
-                "throttle_thermal",
-                nvml.nvmlClocksThrottleReasonSwThermalSlowdown
-                | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-            ),
-            (
-                "throttle_hw",
-                nvml.nvmlClocksThrottleReasonHwSlowdown
-                | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-            ),
-        ):
-            state[name] = float(bool(reasons & mask))
+        reasons = gpu.ask(None, "CurrentClocksThrottleReasons")
+    for name, causes in _THROTTLES.items() if reasons is not None else ():
+        bits = [getattr(nvml, f"nvmlClocksThrottleReason{cause}") for cause in causes]
+        state[name] = float(any(reasons & bit for bit in bits))
     return state

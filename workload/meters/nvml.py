@@ -14,21 +14,25 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from tuner.workload.meters.base import PowerSample, Reading, each_device, over_devices
-from tuner.workload.meters.errors import MeterError
+from tuner.workload.meters.base import (
+    MeterError,
+    PowerSample,
+    Reading,
+    each_device,
+    over_devices,
+)
 from tuner.workload.meters.gpus import (
     Gpu,
     ask,
     clock_state,
-    field_W,
     on_twin,
     open_nvml,
     visible_gpus,
 )
-from tuner.workload.meters.integral import SILENT_S, Integral, LostJoules
-from tuner.workload.meters.ticker import Ticker
+from tuner.workload.meters.timeline import Ticker
 from tuner.workload.probe import MeterInfo
 
 #: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this
@@ -47,11 +51,37 @@ USUAL_PERIOD_S = 0.1
 TRIAL_S = 0.5
 #: NVML averages power over so long where it does not tell the instant one (Ampere and later).
 AVERAGED_S = 1.0
-
+#: A counter that has not moved for so long is broken: it updates every 20 to 100 ms
+#: (ML.ENERGY blog; arXiv 2312.02741), and no GPU draws nothing. Power that was not sampled for so
+#: long leaves joules unknown just the same.
+SILENT_S = 2.0
 #: Least length of a span whose slope is taken: an update period of the slowest counters.
 SPAN_S = 0.1
 #: Slopes that differ by less are the same: at 70 W idle, an error of 2 W over half a second.
 ALIKE = 0.05
+
+
+class LostJoules(MeterError):
+    """Loss of joules: no later difference of readings would be right."""
+
+
+class Integral:
+    """Joules since construction, by integrating sampled power."""
+
+    def __init__(self, power_W: Callable[[], float], now_s: float) -> None:
+        self._power_W = power_W
+        self._total_J = 0.0
+        self._last = (now_s, power_W())
+
+    def energy_J(self, now_s: float) -> float:
+        """Add what was drawn since the last sample; LostJoules if that is over `SILENT_S` ago."""
+        last_s, last_W = self._last
+        power_W = self._power_W()
+        if now_s - last_s > SILENT_S:
+            raise LostJoules(f"the GPU's power was not sampled for {now_s - last_s:.1f} s")
+        self._total_J += max(0.0, now_s - last_s) * (last_W + power_W) / 2
+        self._last = (max(now_s, last_s), power_W)
+        return self._total_J
 
 
 class Settling:
@@ -74,7 +104,7 @@ class Settling:
         self._updates.append((time_s, energy_J))
 
     def _slope_W(self, last: int) -> tuple[float, int] | None:
-        """Return the slope of the shortest span that ends at update `last`, and its first one."""
+        # Of the shortest span that ends at update `last`, and the span's first update.
         last_s, last_J = self._updates[last]
         for first in range(last - 1, -1, -1):
             time_s, energy_J = self._updates[first]
@@ -105,13 +135,13 @@ class Settling:
 class _Counter:
     """Joules since opening by one GPU's total-energy counter, which counts millijoules."""
 
-    def __init__(self, nvml: Any, gpu: Gpu, now_s: float) -> None:
-        self._nvml, self._gpu = nvml, gpu
-        self._start_mJ = self._last_mJ = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
+    def __init__(self, gpu: Gpu, now_s: float) -> None:
+        self._gpu = gpu
+        self._start_mJ = self._last_mJ = gpu.get("TotalEnergyConsumption")
         self._moved_s = self._read_s = now_s  # when the last value was first seen, and last read
 
     def energy_J(self, now_s: float) -> float:
-        value_mJ = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu.handle)
+        value_mJ = self._gpu.get("TotalEnergyConsumption")
         which = f"the energy counter of GPU {self._gpu.index} ({self._gpu.uuid})"
         if value_mJ < self._last_mJ:
             over_mJ = value_mJ + WRAP_MJ - self._last_mJ
@@ -157,6 +187,10 @@ class _Edge:
         """Return the energy at a time; the value when watching began if it never changed."""
         value_J = self._settling.energy_J(at_s)
         return self._first_J if value_J is None else value_J
+
+
+def _module_W(gpu: Gpu) -> float:
+    return gpu.field_W("NVML_POWER_SCOPE_MODULE")
 
 
 class NvmlMeter:
@@ -220,17 +254,11 @@ class NvmlMeter:
         return ", and ".join([by_counter] * bool(counted) + [by_power] * bool(sampled))
 
     def _find_power(self, gpu: Gpu) -> Callable[[], float] | None:
-        """Return the power query: instant power if offered, else a 1 s average; None without."""
-        nvml = self._nvml
-
-        def instant_W() -> float:
-            return field_W(nvml, gpu)
-
         def averaged_W() -> float:
-            return float(nvml.nvmlDeviceGetPowerUsage(gpu.handle)) / 1000
+            return float(gpu.get("PowerUsage")) / 1000
 
-        for power_W in (instant_W, averaged_W):
-            if ask(nvml, 0.0, power_W) > 0:  # a binding may answer 0 for "not supported"
+        for power_W in (gpu.field_W, averaged_W):
+            if ask(gpu.nvml, 0.0, power_W) > 0:  # a binding may answer 0 for "not supported"
                 if power_W is averaged_W:
                     self._averaged.add(gpu.uuid)
                 return power_W
@@ -239,7 +267,7 @@ class NvmlMeter:
     def _find_source(self, gpu: Gpu) -> _Counter | Integral:
         power_W = self._powers[gpu.uuid]
         try:
-            counter = _Counter(self._nvml, gpu, self._clock())
+            counter = _Counter(gpu, self._clock())
             if power_W is None or not self._counts_the_module(gpu, power_W):
                 return counter
         except (self._nvml.NVMLError, AttributeError) as error:
@@ -250,29 +278,17 @@ class NvmlMeter:
         return Integral(power_W, self._clock())
 
     def _tells_the_module_only(self, gpu: Gpu) -> bool:
-        """Return True if power and energy are the superchip module's, and none is the GPU's.
-
-        As with some Grace Hopper drivers (Zeus, `nvidia.py:_resolve_power_field_scope`).
-        """
-        nvml = self._nvml
-        return ask(nvml, 0.0, lambda: field_W(nvml, gpu)) <= 0 < self._module_W(gpu)
-
-    def _module_W(self, gpu: Gpu) -> float:
-        """Return the power of the superchip's module; 0 if NVML tells none."""
-        return float(ask(self._nvml, 0.0, lambda: field_W(self._nvml, gpu, "MODULE")))
+        # As with some Grace Hopper drivers (Zeus, `nvidia.py:_resolve_power_field_scope`).
+        return ask(gpu.nvml, 0.0, gpu.field_W) <= 0 < ask(gpu.nvml, 0.0, partial(_module_W, gpu))
 
     def _counts_the_module(self, gpu: Gpu, power_W: Callable[[], float]) -> bool:
-        """Return True if the energy counter is the superchip module's, found by watching it.
-
-        Only where NVML tells a module's power that differs from the GPU's (GH200; Zeus PR 172).
-        """
-        if not (told_W := self._module_W(gpu)) or told_W < 1.05 * power_W():
+        # Found by watching the counter, only where NVML tells a power of the superchip's module
+        # that differs from the GPU's (GH200; Zeus PR 172).
+        module_W = partial(_module_W, gpu)
+        told_W = ask(gpu.nvml, 0.0, module_W)
+        if not told_W or told_W < 1.05 * power_W():
             return False
-
-        def module_W() -> float:
-            return field_W(self._nvml, gpu, "MODULE")
-
-        counter = _Counter(self._nvml, gpu, self._clock())
+        counter = _Counter(gpu, self._clock())
         gpu_J, module_J = Integral(power_W, self._clock()), Integral(module_W, self._clock())
         began_s = self._clock()
         looks = max(1, round(TRIAL_S / USUAL_PERIOD_S))
@@ -293,7 +309,7 @@ class NvmlMeter:
 
     @contextlib.contextmanager
     def _reading(self) -> Any:
-        """Return the joules, with the lock held; lost joules break the meter for good."""
+        # With the lock held; lost joules break the meter for good.
         with self._lock:
             self._check()
             try:
@@ -349,7 +365,7 @@ class NvmlMeter:
         return self._period_s
 
     def _watch(self, counter: _Counter) -> float:
-        """Return the seconds between two updates of a counter; 0.5 s if it is not faster."""
+        # The seconds between two updates; 0.5 s if it is not faster.
         began_s = now_s = self._clock()
         value_J, updates = counter.energy_J(now_s), list[float]()
         tries = round(LOOK_MAX_S / LOOK_S)
@@ -380,7 +396,7 @@ class NvmlMeter:
                 powers.append(read_W())
             except self._nvml.NVMLError as error:
                 raise MeterError(f"NVML does not tell the GPUs' power: {error}") from error
-        states = [clock_state(self._nvml, gpu) for gpu in self.gpus]
+        states = [clock_state(gpu) for gpu in self.gpus]
         extra = over_devices(states) | each_device(
             [{"power_W": power, **state} for power, state in zip(powers, states, strict=True)]
         )

@@ -13,56 +13,69 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.meters.gpus import open_nvml, temperature_C
+from tuner.workload.meters.gpus import Gpu, open_nvml
 
 FORMAT = "joulefront-nvml-1"
-#: Readings of a row after its time: counter (mJ); power instant, averaged and of the module (mW);
-#: clocks of SM and memory (MHz); temperature (C), utilisation (%), bit mask of the reasons for a
-#: lower clock, and power limit (mW).
-COLUMNS = (
-    "energy_mJ",
-    "instant_mW",
-    "averaged_mW",
-    "module_mW",
-    "sm_MHz",
-    "memory_MHz",
-    "temperature_C",
-    "utilisation",
-    "reasons",
-    "limit_mW",
-)
+
+
+def _call(name: str, *arguments: str) -> tuple[str, Callable[[Gpu], Any]]:
+    return f"nvmlDeviceGet{name}", lambda gpu: gpu.get(name, *arguments)
+
+
+#: Readings of a row after its time, each with its name among the errors and its query. Units are
+#: NVML's: utilisation in %, `reasons` for a lower clock as a bit mask.
+_READINGS: dict[str, tuple[str, Callable[[Gpu], Any]]] = {
+    "energy_mJ": _call("TotalEnergyConsumption"),
+    "instant_mW": ("power.instant", lambda gpu: gpu.field_mW("NVML_POWER_SCOPE_GPU")),
+    "averaged_mW": _call("PowerUsage"),
+    "module_mW": ("power.module", lambda gpu: gpu.field_mW("NVML_POWER_SCOPE_MODULE")),
+    "sm_MHz": _call("ClockInfo", "NVML_CLOCK_SM"),
+    "memory_MHz": _call("ClockInfo", "NVML_CLOCK_MEM"),
+    "temperature_C": ("nvmlDeviceGetTemperature", Gpu.temperature_C),
+    "utilisation": ("nvmlDeviceGetUtilizationRates", lambda gpu: gpu.get("UtilizationRates").gpu),
+    "reasons": _call("CurrentClocksEventReasons"),
+    "limit_mW": _call("PowerManagementLimit"),
+}
+COLUMNS = tuple(_READINGS)
 #: Rows of a recording at most, and their period at least: counters update every 20 to 100 ms.
 MAX_ROWS, PERIOD_S = 6000, 0.01
 #: Queries of a device without arguments, whose answers do not change.
 _PLAIN = (
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetNumGpuCores",
-    "nvmlDeviceGetMemoryBusWidth",
-    "nvmlDeviceGetArchitecture",
-    "nvmlDeviceGetCudaComputeCapability",
-    "nvmlDeviceGetMaxPcieLinkGeneration",
-    "nvmlDeviceGetMaxPcieLinkWidth",
-    "nvmlDeviceGetPersistenceMode",
-    "nvmlDeviceGetPowerManagementLimit",
-    "nvmlDeviceGetEnforcedPowerLimit",
-    "nvmlDeviceGetPowerManagementDefaultLimit",
-    "nvmlDeviceGetPowerManagementLimitConstraints",
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetC2cModeInfoV",
-    "nvmlDeviceGetSupportedMemoryClocks",
-    "nvmlDeviceGetTotalEnergyConsumption",
-    "nvmlDeviceGetPowerUsage",
-    "nvmlDeviceGetUtilizationRates",
-    "nvmlDeviceGetCurrentClocksEventReasons",
+    "Name",
+    "NumGpuCores",
+    "MemoryBusWidth",
+    "Architecture",
+    "CudaComputeCapability",
+    "MaxPcieLinkGeneration",
+    "MaxPcieLinkWidth",
+    "PersistenceMode",
+    "PowerManagementLimit",
+    "EnforcedPowerLimit",
+    "PowerManagementDefaultLimit",
+    "PowerManagementLimitConstraints",
+    "MigMode",
+    "MemoryInfo",
+    "C2cModeInfoV",
+    "SupportedMemoryClocks",
+    "TotalEnergyConsumption",
+    "PowerUsage",
+    "UtilizationRates",
+    "CurrentClocksEventReasons",
 )
-_PROCESSES = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+_PROCESSES = ("ComputeRunningProcesses", "GraphicsRunningProcesses")
 _MOST_LINKS = 18
+_SYSTEM = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetNVMLVersion",
+    "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlDeviceGetCount",
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +126,7 @@ class NvmlRecording:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an answer of pynvml to JSON: structs by their fields."""
+    # To JSON: structs by their fields.
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, list | tuple):
@@ -125,88 +138,48 @@ def _plain(value: Any) -> Any:
     return {name: _plain(part) for name, part in vars(value).items()}  # pynvml's copy of a struct
 
 
-class _Recorder:
-    def __init__(self, nvml: Any, names: bool) -> None:
-        self._nvml, self._names = nvml, names
-        self.errors: dict[str, int] = {}
+def _answer(nvml: Any, question: Callable[[], Any]) -> Any:
+    # {"error": code} if it fails; code None if the binding lacks the function.
+    try:
+        return _plain(question())
+    except AttributeError:
+        return {"error": None}
+    except nvml.NVMLError as error:
+        return {"error": error.value}
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Return an answer, or {"error": code}; code None if the binding lacks the function."""
-        try:
-            return _plain(getattr(self._nvml, name)(*arguments))
-        except AttributeError:
-            return {"error": None}
-        except self._nvml.NVMLError as error:
-            return {"error": error.value}
 
-    def device(self, index: int, handle: Any) -> dict[str, Any]:
-        nvml, ask = self._nvml, self.ask
-        told = {name: ask(name, handle) for name in _PLAIN}
-        uuid = ask("nvmlDeviceGetUUID", handle)
-        told["nvmlDeviceGetUUID"] = uuid if self._names else f"GPU-recorded-{index}"
-        told["nvmlDeviceGetPciInfo.bus"] = _part(ask("nvmlDeviceGetPciInfo", handle), "bus")
-        second = getattr(nvml, "nvmlMemory_v2", 2)
-        told["nvmlDeviceGetMemoryInfo.v2"] = ask("nvmlDeviceGetMemoryInfo", handle, second)
-        memory = told["nvmlDeviceGetSupportedMemoryClocks"]
-        if isinstance(memory, list) and memory:
-            name = "nvmlDeviceGetSupportedGraphicsClocks"
-            told[name] = ask(name, handle, max(memory))
-        for kind in ("SM", "MEM"):
-            of = getattr(nvml, f"NVML_CLOCK_{kind}")
-            for name in ("nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetDefaultApplicationsClock"):
-                told[f"{name}.{kind}"] = ask(name, handle, of)
-        links = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(_MOST_LINKS)]
-        told["nvmlDeviceGetNvLinkState.active"] = links.count(1)
-        for name in _PROCESSES:
-            found = ask(name, handle)
-            if isinstance(found, list):
-                found = [_part(process, "usedGpuMemory") for process in found]
-            told[f"{name}.bytes"] = found
-        return told
+def _device(gpu: Gpu, names: bool) -> dict[str, Any]:
+    def ask(name: str, *arguments: Any) -> Any:
+        return _answer(gpu.nvml, lambda: gpu.get(name, *arguments))
 
-    def row(self, index: int, handle: Any) -> tuple[float | None, ...]:
-        """Return the readings of a GPU, in the order of `COLUMNS`."""
-        nvml = self._nvml
+    told = {f"nvmlDeviceGet{name}": ask(name) for name in _PLAIN}
+    uuid = ask("UUID")
+    told["nvmlDeviceGetUUID"] = uuid if names else f"GPU-recorded-{gpu.index}"
+    told["nvmlDeviceGetPciInfo.bus"] = _part(ask("PciInfo"), "bus")
+    told["nvmlDeviceGetMemoryInfo.v2"] = ask("MemoryInfo", "nvmlMemory_v2")
+    memory_MHz = told["nvmlDeviceGetSupportedMemoryClocks"]
+    if isinstance(memory_MHz, list) and memory_MHz:
+        clocks_MHz = ask("SupportedGraphicsClocks", max(memory_MHz))
+        told["nvmlDeviceGetSupportedGraphicsClocks"] = clocks_MHz
+    for kind in ("SM", "MEM"):
+        for name in ("MaxClockInfo", "DefaultApplicationsClock"):
+            told[f"nvmlDeviceGet{name}.{kind}"] = ask(name, f"NVML_CLOCK_{kind}")
+    links = [ask("NvLinkState", link) for link in range(_MOST_LINKS)]
+    told["nvmlDeviceGetNvLinkState.active"] = links.count(1)
+    for name in _PROCESSES:
+        found = ask(name)
+        if isinstance(found, list):
+            found = [_part(process, "usedGpuMemory") for process in found]
+        told[f"nvmlDeviceGet{name}.bytes"] = found
+    return told
 
-        def power(scope: str) -> Any:
-            asked = (nvml.NVML_FI_DEV_POWER_INSTANT, getattr(nvml, f"NVML_POWER_SCOPE_{scope}"))
-            value = nvml.nvmlDeviceGetFieldValues(handle, [asked])[0]
-            if value.nvmlReturn:
-                raise nvml.NVMLError(value.nvmlReturn)
-            return value.value.uiVal
 
-        def plain(name: str, *arguments: Any) -> tuple[str, Callable[[], Any]]:
-            return name, lambda: getattr(nvml, name)(handle, *arguments)
-
-        utilisation = "nvmlDeviceGetUtilizationRates"
-        questions: tuple[tuple[str, Callable[[], Any]], ...] = (
-            plain("nvmlDeviceGetTotalEnergyConsumption"),
-            ("power.instant", lambda: power("GPU")),
-            plain("nvmlDeviceGetPowerUsage"),
-            ("power.module", lambda: power("MODULE")),
-            plain("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            plain("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-            ("nvmlDeviceGetTemperature", lambda: temperature_C(nvml, handle)),
-            (utilisation, lambda: getattr(nvml, utilisation)(handle).gpu),
-            plain("nvmlDeviceGetCurrentClocksEventReasons"),
-            plain("nvmlDeviceGetPowerManagementLimit"),
-        )
-        return tuple(self._reading(index, name, question) for name, question in questions)
-
-    def _reading(self, index: int, name: str, question: Callable[[], Any]) -> float | None:
-        try:
-            return float(question())
-        except AttributeError:
-            code = None
-        except self._nvml.NVMLError as error:
-            code = error.value
-        key = f"{index} {name} {code}"
-        self.errors[key] = self.errors.get(key, 0) + 1
-        return None
+def _call_system(nvml: Any, name: str) -> Any:
+    return getattr(nvml, name)()
 
 
 def _part(answer: Any, name: str) -> Any:
-    """Return a part of a struct, or the error that came in its place."""
+    # Of a struct, or the error that came in its place.
     return answer.get(name, answer) if isinstance(answer, dict) else answer
 
 
@@ -222,40 +195,44 @@ def record_nvml(
         raise InputError(f"a recording of {seconds:g} s is not possible; give a positive length")
     nvml = open_nvml()
     try:
-        recorder = _Recorder(nvml, names)
-        system = {
-            name: recorder.ask(name)
-            for name in (
-                "nvmlSystemGetDriverVersion",
-                "nvmlSystemGetNVMLVersion",
-                "nvmlSystemGetCudaDriverVersion_v2",
-                "nvmlDeviceGetCount",
-            )
-        }
+        system = {name: _answer(nvml, partial(_call_system, nvml, name)) for name in _SYSTEM}
         count = system["nvmlDeviceGetCount"]
         if not isinstance(count, int) or not count:
             raise InputError(f"NVML lists no GPU to record: {count}")
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        devices = tuple(recorder.device(index, handle) for index, handle in enumerate(handles))
-        rows = _readings(recorder, handles, seconds, clock, sleep)
+        gpus = [Gpu(index, "", "", handle, nvml) for index, handle in enumerate(handles)]
+        devices = tuple(_device(gpu, names) for gpu in gpus)
+        errors: dict[str, int] = {}
+        rows = _rows(gpus, seconds, errors, clock, sleep)
     finally:
         nvml.nvmlShutdown()
-    return NvmlRecording(system, devices, rows, recorder.errors, os.geteuid() == 0)
+    return NvmlRecording(system, devices, rows, errors, os.geteuid() == 0)
 
 
-def _readings(
-    recorder: _Recorder,
-    handles: Sequence[Any],
+def _rows(
+    gpus: Sequence[Gpu],
     seconds: float,
+    errors: dict[str, int],
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> tuple[tuple[tuple[float | None, ...], ...], ...]:
     period_s = max(PERIOD_S, seconds / MAX_ROWS)
-    series: list[list[tuple[float | None, ...]]] = [[] for _ in handles]
+    series: list[list[tuple[float | None, ...]]] = [[] for _ in gpus]
     began_s = clock()
     while (now_s := clock()) - began_s < seconds and len(series[0]) < MAX_ROWS:
-        for index, handle in enumerate(handles):
+        for gpu, rows in zip(gpus, series, strict=True):
             at_s = round(clock() - began_s, 6)
-            series[index].append((at_s, *recorder.row(index, handle)))
+            rows.append((at_s, *(_reading(gpu, *each, errors) for each in _READINGS.values())))
         sleep(max(0.0, now_s + period_s - clock()))
     return tuple(tuple(rows) for rows in series)
+
+
+def _reading(
+    gpu: Gpu, name: str, question: Callable[[Gpu], Any], errors: dict[str, int]
+) -> float | None:
+    answer = _answer(gpu.nvml, lambda: float(question(gpu)))
+    if not isinstance(answer, dict):
+        return float(answer)
+    key = f"{gpu.index} {name} {answer['error']}"
+    errors[key] = errors.get(key, 0) + 1
+    return None

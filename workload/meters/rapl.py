@@ -14,10 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tuner.workload.meters.base import Reading
-from tuner.workload.meters.errors import MeterError
-from tuner.workload.meters.integral import CounterMeter
-from tuner.workload.meters.ticker import Ticker
+from tuner.workload.meters.base import CounterMeter, MeterError, Reading
+from tuner.workload.meters.timeline import Ticker
 from tuner.workload.probe import MeterInfo
 
 #: The smallest range in use, 65.5 kJ, lasts 20 s up to 3.2 kW a package.

@@ -28,11 +28,11 @@ from tuner.workload.node.host import (
 )
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import installed_torch, installed_version
-from tuner.workload.node.readiness import NEEDED, Missing, missing_parts
+from tuner.workload.node.readiness import NEEDED, USED, Missing, missing_parts
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
 
-PACKAGES = (*NEEDED, "ray", "optuna", "nvidia-ml-py")
+PACKAGES = (*USED, "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")
 FORGETS = ", persistence mode off (it forgets its clocks when no process uses it)"
 #: Host memory that must be free: ranks load the frameworks before they load the model.

@@ -34,8 +34,8 @@ STALE_LOCK_S = 900.0
 hook: Any = runpy.run_path(os.path.join(HOOK, "__main__.py"))["load"]()
 
 
-#: Set when an import has opened NVML: ranks then get it opened anew.
-_nvml_opened = False
+#: Modules, and their functions, that open a driver's library anew in a rank: imports had opened it.
+_reopened: list[tuple[str, str]] = []
 
 
 def _die_with_parent() -> None:
@@ -71,7 +71,7 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
             [sys.executable, "-P", os.path.join(HOOK, "__main__.py"), "rank", _visible(spec)],
             dict(spec["env"]),
         )
-    _open_nvml_again()
+    _open_again()
     hook.run_rank(spec)
     raise AssertionError("a rank does not return")
 
@@ -106,7 +106,8 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", request["architectures"])
     for name in request.get("ops", ()):
         _load_op(name, own_folder=request["own_folder"])
-    _release_nvml()
+    for library in request["libraries"]:
+        _release(*library)
     # A collection in a rank would walk, and so copy, every object of the frameworks that it shares
     # with this process; ZeRO-3 asks for one at each start.
     gc.collect()
@@ -169,22 +170,21 @@ def _why_fork_is_unsafe() -> str:
     return ""
 
 
-def _release_nvml() -> None:
+def _release(library: str, close: str, module: str, reopen: str) -> None:
     # As often as imports have opened it: a forked child inherits none of its state.
-    global _nvml_opened
     with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_NOLOAD)
+        loaded = ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
         for _ in range(64):
-            if library.nvmlShutdown():
+            if getattr(loaded, close)():
                 break
-            _nvml_opened = True
+            if (module, reopen) not in _reopened:
+                _reopened.append((module, reopen))
 
 
-def _open_nvml_again() -> None:
-    pynvml = sys.modules.get("pynvml")
-    if _nvml_opened and pynvml is not None:
-        with contextlib.suppress(Exception):  # the program that asks NVML is told why
-            pynvml.nvmlInit()
+def _open_again() -> None:
+    for module, reopen in _reopened:
+        with contextlib.suppress(Exception):  # the program that asks the library is told why
+            getattr(sys.modules[module], reopen)()
 
 
 def _load_op(name: str, *, own_folder: bool) -> None:

@@ -25,7 +25,7 @@ from tuner.workload.clocks.base import Governor
 from tuner.workload.declared_knobs import environment, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.meters import Meter
-from tuner.workload.meters.ticker import Ticker
+from tuner.workload.meters.timeline import Ticker
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
 from tuner.workload.node.ops import cannot_compile, extensions_dir

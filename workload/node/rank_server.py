@@ -26,7 +26,13 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.ops import BUILD_LIMIT_S, TorchBuild, extensions_dir, remove_stale_locks
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rights import refuse_sudo, without_secrets
-from tuner.workload.platforms.base import Platform
+from tuner.workload.platforms import PLATFORMS, Platform
+
+#: What the fork server is told whenever it imports: drivers' libraries that imports may open.
+_PREPARE = {
+    "op": "prepare",
+    "libraries": [library for each in PLATFORMS.values() for library in each.libraries],
+}
 
 #: The imports of every DeepSpeed program, made once, in the fork server.
 PRELOAD = ("torch", "deepspeed")
@@ -158,10 +164,8 @@ class RankServer:
             theirs.close()
         self._socket, self._buffer, self._ops = ours, b"", set()
         try:
-            answer = self._ask(
-                {"op": "prepare", "imports": list(self._needs), "optional": list(self._optional)},
-                timeout_s=300,
-            )
+            request = {"imports": list(self._needs), "optional": list(self._optional)}
+            answer = self._ask({**_PREPARE, **request}, timeout_s=300)
             self.fork_unsafe = answer["fork_unsafe"]
             self.torch = TorchBuild(**answer["torch"]) if answer["torch"] else None
         except ServerError as error:
@@ -186,7 +190,7 @@ class RankServer:
         on_cpu = self._env.get("DS_ACCELERATOR") == "cpu"
         architectures = "" if on_cpu else self._platform.capabilities()
         request = {"ops": missing, "own_folder": own, "architectures": architectures}
-        answer = self._ask({"op": "prepare", **request}, timeout_s=BUILD_LIMIT_S)
+        answer = self._ask({**_PREPARE, **request}, timeout_s=BUILD_LIMIT_S)
         self._ops.update(missing)
         self.fork_unsafe = answer["fork_unsafe"]
         return float(answer["prepared_s"])

@@ -66,12 +66,14 @@ class ClockFacts:
 class Platform:
     """What one kind of device provides on this node.
 
-    Attributes:
-        accelerator: DeepSpeed's name of the devices on which ranks compute.
-        binds_offload: True if ranks that offload are bound to the processor next to their device.
-        meter_tells_clocks: True if the meter's samples hold the clocks.
+    `accelerator` is DeepSpeed's name of the devices on which ranks compute. Ranks that offload are
+    bound to the processor next to their device where `binds_offload`. The meter's samples hold the
+    clocks where `meter_tells_clocks`.
     """
 
+    #: Libraries of the driver that imports may open and ranks then open anew: file, function that
+    #: closes it, Python module, and its function that opens it.
+    libraries: ClassVar[tuple[tuple[str, str, str, str], ...]] = ()
     accelerator: str = "cpu"
     binds_offload = False
     meter_tells_clocks = False

@@ -7,6 +7,7 @@ over replicas are here, as DeepSpeed's pipeline engine has one schedule and one 
 of one part are neighbours, as in DeepSpeed's layout.
 """
 
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,7 @@ SCHEDULES = {
 
 
 class Engine:
-    """Parts of the model on this rank, their optimizer, and the schedule that runs them.
-
-    The pipeline has `degree` ranks, each with `virtual` parts, whose weights `fill` gives.
-    """
+    """Parts of the model on this rank, their optimizer, and the schedule that runs them."""
 
     def __init__(
         self,
@@ -34,13 +32,11 @@ class Engine:
         job: dict[str, Any],
         settings: dict[str, Any],
         fill: Fill,
-        *,
-        degree: int,
-        virtual: int,
-        schedule: str,
+        arguments: Namespace,
         device: str,
         phase: Callable[[str], None],
     ) -> None:
+        degree, virtual = arguments.pipeline_parallel, arguments.virtual_stages
         self.device = torch.device(device)
         self._phase, self._count = phase, settings["gradient_accumulation_steps"]
         self._micro_batch = settings["train_micro_batch_size_per_gpu"]
@@ -68,16 +64,17 @@ class Engine:
         self._counted = [p for p in self._own if place == 0 or p not in set(self._tables)]
         # In fp32, as DeepSpeed keeps the weights that its optimizer updates.
         self._updated = [p.detach().float().requires_grad_() for p in self._own]
-        arguments = settings["optimizer"]["params"]
+        chosen = settings["optimizer"]["params"]
         self._optimizer = torch.optim.AdamW(
             self._updated,
-            lr=arguments["lr"],
-            betas=tuple(arguments["betas"]),
-            eps=arguments["eps"],
-            weight_decay=arguments["weight_decay"],
+            lr=chosen["lr"],
+            betas=tuple(chosen["betas"]),
+            eps=chosen["eps"],
+            weight_decay=chosen["weight_decay"],
             fused=self.device.type == "cuda",
         )
-        self._schedule = SCHEDULES[schedule](self._stages, self._count, loss_fn=loss_of)
+        schedule = SCHEDULES[arguments.pipeline_schedule]
+        self._schedule = schedule(self._stages, self._count, loss_fn=loss_of)
         self._first, self._last = place == 0, place == degree - 1
 
     def train_micro_batch_size_per_gpu(self) -> int:

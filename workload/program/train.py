@@ -117,17 +117,7 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
     if arguments.pipeline_schedule != "1f1b":
         import schedules
 
-        return schedules.Engine(
-            model,
-            job,
-            settings,
-            fill,
-            degree=arguments.pipeline_parallel,
-            virtual=arguments.virtual_stages,
-            schedule=arguments.pipeline_schedule,
-            device=made_as(job, arguments, settings, model)[0],
-            phase=phase,
-        )
+        return schedules.Engine(model, job, settings, fill, arguments, device, phase)
     if arguments.pipeline_parallel > 1:
         import stages
 

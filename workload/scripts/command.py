@@ -18,6 +18,7 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
+from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.keys import recognised, source_of
 from tuner.workload.scripts.launchers import Launcher, read_command
@@ -87,7 +88,9 @@ class Script:
         None, "tokens per sample, if the first batch does not show it", least=1
     )
     nodes: int | None = option(
-        None, "nodes that it runs on today, through --ray (default: all usable ones)", least=1
+        None,
+        f"nodes that it runs on today, through --{CLUSTER} (default: all usable ones)",
+        least=1,
     )
     model_config: Path | None = option(
         None, "Hugging Face config.json, if the model does not carry its own", metavar="FILE"

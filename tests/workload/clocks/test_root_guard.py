@@ -143,7 +143,7 @@ def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
 ) -> None:
     monkeypatch.setattr(ways_to_set, "DEFAULT_SOCKET", str(folder / "none"))
     monkeypatch.setattr(ways_to_set, "PROGRAM", str(folder / "none"))
-    gpu = Gpu(0, GPU, "", None)
+    gpu = Gpu(0, GPU, "", None, None)
     both = {GUARD_SOCKET: str(listens), "ZEUSD_SOCK_PATH": "/run/zeusd.sock"}
     assert [way.means for way in ways(pynvml, gpu, both)] == ["locked clocks", "zeusd", "guard"]
     assert [way.means for way in ways(pynvml, gpu, {})] == ["locked clocks"]

@@ -14,11 +14,10 @@ from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import device_elsewhere
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters.errors import MeterError, NoDriver
+from tuner.workload.meters.base import MeterError, NoDriver
 from tuner.workload.meters.gpus import (
     cuda_numbering,
     open_nvml,
-    temperature_C,
     unusable_gpus,
     visible_gpus,
 )
@@ -201,7 +200,7 @@ def test_second_day_16_temperature_is_read_by_the_call_that_the_driver_has(
     """second_day_16: CUDA 14 removes nvmlDeviceGetTemperature."""
     twin_node(TwinGpu(ambient_C=41.0))
     nvml = open_nvml()
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    (gpu,) = visible_gpus(nvml)
     whole = pynvml._nvmlGetFunctionPointer
 
     def found(name: str) -> Any:
@@ -210,7 +209,7 @@ def test_second_day_16_temperature_is_read_by_the_call_that_the_driver_has(
         return whole(name)
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", found)
-    assert temperature_C(nvml, handle) >= 41.0
+    assert gpu.temperature_C() >= 41.0
 
 
 def test_second_day_16_nodes_under_other_power_profiles_are_of_another_kind(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -14,7 +13,7 @@ from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.testing.twin.replay import gpus_of, replayed_node
-from tuner.workload.meters.gpus import clock_state
+from tuner.workload.meters.gpus import Gpu, clock_state
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.nvml_recording import COLUMNS, NvmlRecording, record_nvml
 
@@ -86,8 +85,7 @@ def test_the_twin_replays_a_recording(twin_node: Make, tmp_path: Path) -> None:
     for row in recording.rows[1][20:180:40]:
         again.sleep(1000.0 + row[0] - again.clock() + 0.001)
         assert pynvml.nvmlDeviceGetTotalEnergyConsumption(handles[1]) == row[counter]
-        gpu = SimpleNamespace(handle=handles[1], index=1, uuid="x", name="x")
-        assert clock_state(pynvml, gpu)["clock_MHz"] == row[sm]  # type: ignore[arg-type]
+        assert clock_state(Gpu(1, "x", "x", handles[1], pynvml))["clock_MHz"] == row[sm]
     with pytest.raises(pynvml.NVMLError_NotSupported):
         pynvml.nvmlDeviceGetDefaultApplicationsClock(handles[0], pynvml.NVML_CLOCK_SM)
     assert _scope(again) == scope
