@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import FILE_KINDS, Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.hook import merge
-from tuner.workload.key_files import changed_text, read_key, renamed
-
-if TYPE_CHECKING:
-    from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.key_files import changed_text, read_key
 
 #: Variables that joulefront sets for each rank.
 _OWN = (
@@ -40,16 +36,16 @@ _OWN = (
 _READ_LATE = re.compile(r"(NCCL|RCCL|GLOO)_\w+")
 
 
-def _values(configuration: Configuration, knobs: Sequence[Knob]) -> list[tuple[Knob, Value]]:
-    values = [(knob, configuration.get(knob.name)) for knob in knobs]
-    values = [(knob, knob.baseline if value is None else value) for knob, value in values]
-    return [(knob, value) for knob, value in values if value is not None]
+def _value(knob: Knob, configuration: Configuration) -> Value | None:
+    value = configuration.get(knob.name)
+    return knob.baseline if value is None else value
 
 
 def environment(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
     """Return the environment variables of the declared knobs."""
-    values = _values(configuration, knobs)
-    return {knob.target[1]: str(value) for knob, value in values if knob.target[0] == "env"}
+    values = text_values(configuration, knobs)
+    way = {knob.name: knob.target for knob in knobs}
+    return {way[name][1]: text for name, text in values.items() if way[name][0] == "env"}
 
 
 def export_words(env: Mapping[str, str]) -> list[str]:
@@ -70,33 +66,39 @@ def read_at_start(knobs: Sequence[Knob]) -> str:
 def deepspeed_settings(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
     """Return the part of DeepSpeed's configuration that the declared knobs set."""
     settings: dict[str, Any] = {}
-    for knob, value in _values(configuration, knobs):
+    for knob in knobs:
         way, key = knob.target
-        if way == "deepspeed":
-            part: Any = knob.native(value)
-            for name in reversed(key.split(".")):
-                part = {name: part}
-            settings = merge(settings, part)
+        value = _value(knob, configuration)
+        if way != "deepspeed" or value is None:
+            continue
+        *tables, last = key.split(".")
+        table = settings
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[last] = knob.native(value)
     return settings
 
 
 def framework_settings(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
     """Return the settings of the recognised framework that differ from today's, by key."""
+    values = {knob: _value(knob, configuration) for knob in knobs if knob.target[0] == "framework"}
     return {
         knob.target[1]: knob.native(value)
-        for knob, value in _values(configuration, knobs)
-        if knob.target[0] == "framework" and value != knob.baseline
+        for knob, value in values.items()
+        if value is not None and value != knob.baseline
     }
 
 
 def text_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
     """Return the knobs that are set as text, by name, for placeholders and the environment."""
-    return {knob.name: str(value) for knob, value in _values(configuration, knobs)}
+    values = {knob.name: _value(knob, configuration) for knob in knobs}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def native_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
     """Return the knobs that are set, by name, as the script reads them through the hook."""
-    return {knob.name: knob.native(value) for knob, value in _values(configuration, knobs)}
+    values = {knob: _value(knob, configuration) for knob in knobs}
+    return {knob.name: knob.native(value) for knob, value in values.items() if value is not None}
 
 
 def with_files(
@@ -111,9 +113,10 @@ def with_files(
     InputError if a file cannot be read, or a key of it changed; OSError if it cannot be written.
     """
     changes: dict[str, dict[str, Any]] = {}
-    for knob, value in _values(configuration, knobs):
+    for knob in knobs:
         file, key = knob.target
-        if file.endswith(FILE_KINDS):
+        value = _value(knob, configuration)
+        if file.endswith(FILE_KINDS) and value is not None:
             changes.setdefault(file, {})[key] = knob.native(value)
     made = list(words)
     for number, (file, values) in enumerate(changes.items()):
@@ -122,8 +125,19 @@ def with_files(
         taken = name in (Path(other).name for other in list(changes)[:number])
         written = folder.resolve() / (f"{number}-{name}" if taken else name)
         write_text(written, changed_text(cwd / file, values))
-        made = renamed(made, cwd, cwd / file, written)
+        for position in _named(made, cwd, file):
+            before, equals, _ = made[position].rpartition("=")
+            made[position] = f"{before}{equals}{written}"
     return tuple(made)
+
+
+def _named(words: Sequence[str], cwd: Path, file: str) -> list[int]:
+    path = (cwd / file).resolve()
+    return [
+        position
+        for position, word in enumerate(words)
+        if word.endswith(FILE_KINDS) and (cwd / word.rpartition("=")[2]).resolve() == path
+    ]
 
 
 def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
@@ -135,78 +149,61 @@ def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
                 "program has knobs with how = env:NAME or deepspeed:KEY, and live ones with a "
                 "command (set = [...])"
             )
-    return tuple(_at_baseline(knob, _variable(knob, os.environ)) for knob in knobs)
+    return tuple(resolved(knob, placeholders={}, words=(), cwd=Path(), config={}) for knob in knobs)
 
 
-def _variable(knob: Knob, env: Mapping[str, str]) -> str | None:
-    way, name = knob.target
-    if way != "env" or knob.live:
-        return None
-    if name in _OWN or name.startswith("JOULEFRONT_"):
-        raise InputError(f"knob {knob.name!r} sets {name}, which joulefront sets for each rank")
-    return env.get(name)
+def resolved(
+    knob: Knob,
+    *,
+    placeholders: Mapping[str, str],
+    words: Sequence[str],
+    cwd: Path,
+    config: Mapping[str, Any],
+    config_file: Path | None = None,
+    launcher_env: Mapping[str, str] | None = None,
+    driven: Callable[[Knob], Any] | None = None,
+) -> Knob:
+    """Return a declared knob with `how` and the baseline filled in.
 
-
-def resolved(declared: Knob, job: ScriptJob) -> Knob:
-    """Return a declared knob of a script with `how` and the baseline filled in.
-
-    InputError if it cannot be applied, or its baseline contradicts what is found, in an inspection
-    too if there was one. Keys of the DeepSpeed configuration that the command names are set there.
+    InputError if it cannot be applied, or its baseline contradicts what is found. Keys of the
+    DeepSpeed configuration that the command names, `config_file`, are set there.
     """
-    frame, inspected = job.frame, bool(job.frame.kind)
-    if declared.live:  # an inspection tells the present value, if the script reads it
-        known = inspected and declared.by_script
-        return _set_by_script(declared, frame.live) if known else _at_baseline(declared, None)
-    knob = _found(declared, job)
-    if inspected and knob.how == "hook" and knob.name not in frame.reads:
-        raise InputError(
-            f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
-            "command nor reads it from joulefront_hook.configuration()"
-        )
-    if inspected and knob.how == "hook" and declared.baseline is None:
-        return _read_by_script(replace(declared, how="hook"), frame.own)
-    under = frame.on_deepspeed or "deepspeed_config" in job.placeholders or not inspected
-    if knob.target[0] == "deepspeed" and not under:
-        raise InputError(
-            f"knob {knob.name!r} is a key of DeepSpeed's configuration, and the script does "
-            "not train under DeepSpeed"
-        )
-    return knob
-
-
-def _found(knob: Knob, job: ScriptJob) -> Knob:
-    (way, key), cwd, named = knob.target, Path(job.cwd), job.config_word
-    if way.endswith(FILE_KINDS) and named and (cwd / way).resolve() == named[1].resolve():
+    if knob.live:  # an inspection tells the present value, if the script reads it
+        return at_baseline(knob, None)
+    way, key = knob.target
+    if way.endswith(FILE_KINDS) and config_file and (cwd / way).resolve() == config_file.resolve():
         read_key(cwd / way, key)
         way = "deepspeed"
         knob = replace(knob, how=f"deepspeed:{key}")
     if way == "env":
-        env = job.launcher.env if job.launcher else {}
-        return _at_baseline(knob, _variable(knob, {**os.environ, **env}))
+        if key in _OWN or key.startswith("JOULEFRONT_"):
+            raise InputError(f"knob {knob.name!r} sets {key}, which joulefront sets for each rank")
+        return at_baseline(knob, {**os.environ, **(launcher_env or {})}.get(key))
     if way == "deepspeed":
-        return _at_baseline(knob, _setting(job.frame.config or job.file_config, key))
+        return at_baseline(knob, _setting(config, key))
     if way == "framework":
-        if job.driven is None:
+        if driven is None:
             raise InputError(
                 f"knob {knob.name!r} is a key of the script's framework, which is not recognised "
                 "(tuner list frameworks)"
             )
-        return _at_baseline(knob, job.driven.declared(knob))
+        return at_baseline(knob, driven(knob))
     if way.endswith(FILE_KINDS):
         today = read_key(cwd / way, key)
-        if renamed(job.words, cwd, cwd / way, Path()) == [*job.words]:
+        if not _named(words, cwd, way):
             raise InputError(
                 f"knob {knob.name!r} is a key of {way}, which the command does not name, so no "
                 "other file can be given to the script"
             )
-        return _at_baseline(knob, today)
-    if way == "placeholder" and knob.name not in job.placeholders:
+        return at_baseline(knob, today)
+    if way == "placeholder" and knob.name not in placeholders:
         raise InputError(f"the command has no placeholder {{{knob.name}}} for its knob")
-    way = way or ("placeholder" if knob.name in job.placeholders else "hook")
-    return _at_baseline(replace(knob, how=way), job.placeholders.get(knob.name) or None)
+    way = way or ("placeholder" if knob.name in placeholders else "hook")
+    return at_baseline(replace(knob, how=way), placeholders.get(knob.name) or None)
 
 
-def _at_baseline(knob: Knob, today: Any) -> Knob:
+def at_baseline(knob: Knob, today: Any) -> Knob:
+    """Return a knob at what was found today, if anything; InputError if its baseline is another."""
     found = None if today is None else replace(knob, baseline=today).baseline
     if found is not None and knob.baseline not in (None, found):
         raise InputError(
@@ -217,23 +214,28 @@ def _at_baseline(knob: Knob, today: Any) -> Knob:
     return knob if found is None else replace(knob, baseline=found)
 
 
-def _read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
+def read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
+    """Return a knob at the value that the script names where nothing is set; InputError if none."""
     if knob.name not in own:
         raise InputError(
             f"what knob {knob.name!r} is today is not known; read it in the script by "
             f"joulefront_hook.configuration().get({knob.name!r}, VALUE) with the value that you "
             f"use today, or write baseline = VALUE below [knobs.{knob.name}] of a --knobs file"
         )
-    return _at_baseline(knob, own[knob.name])
+    return at_baseline(knob, own[knob.name])
 
 
-def _set_by_script(knob: Knob, live: Mapping[str, Any]) -> Knob:
+def set_by_script(knob: Knob, live: Mapping[str, Any]) -> Knob:
+    """Return a live knob at its present value, as the script registered it (None: unread).
+
+    InputError if it is not registered, or what it is today is not known.
+    """
     if knob.name not in live:
         raise InputError(
             f"the script registers no live knob {knob.name!r} before its first step ends; it "
             f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
         )
-    knob = _at_baseline(knob, live[knob.name])
+    knob = at_baseline(knob, live[knob.name])
     if knob.baseline is None:
         raise InputError(
             f"what live knob {knob.name!r} is today is not known; give "

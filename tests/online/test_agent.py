@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,20 +210,26 @@ def test_a_meter_that_fails_is_the_callers_to_handle() -> None:
         train(live, devices, blind_at=300)
 
 
-def test_what_a_program_writes_to_the_socket_itself_is_no_mark(tmp_path: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "s"))
-    listener.listen()
+@pytest.fixture
+def heard() -> Iterator[tuple[Marks, str]]:
+    """Marks, and the address where they are received."""
+    listener, address, remove = control_socket()
     marks = Marks(listener)
+    yield marks, address
+    marks.close()
+    listener.close()
+    remove()
+
+
+def test_what_a_program_writes_to_the_socket_itself_is_no_mark(heard: tuple[Marks, str]) -> None:
+    marks, address = heard
     with socket.socket(socket.AF_UNIX) as link:
-        link.connect(str(tmp_path / "s"))
+        link.connect(address)
         link.sendall(b"step 1 2.0\nhello x\nstep\n\nhello 3 1\nstep 4 5.5\nstep a b\nst")
         found = [mark for _ in range(3) for mark in marks.wait(0.3)]
         assert found == [Mark(3, 4, 5.5)]
         link.sendall(b"ep 5 6.5\n")
         assert marks.wait(1.0) == [Mark(3, 5, 6.5)]
-    marks.close()
-    listener.close()
 
 
 def test_a_rank_without_an_agent_goes_on(tmp_path: Path) -> None:
@@ -455,19 +461,14 @@ def test_a_hot_gpu_is_named_with_the_evidence(gpus: Any) -> None:
     assert [state["rank"] for state in outcome["ranks"]] == [0, 1]
 
 
-def test_a_mark_before_the_wait_ends_no_step(tmp_path: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "s"))
-    listener.listen()
-    marks = Marks(listener)
-    watch = Watch(str(tmp_path / "s"), 2)
+def test_a_mark_before_the_wait_ends_no_step(heard: tuple[Marks, str]) -> None:
+    marks, address = heard
+    watch = Watch(address, 2)
     watch.ready()
     watch.step_done()
     found = [mark for _ in range(3) for mark in marks.wait(0.3)]
     assert [(mark.rank, mark.step, mark.ready) for mark in found] == [(2, 1, True), (2, 1, False)]
     assert marks.pids == {2: os.getpid()}
-    marks.close()
-    listener.close()
 
 
 def test_a_watched_model_is_still_copied_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +493,9 @@ def test_a_watched_model_is_still_copied_and_saved(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.real
 @pytest.mark.quiet
-def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(tmp_path: Path) -> None:
+def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(
+    tmp_path: Path, heard: tuple[Marks, str]
+) -> None:
     code = (
         "import torch, deepspeed\n"
         "model = torch.nn.Linear(4, 1)\n"
@@ -505,21 +508,16 @@ def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(tmp_path: Path
         "    engine.step()\n"
     )
     (tmp_path / "train.py").write_text(code)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "s"))
-    listener.listen()
-    marks = Marks(listener)
+    marks, address = heard
     words, _ = watched(["python", "train.py"], tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    env = {ADDRESS: str(tmp_path / "s"), "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1"}
+    env = {ADDRESS: address, "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1"}
     env |= {"MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     done = run([words[0], words[1], "watch", str(tmp_path / "train.py")], env)
     assert done.returncode == 0, done.stderr
     assert [mark.step for _ in range(5) for mark in marks.wait(0.3)] == [1, 2, 3]
-    marks.close()
-    listener.close()
 
 
 @pytest.mark.twin
@@ -560,14 +558,15 @@ def test_a_stage_with_slack_runs_slower_and_the_step_takes_as_long(
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", ["torch", "deepspeed"])
-def test_the_work_of_each_stage_is_timed_in_the_first_steps(program: str, tmp_path: Path) -> None:
+def test_the_work_of_each_stage_is_timed_in_the_first_steps(
+    program: str, tmp_path: Path, heard: tuple[Marks, str]
+) -> None:
     script = [str(TRAIN.with_name("train_pipeline.py")), "12", "0", "0"]
     if program == "deepspeed":
         (tmp_path / "train.py").write_text(DEEPSPEED_PIPELINE)
         script = [str(tmp_path / "train.py")]
     words, _ = watched([str(TORCHRUN), "--nproc-per-node", "2", *script], tmp_path)
-    listener, address, remove = control_socket()
-    marks = Marks(listener)
+    marks, address = heard
     environ = {**os.environ, "OMP_NUM_THREADS": "1", ADDRESS: address}
     job = subprocess.Popen(words, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL)
     found: list[Mark] = []
@@ -578,7 +577,6 @@ def test_the_work_of_each_stage_is_timed_in_the_first_steps(program: str, tmp_pa
         found += marks.wait(0.5)
     finally:
         job.kill()
-        remove()
     for rank in range(2):
         steps = [mark for mark in found if mark.rank == rank and not mark.ready]
         assert len(steps) == 12

@@ -46,13 +46,8 @@ def fitted(measured: list[int]) -> Surrogates:
     return surrogates
 
 
-def choose(
-    measured: list[int],
-    cost: ProbeCost,
-    *,
-    max_live: int = 4,
-    running_launch: int | None = None,
-) -> Scored:
+def view_of(measured: list[int]) -> tuple[FrontEstimate, CandidateView, Surrogates]:
+    """What is known after these measurements, and what may still be proposed."""
     surrogates = fitted(measured)
     surrogates.watch(CONFIGURATIONS)
     free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
@@ -63,8 +58,15 @@ def choose(
         chances=np.ones(len(free)),
         gpus=np.ones(len(free)),
     )
-    draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)
     front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])
+    return front, view, surrogates
+
+
+def choose(
+    measured: list[int], cost: ProbeCost, *, max_live: int = 4, running_launch: int | None = None
+) -> Scored:
+    front, view, surrogates = view_of(measured)
+    draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)
     design = SamplerDesign(max_live=max_live)
     acquisition = ProbeAcquisition(surrogates, cost, design, CONFIGURATIONS, draws)
     return acquisition.best(front, view, running_launch)
@@ -101,11 +103,6 @@ def test_joules_are_the_launch_once_and_each_visit() -> None:
     )
 
 
-def test_a_launch_that_is_a_hundred_times_dearer_makes_no_probe_dearer_than_it_says() -> None:
-    cheap, dear = (choose(MEASURED, ProbeCost(launch_s=s), max_live=1) for s in (1.0, 100.0))
-    assert dear.cost_J > cheap.cost_J
-
-
 def test_a_launch_begins_where_it_is_cheap() -> None:
     """Power rises with the clock, so the first window is at a low one although the front is not."""
     best = choose(MEASURED, ProbeCost(launch_s=300.0))
@@ -114,15 +111,14 @@ def test_a_launch_begins_where_it_is_cheap() -> None:
 
 
 def test_a_running_launch_pays_no_launch_and_leaving_it_pays_the_return() -> None:
-    measured = [4, 13, 22, 26, 18, 8]
     cost = ProbeCost(launch_s=30.0)
-    fresh = choose(measured, cost)
+    fresh = choose(MEASURED, cost)
     launch = CANDIDATES.launches.index(CONFIGURATIONS[fresh.members[0]].launch)
-    running = choose(measured, cost, running_launch=launch)
+    running = choose(MEASURED, cost, running_launch=launch)
     assert CONFIGURATIONS[running.members[0]].launch == CONFIGURATIONS[fresh.members[0]].launch
     assert running.score > fresh.score
     other = next(i for i in range(5) if i != launch and i != 3)
-    left = choose(measured, cost, running_launch=other)
+    left = choose(MEASURED, cost, running_launch=other)
     if CONFIGURATIONS[left.members[0]].launch != CANDIDATES.launches[other]:
         assert left.score <= fresh.score
 
@@ -161,10 +157,6 @@ def test_farthest_fills_space() -> None:
     assert farthest(points, points[[0]], allowed=every, rng=rng) == 4
     assert farthest(points, points[[0, 4]], allowed=every, rng=rng) == 2
     assert farthest(points, points[[0]], allowed=np.array([1, 2]), rng=rng) == 2
-
-
-def test_a_cost_is_a_plain_frozen_value() -> None:
-    assert replace(ProbeCost(), window_s=9.0) == ProbeCost(window_s=9.0)
 
 
 def test_what_a_launch_costs_is_learned_from_probes() -> None:

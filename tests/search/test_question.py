@@ -8,13 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, fitted, truth
+from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tuner.problem.constraints import Constraints
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.acquisition import (
     AnswerAcquisition,
-    CandidateView,
-    FrontEstimate,
     Scored,
     normal_draws,
 )
@@ -29,33 +27,18 @@ MIDDLE = [i for i, c in enumerate(CONFIGURATIONS) if c.micro_batch == 16][2:-2]
 SCATTERED = [4, 13, 22, 26, 18, 8]
 
 
-def view_of(measured: list[int]) -> tuple[FrontEstimate, CandidateView, RegretModel, object]:
-    surrogates = fitted(measured)
-    surrogates.watch(CONFIGURATIONS)
-    free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
-    view = CandidateView(
-        members=free,
-        launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
-        posterior=surrogates.watched()[free],
-        chances=np.ones(len(free)),
-        gpus=np.ones(len(free)),
-    )
-    front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])
-    return front, view, RegretModel(surrogates, seed=0), surrogates
-
-
 def best_for(constraints: Constraints, measured: list[int], running: int | None = None) -> Scored:
-    front, view, _, surrogates = view_of(measured)
+    front, view, surrogates = view_of(measured)
     draws = normal_draws(64, 1, 0)
     acquisition = AnswerAcquisition(surrogates, ProbeCost(), Question(constraints, 1), 1.0, draws)
     return acquisition.best(front, view, running)
 
 
 def regret_for(constraints: Constraints | None, measured: list[int]) -> RegretEstimate:
-    front, view, model, _ = view_of(measured)
+    front, view, surrogates = view_of(measured)
     question = None if constraints is None else Question(constraints, 1)
     open_ = [CONFIGURATIONS[i] for i in view.members]
-    return model.estimate(front, open_, view, question)
+    return RegretModel(surrogates, seed=0).estimate(front, open_, view, question)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +104,7 @@ def test_nothing_improves_an_answer_that_is_far_inside_the_limits() -> None:
 
 
 def test_a_chance_weighs_the_score_and_not_the_expected_gain() -> None:
-    front, view, _, surrogates = view_of(MIDDLE)
+    front, view, surrogates = view_of(MIDDLE)
     asked = Question(Constraints(objective="energy"), 1)
     acquisition = AnswerAcquisition(surrogates, ProbeCost(), asked, 1.0, normal_draws(64, 1, 0))
     usual = acquisition.best(front, view)

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from tuner.online.earlier import Record, Setup
-from tuner.online.limits import LengthUnknown, kept_limits, reading
+from tuner.online.follow import LengthUnknown, kept_limits, reading
 from tuner.online.live import REFUSALS, LiveTuning, Training
 from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics

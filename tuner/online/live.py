@@ -9,8 +9,7 @@ from typing import Any
 
 from tuner.online.bandit import OnlineTuner
 from tuner.online.earlier import Earlier, Record
-from tuner.online.follow import PowerFollower, Signal
-from tuner.online.limits import LimitTuner, run_limits
+from tuner.online.follow import LimitTuner, PowerFollower, Signal, run_limits
 from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
 from tuner.online.settings import (

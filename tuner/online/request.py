@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.online.earlier import Earlier, earlier_of
-from tuner.online.follow import Period, Signal
-from tuner.online.limits import run_limits
+from tuner.online.follow import Period, Signal, run_limits
 from tuner.online.response import Balance
 from tuner.online.windows import Change
 from tuner.problem.constraints import Constraints, Limits

@@ -98,16 +98,14 @@ class Posterior:
     _power: FigurePosterior = field(repr=False)
 
     @classmethod
-    def of(cls, windows: Windows, seed: int = 0, *, recorded: bool = False) -> Posterior:
+    def of(cls, windows: Windows, *, recorded: bool = False) -> Posterior:
         """Return the posterior; `recorded` windows repeat a recorded table that tells no spread."""
         configurations = list(windows.rows)
         cells, effects = Cells.of(windows, configurations), effect_labels(configurations)
         from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # scikit-learn
 
         time, power = (
-            FigurePosterior(
-                cells, row, effects, noise, seed + 7 * row, RECORDED if recorded else 1.0
-            )
+            FigurePosterior(cells, row, effects, noise, 7 * row, RECORDED if recorded else 1.0)
             for row, noise in enumerate((TIME_NOISE, POWER_NOISE))
         )
         return cls(windows, configurations, time, power)

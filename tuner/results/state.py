@@ -18,7 +18,6 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints
-from tuner.problem.problem import Problem
 from tuner.problem.study_file import parse_cluster, parse_job
 from tuner.problem.study_spec import StudySpec
 from tuner.results.calibration import last_calibration
@@ -39,7 +38,6 @@ from tuner.results.windows import Windows
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob
 from tuner.workload.measure.stragglers import of_environment
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.trace import read_power
@@ -236,12 +234,6 @@ def _spent(state: StudyState, time_s: float, best: Point | None, baseline: Point
     )
 
 
-def _job_of(problem: Problem) -> TrainingJob | None:
-    if "job" not in problem.identity:
-        return None
-    return problem.job or parse_job(problem.identity)
-
-
 def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     """Return the result of a study."""
     problem, ended, run_dir = spec.problem, spec.ended, spec.run_dir
@@ -316,7 +308,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         ),
         predicted=predicted,
         attainment=attainment,
-        job=_job_of(problem),
+        job=(problem.job or parse_job(problem.identity)) if "job" in problem.identity else None,
         cluster=problem.cluster or parse_cluster(problem.identity),
         surrogates=surrogates,
         judge=judge,

@@ -130,9 +130,17 @@ class ProbeAcquisition:
     draws: tuple[np.ndarray, np.ndarray]
 
     def best(
-        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
+        self,
+        front: FrontEstimate,
+        candidates: CandidateView,
+        running_launch: int | None = None,
+        question: Question | None = None,
     ) -> Scored:
-        """Return the probe that is worth the most per joule."""
+        """Return the probe that is worth the most per joule, or most for a question."""
+        if question is not None:
+            weight, draws = self.design.cost_weight, self.draws[0]
+            answer = AnswerAcquisition(self.surrogates, self.cost, question, weight, draws)
+            return answer.best(front, candidates, running_launch)
         launches = self._promising(front, candidates, running_launch)
         tried = np.concatenate(launches)
         # The score of a launch is weighed by the best chance of its settings.
@@ -268,20 +276,6 @@ class AnswerAcquisition:
         log_t = posterior.log_time + self.draws[:, 0] * wide_t * posterior.log_time_std
         log_p = posterior.log_power + self.draws[:, 1] * wide_p * posterior.log_power_std
         return self.question.loss(log_t + log_p, log_t, candidates.gpus, worst)
-
-
-def acquisition_of(
-    surrogates: Surrogates,
-    cost: ProbeCost,
-    design: SamplerDesign,
-    configurations: Sequence[Configuration],
-    question: Question | None,
-    draws: tuple[np.ndarray, np.ndarray],
-) -> ProbeAcquisition | AnswerAcquisition:
-    """Return the acquisition for a question, or for the whole front."""
-    if question is None:
-        return ProbeAcquisition(surrogates, cost, design, configurations, draws)
-    return AnswerAcquisition(surrogates, cost, question, design.cost_weight, draws[0])
 
 
 def _corners(points: np.ndarray) -> np.ndarray:

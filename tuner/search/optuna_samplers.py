@@ -25,7 +25,6 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import parse_words
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.model import Prior
     from tuner.search_spaces.space import Candidates
 
 #: This project's own sampler, `tuner.search.sampler.CandidateSampler`.
@@ -137,25 +136,14 @@ def make_sampler(
     sampler: SamplerChoice,
     candidates: Candidates,
     *,
-    prior: Prior | None = None,
     cost: ProbeCost | None = None,
-    memory_bytes: float | None = None,
     seed: int = 0,
-    surrogate: Any = None,
-    first: Sequence[Configuration] = (),
+    **ours: Any,
 ) -> ProbePlanner:
     """Return the planner of a study, by name, or around any Optuna sampler; a planner of these very
-    candidates is returned as it is."""
+    candidates is returned as it is. `ours` are more arguments of `CandidateSampler` alone."""
     if sampler is None or sampler == OURS:
-        return CandidateSampler(
-            candidates,
-            prior=prior,
-            cost=cost,
-            memory_bytes=memory_bytes,
-            seed=seed,
-            surrogate=surrogate,
-            first=first,
-        )
+        return CandidateSampler(candidates, cost=cost, seed=seed, **ours)
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler
     check_sampler(sampler)

@@ -27,7 +27,7 @@ from tuner.search.acquisition import (
     SINGLE_DRAWS,
     CandidateView,
     FrontEstimate,
-    acquisition_of,
+    ProbeAcquisition,
     farthest,
     normal_draws,
 )
@@ -244,15 +244,10 @@ class CandidateSampler(ProbePlanner):
         measured = dict.fromkeys(m.candidate for m in observations.measured)
         known = [self._configurations[i] for i in (*measured, *observations.pending)]
         front = FrontEstimate.of(self.surrogates, known)
-        acquisition = acquisition_of(
-            self.surrogates,
-            self.cost,
-            self.design,
-            self._configurations,
-            self.question,
-            self._draws,
+        acquisition = ProbeAcquisition(
+            self.surrogates, self.cost, self.design, self._configurations, self._draws
         )
-        best = acquisition.best(front, candidates, running_launch)
+        best = acquisition.best(front, candidates, running_launch, self.question)
         members = best.members[:1] if self.design.extend_launches else best.members
         return self._plan_of(
             members,

@@ -20,7 +20,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.frameworks.driven import Bound
-from tuner.workload.scripts.frameworks.keys import recognised, source_of
+from tuner.workload.scripts.frameworks.recognise import recognised
 from tuner.workload.scripts.launchers import Launcher, read_command
 from tuner.workload.scripts.launchers.secrets import hidden, revealed
 from tuner.workload.scripts.script_facts import LAUNCH, PLACEHOLDER
@@ -62,7 +62,10 @@ def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
 
 
 def _source(words: Sequence[str], cwd: str | Path) -> str:
-    return "" if words[0] == "-m" else source_of(words, Path(cwd))
+    try:
+        return "" if words[0] == "-m" else (Path(cwd) / words[0]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
@@ -72,10 +75,13 @@ def filled(word: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """Script as the user names it, its command as one shell line.
+    """Script as the user names it.
 
-    joulefront starts the ranks that a launcher in front of it would start. `{NAME}` or
-    `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
+    Attributes:
+        command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json" or
+            "torchrun --nproc-per-node 8 train.py"; joulefront starts the ranks that the launcher
+            would start. `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is
+            today's.
     """
 
     command: str

@@ -23,7 +23,8 @@ from tuner.search_spaces.program import Program
 from tuner.search_spaces.when import holds, names_in
 from tuner.workload.scripts.frameworks.driver import Driver, read_driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
-from tuner.workload.scripts.frameworks.settings import Settings, wrapped
+from tuner.workload.scripts.frameworks.settings import Settings
+from tuner.workload.scripts.frameworks.wrapper import wrapped
 
 #: Follow from the micro-batch and the replicas, so they need no value today to be set.
 _FOLLOW = ("global_batch", "gradient_accumulation")
@@ -144,10 +145,6 @@ class Driven:
         defaults = {name: knob.default for name, knob in KNOBS.items() if knob.kind == "launch"}
         return {**defaults, "sequence_length": self.length, "world_size": self.devices, **launch}
 
-    def _values_of(self, configuration: Configuration) -> dict[str, Any]:
-        launch = {name: configuration.get(name) for name in self._values({}) if name in KNOBS}
-        return {**self._values(launch), "world_size": configuration.world_size}
-
     @property
     def today(self) -> Mapping[str, Value]:
         """Today's value of each knob that the driver sets."""
@@ -218,9 +215,14 @@ class Driven:
         changed: dict[str, Any] = {}
         if configuration.launch == today.launch:
             return changed
-        times = configuration.accumulation(global_batch)
-        values = self._values_of(configuration)
-        values |= {"global_batch": global_batch, "gradient_accumulation": times}
+        values = self._values(
+            {
+                **{name: configuration.get(name) for name in self._values({}) if name in KNOBS},
+                "global_batch": global_batch,
+                "gradient_accumulation": configuration.accumulation(global_batch),
+                "world_size": configuration.world_size,
+            }
+        )
         for name, route in self.bound.driver.knobs.items():
             follows = name in _FOLLOW and self.accumulates
             if name in self.taken or (name not in self.today and not follows):
@@ -250,7 +252,9 @@ class Driven:
 
     def refused(self, configuration: Configuration) -> list[str]:
         """Return a phrase for each rule of the framework that a configuration breaks."""
-        values, phrases = self._values_of(configuration), []
+        launch = {name: configuration.get(name) for name in self._values({}) if name in KNOBS}
+        values = {**self._values(launch), "world_size": configuration.world_size}
+        phrases = []
         replicas = int(values["data_parallel"]) * int(values["sequence_parallel"])
         kept = all(values[name] == "none" for name in ("optimizer_offload", "parameter_offload"))
         for name in ("zero_stage", "sharding") if replicas == 1 and kept else ():

@@ -7,7 +7,6 @@ run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
 
 from __future__ import annotations
 
-import operator as op
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -42,7 +41,6 @@ ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gra
 NAMES = (*ROUTED, "sequence_length", "world_size")
 #: What may be said of its program.
 PROGRAM = tuple(item.name for item in fields(Program) if item.default is False)
-_COMPARED = {">=": op.ge, "<=": op.le, "==": op.eq, "<": op.lt, ">": op.gt}
 _VERSION = re.compile(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)")
 Made = TypeVar("Made")
 
@@ -130,7 +128,8 @@ class Driver:
         package: distribution with the version, such as "torchtitan"; "" for none.
         divide: degrees by which the ranks are divided; data_parallel is the rest.
         defaults: values of keys of declared knobs where they are not given.
-        facts, program: keys of "steps" and the like, and what the program does (`Program`).
+        facts: keys of "steps", "sequence_length", and of the model's sizes for predictions.
+        program: what its program does (`Program`): true, or the key that says so.
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
     """
 
@@ -348,15 +347,19 @@ def shipped_drivers() -> tuple[Driver, ...]:
 def check_version(versions: str, version: str) -> bool:
     """Return True if a version such as "0.2.2" is in a range such as ">=0.2,<0.3"."""
     have = _numbers(version)
-    for sign, text in _VERSION.findall(versions):
-        limit = _numbers(text)
+    for part in filter(None, versions.replace(" ", "").split(",")):
+        found = _VERSION.fullmatch(part)
+        assert found is not None  # checked when the driver was read
+        limit = _numbers(found[2])
         width = max(len(have), len(limit))
-        pair = [[*side, *([0] * (width - len(side)))] for side in (have, limit)]
-        if not _COMPARED[sign](*pair):
+        pair = [(*side, *([0] * (width - len(side)))) for side in (have, limit)]
+        order = (pair[0] > pair[1]) - (pair[0] < pair[1])
+        legal = {">=": (0, 1), "<=": (-1, 0), "==": (0,), "<": (-1,), ">": (1,)}[found[1]]
+        if order not in legal:
             return False
     return True
 
 
-def _numbers(version: str) -> list[int]:
+def _numbers(version: str) -> tuple[int, ...]:
     found = re.match(r"\d+(\.\d+)*", version)
-    return [int(part) for part in found[0].split(".")] if found else []
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
