@@ -250,78 +250,32 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
 @pytest.mark.parametrize(
     ("job", "knobs", "words"),
     [
-        (TINY, {"tensor_parallel": 2, "pipeline_parallel": 2}, "aborts inside a pipeline"),
-        (TINY, {"tensor_parallel": 2, "sequence_parallel": 2}, "tensor_parallel with sequence"),
-        (TINY, {"tensor_parallel": 2, "sharding": "fsdp2"}, "fsdp2 with tensor_parallel"),
-        (TINY, {"tensor_parallel": 2, "activation_checkpointing": "selective"}, "in place"),
-        (TINY, {"sequence_parallel": 2, "pipeline_parallel": 2}, "take whole sequences"),
-        (OLMOE, {"tensor_parallel": 2}, "llama, llava_onevision, opt, qwen2 only, not olmoe"),
-        (OLMOE, {"sequence_parallel": 2, "expert_parallel": 2}, "MoE layer fails"),
-        (
-            TINY,
-            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble", "zero_stage": 1},
-            "at zero_stage 0 only",
-        ),
-        (
-            TINY,
-            {
-                "pipeline_parallel": 2,
-                "pipeline_schedule": "zero_bubble",
-                "activation_checkpointing": "full",
-            },
-            "without activation_checkpointing only",
-        ),
-        (
-            replace(TINY, precision="fp16"),
-            {
-                "pipeline_parallel": 2,
-                "pipeline_schedule": "interleaved",
-                "virtual_stages": 2,
-            },
-            "it scales no loss",
-        ),
-        (
-            OLMOE,
-            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
-            "llama, opt, qwen2 only, not olmoe",
-        ),
-        (TINY, {"compilation": "full", "pipeline_parallel": 2}, "regional compiles its blocks"),
-        (
-            OLMOE,
-            {"sequence_parallel": 2, "sequence_method": "all_gather"},
-            "llama, opt, qwen2 only, not olmoe",
-        ),
-        (
-            TINY,
-            {
-                "sequence_parallel": 2,
-                "sequence_method": "all_gather",
-                "compilation": "full",
-            },
-            "without compilation only",
-        ),
-        (TINY, {"compilation": "regional", "sharding": "fsdp2"}, "with sharding fsdp2"),
-        (OLMOE, {"compilation": "regional"}, "dense models of type llama, opt, qwen2 only"),
-        (
-            TINY,
-            {"compilation": "regional", "activation_offload": "sync"},
-            "where torch's hooks do not see them",
-        ),
-        (
-            replace(TINY, model={**TINY.model, "model_type": "gpt2"}),
-            {"pipeline_parallel": 2},
-            "not gpt2",
-        ),
+        (TINY, "tp2 pp2", "aborts inside a pipeline"),
+        (TINY, "tp2 sp2", "tensor_parallel with sequence"),
+        (TINY, "tp2 fsdp2", "fsdp2 with tensor_parallel"),
+        (TINY, "tp2 ckpt-selective", "in place"),
+        (TINY, "pp2 sp2", "take whole sequences"),
+        (OLMOE, "tp2", "llama, llava_onevision, opt, qwen2 only, not olmoe"),
+        (OLMOE, "sp2 ep2", "MoE layer fails"),
+        (TINY, "pp2 pipe-zero_bubble zero1", "at zero_stage 0 only"),
+        (TINY, "pp2 pipe-zero_bubble ckpt-full", "without activation_checkpointing only"),
+        (replace(TINY, precision="fp16"), "pp2 pipe-interleaved vs2", "it scales no loss"),
+        (OLMOE, "pp2 pipe-zero_bubble", "llama, opt, qwen2 only, not olmoe"),
+        (TINY, "pp2 compile-full", "regional compiles its blocks"),
+        (OLMOE, "sp2 seq-all_gather", "llama, opt, qwen2 only, not olmoe"),
+        (TINY, "sp2 seq-all_gather compile-full", "without compilation only"),
+        (TINY, "fsdp2 compile-regional", "with sharding fsdp2"),
+        (OLMOE, "compile-regional", "dense models of type llama, opt, qwen2 only"),
+        (TINY, "act-sync compile-regional", "where torch's hooks do not see them"),
+        (replace(TINY, model={**TINY.model, "model_type": "gpt2"}), "pp2", "not gpt2"),
     ],
 )
 def test_what_the_built_in_program_cannot_be_given_is_said(job, knobs, words):
-    (phrase,) = unrunnable(Configuration.of(knobs), job)
+    (phrase,) = unrunnable(Configuration.parse(knobs), job)
     assert words in phrase
     # Other layers could, so for planning and recorded tables it is a configuration like any other.
-    many = {"data_parallel": 2 if "sharding" in knobs else 1, **knobs}
-    assert not any(
-        "built-in" in phrase for phrase in broken_rules(Configuration.of(many), job, H100)
-    )
+    many = Configuration.parse(f"{knobs} dp2" if "fsdp2" in knobs else knobs)
+    assert not any("built-in" in phrase for phrase in broken_rules(many, job, H100))
 
 
 def test_limits_of_the_program_that_need_no_job():
