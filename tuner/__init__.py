@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.api import load_result, optimize, plan, replay
-    from tuner.display.tracking import track
+    from tuner.display.progress import track
     from tuner.online.block import tuning
     from tuner.planning.fit import fit
     from tuner.problem.constraints import Constraints
@@ -74,7 +74,7 @@ _MODULES = {
     "optimize": "tuner.api",
     "plan": "tuner.api",
     "replay": "tuner.api",
-    "track": "tuner.display.tracking",
+    "track": "tuner.display.progress",
     "tuning": "tuner.online.block",
 }
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.validation import clock_study, jupiter, mpt, recorded, sailor, unseen
 from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve
 from benchmarks.validation.comparison import quantiles, table
-from tuner.display.fit import breakdown_lines, cost_lines, stacked_bar
+from tuner.display.plan_text import breakdown_lines, cost_lines, stacked_bar
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model_error import (
     error_parts,

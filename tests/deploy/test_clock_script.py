@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.deploy.clock_script import clocks_sh
+from tuner.deploy.launch_files import clocks_sh
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.commands import finished
 from tuner.testing.sysfs import make_sysfs, settings_of

@@ -13,8 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tuner.cli.main import main
-from tuner.deploy.clock_script import clocks_sh
-from tuner.deploy.launch_files import write_launch_files
+from tuner.deploy.launch_files import clocks_sh, write_launch_files
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings

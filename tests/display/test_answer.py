@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.display.answer import _short_role, answer_lines, menu
 from tuner.display.html.answer_parts import top_part
+from tuner.display.text import _short_role, answer_lines, menu
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Configuration

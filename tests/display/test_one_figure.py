@@ -12,10 +12,9 @@ import pytest
 from tests.results.test_judge import judge_of
 from tests.results.test_posterior import launch
 from tests.results.test_recommendation import result_of
-from tuner.display.answer import answer_lines
 from tuner.display.notebook import result_html
 from tuner.display.report import render_report
-from tuner.display.text import choice_lines, summary_lines
+from tuner.display.text import answer_lines, choice_lines, summary_lines
 from tuner.display.view import View
 from tuner.formatting import change
 from tuner.problem.constraints import Constraints

@@ -136,7 +136,7 @@ def full_result(run_dir: Path) -> tuple[Result, list[ProbeRecord]]:
 
 
 def test_every_part_of_a_report_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.display.report.explained", explanation)
+    monkeypatch.setattr("tuner.display.plots.explained", explanation)
     result, records = full_result(tmp_path)
     said = check(tmp_path / "report.html", result, 1200, records)
     assert len(said["drawn"]) >= 9
@@ -156,7 +156,7 @@ def explanation(result: Result) -> Explanation:
 def test_at_the_width_of_a_phone_nothing_overflows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.display.report.explained", explanation)
+    monkeypatch.setattr("tuner.display.plots.explained", explanation)
     # A headless window is at least 500 pixels wide, so the page is looked at in a frame of 375.
     result, records = full_result(tmp_path)
     said = check_in_frame(tmp_path, result, records, 375)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.display.html.limits_part import limits_part
+from tuner.display.html.answer_parts import limits_part
 from tuner.display.report import write_report
 from tuner.display.view import View
 from tuner.results.result import Result

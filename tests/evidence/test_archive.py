@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.evidence import archive
-from tuner.evidence.archive import read_archive, write_archive
+from tuner.evidence import bundle
+from tuner.evidence.bundle import read_archive, write_archive
 from tuner.search_spaces.errors import InputError
 
 MEMBERS = {"bundle.json": b"{}", "run/trace/power/p0001.csv.gz": bytes(range(256)) * 40}
@@ -73,8 +73,8 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_bomb_is_refused_before_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "MAX_FILE_BYTES", 10_000)
-    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 15_000)
+    monkeypatch.setattr(bundle, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr(bundle, "MAX_TOTAL_BYTES", 15_000)
     path = zipped(tmp_path / "one.zip", lambda z: z.writestr("run/big", bytes(10_001)))
     with pytest.raises(InputError, match="larger than"):
         read_archive(path)
@@ -100,7 +100,7 @@ def test_a_bomb_that_states_a_small_size_is_not_unpacked_beyond_it(tmp_path: Pat
 def test_many_files_are_refused_by_the_end_of_the_archive_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "MAX_FILES", 20)
+    monkeypatch.setattr(bundle, "MAX_FILES", 20)
 
     def add(made: zipfile.ZipFile) -> None:
         for number in range(21):

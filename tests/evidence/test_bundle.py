@@ -12,8 +12,7 @@ import pytest
 
 import tuner
 from tuner.cli.main import main
-from tuner.evidence.archive import read_archive, write_archive
-from tuner.evidence.bundle import make_bundle, open_bundle
+from tuner.evidence.bundle import make_bundle, open_bundle, read_archive, write_archive
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.online.test_agent import TRAIN, Devices, live_tuning
 from tuner.cli.main import main
-from tuner.display.metrics_server import CONTENT_TYPE, served_metrics
+from tuner.display.server import CONTENT_TYPE, served_metrics
 from tuner.online.follow import PowerFollower
 from tuner.online.marks import Mark
 from tuner.online.metrics import METRICS, Metrics, openmetrics

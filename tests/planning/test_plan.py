@@ -8,8 +8,7 @@ import pytest
 
 import tuner
 from tuner.cli.main import main
-from tuner.display.answer import answer_lines
-from tuner.display.text import summary_lines
+from tuner.display.text import answer_lines, summary_lines
 from tuner.results.result import Result
 from tuner.testing.studies import LONG_JOB
 from tuner.workload.trace import read_trace

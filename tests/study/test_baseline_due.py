@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tuner
-from tuner.display.answer import answer_lines
+from tuner.display.text import answer_lines
 from tuner.problem.settings import SearchSettings
 from tuner.study.rules import BASELINE_TRIES, baseline_due
 from tuner.testing.studies import problem_of_job, record, request

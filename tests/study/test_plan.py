@@ -9,9 +9,8 @@ import re
 import pytest
 
 from tuner.cli.main import main
-from tuner.display.answer import answer_lines
 from tuner.display.report import render_report
-from tuner.display.text import summary_lines
+from tuner.display.text import answer_lines, summary_lines
 from tuner.problem.settings import SearchSettings
 from tuner.testing.studies import run_optimize
 

@@ -19,7 +19,6 @@ Listing = tuple[list[dict[str, Any]], list[str]]
 
 
 def _named(kind: str, known: Sequence[str], name: str | None) -> Sequence[str]:
-    """Return the names to list: all that are known, or the one that is asked for."""
     if name is not None and name not in known:
         raise UnknownName(kind, name, known)
     return known if name is None else [name]
@@ -31,11 +30,9 @@ def _jobs(name: str | None) -> Listing:
     jobs = [load_job(each) for each in _named("job", job_names(), name)]
     rows = [
         (
-            job.name,
-            str(job.model.get("model_type")),
+            *(job.name, str(job.model.get("model_type"))),
             f"sequences of {job.sequence_length} tokens, {job.global_batch} a step",
-            f"{job.steps:,} steps",
-            job.precision,
+            *(f"{job.steps:,} steps", job.precision),
         )
         for job in jobs
     ]
@@ -167,7 +164,6 @@ _RUN_NAMES = {
 
 
 def _complete_runs(parser: argparse.ArgumentParser) -> None:
-    """Let every argument that is a run be completed by the names of runs."""
     for action in parser._actions:
         if isinstance(action.choices, dict):
             for command in action.choices.values():

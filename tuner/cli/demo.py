@@ -28,8 +28,7 @@ LABEL = f"demo: {JOB} on 8 simulated A100, at most 15 % slower; nothing was meas
 class Pace:
     """Receiver that passes events on at an even pace, and the simulated time that has passed.
 
-    Args:
-        played_s: seconds that the probes take together; 0 waits for nothing.
+    The probes take `played_s` seconds together; 0 waits for nothing.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ def played(args: argparse.Namespace) -> Iterator[Any]:
 
 def _demo(args: argparse.Namespace) -> int:
     from tuner.api import optimize
-    from tuner.display.answer import answer_lines
+    from tuner.display.text import answer_lines
     from tuner.problem.run_folder import new_name
     from tuner.problem.settings import SearchSettings
 
@@ -110,11 +109,6 @@ def add(commands: Commands) -> None:
     demo = commands.command(
         "demo", _demo, "play a search on a simulated GPU node in 20 seconds; nothing is measured"
     )
-    demo.add_argument(
-        "--seconds",
-        type=float,
-        default=PLAYED_S,
-        metavar="N",
-        help=f"how long the probes play at a terminal (default: {PLAYED_S:g})",
-    )
+    text = f"how long the probes play at a terminal (default: {PLAYED_S:g})"
+    demo.add_argument("--seconds", type=float, default=PLAYED_S, metavar="N", help=text)
     add_shared(demo, "--runs-dir")

@@ -19,10 +19,10 @@ from tuner.cli.options import (
     answer,
     given_options,
     made_of_options,
+    require_trust,
     say_of,
 )
 from tuner.cli.parser import Commands
-from tuner.cli.trust import require_trust
 from tuner.problem.constraints import LIMITS, Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.terminal import raw_stream
@@ -37,8 +37,7 @@ _OF_TUNING = ("max_slowdown", *(limit.name for limit in LIMITS if limit.exponent
 
 def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
-    from tuner.deploy.clock_script import clock_settings
-    from tuner.deploy.launch_files import synthetic_notice, write_launch_files
+    from tuner.deploy.launch_files import clock_settings, synthetic_notice, write_launch_files
     from tuner.display.advice import advice_lines, evidence_sentence
     from tuner.display.view import View
     from tuner.problem.file_starts import of_opened
@@ -68,33 +67,22 @@ def _apply(args: argparse.Namespace) -> int:
     if unmet:
         found = View(result).found
         lines.append(f"No {found} configuration meets the limits; these files start the nearest:")
-    best = result.best.to_json() if result.best else None
-    recommendation = result.recommendation.to_json() if result.recommendation else None
-    answer(
-        args,
-        {
-            "files": files,
-            "best": best,
-            "point": point.to_json(),
-            "recommendation": recommendation,
-            "synthetic": bool(notice),
-            "met": not unmet,
-        },
-        [
-            *lines,
-            *files,
-            *([f"{notice}."] if notice else []),
-            *(f"It came in a file, and starts or sets: {phrase}" for phrase in starts),
-            f"Start it with: cd {shlex.quote(str(out))} && {start}",
-        ],
-    )
+    lines += [*files, *([f"{notice}."] if notice else [])]
+    lines += [f"It came in a file, and starts or sets: {phrase}" for phrase in starts]
+    data = {
+        "files": files,
+        "best": result.best.to_json() if result.best else None,
+        "point": point.to_json(),
+        "recommendation": result.recommendation.to_json() if result.recommendation else None,
+        **{"synthetic": bool(notice), "met": not unmet},
+    }
+    answer(args, data, [*lines, f"Start it with: cd {shlex.quote(str(out))} && {start}"])
     return UNMET if unmet else OK
 
 
 def _tune(args: argparse.Namespace) -> int:
-    """Run the user's own command, and tune the clocks meanwhile."""
-    from tuner.display.metrics_server import served_metrics
     from tuner.display.online_text import tuning_json, tuning_lines
+    from tuner.display.server import served_metrics
     from tuner.online.agent import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
@@ -136,7 +124,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _earlier(args: argparse.Namespace) -> Earlier | None:
-    """Return the measurements that a tuned training begins with, if a run of them is named."""
+    # Measurements that a tuned training begins with, if a run of them is named.
     from tuner.online.earlier import earlier_of
 
     if args.run is not None and args.transfer is not None:
@@ -200,13 +188,11 @@ def add(commands: Commands) -> None:
     run = commands.of_run("run", _run, "train as recommended, and compare with the expectation")
     run.usage = "tuner run [RUN] [options] [-- PROGRAM ...]"
     add_shared(run, "--point")
-    run.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help="steps of the built-in program (default: the job's), or of the tuned training, if "
-        "its framework does not say (for --deadline and --budget)",
+    text = (
+        "steps of the built-in program (default: the job's), or of the tuned training, if "
+        "its framework does not say (for --deadline and --budget)"
     )
+    run.add_argument("--steps", type=int, metavar="N", help=text)
     run.add_argument(
         "--no-clocks", dest="clocks", action="store_false", help="leave the clocks as they are"
     )
@@ -216,21 +202,15 @@ def add(commands: Commands) -> None:
         help="tune the clocks while the command after -- trains; begins with what RUN, if named, "
         "measured of --point",
     )
-    run.add_argument(
-        "--transfer",
-        metavar="FOLDER",
-        help="with --tune: begin with what a study or an earlier tuned training measured",
-    )
+    text = "with --tune: begin with what a study or an earlier tuned training measured"
+    run.add_argument("--transfer", metavar="FOLDER", help=text)
     add_options(
         run.add_argument_group("limits of a tuned training (default: a slowdown of 5%)"),
         Constraints,
         only=_OF_TUNING,
     )
-    run.add_argument(
-        "--follow-power",
-        metavar="FILE|URL",
-        help="follow a target by the clocks while the command after -- trains: watts, or none",
-    )
+    text = "follow a target by the clocks while the command after -- trains: watts, or none"
+    run.add_argument("--follow-power", metavar="FILE|URL", help=text)
     run.add_argument(
         "--metrics-port",
         metavar="[HOST:]PORT",

@@ -12,7 +12,7 @@ from tuner.search_spaces.errors import InputError
 
 
 def _fit(args: argparse.Namespace) -> int:
-    from tuner.display.fit import fit_lines
+    from tuner.display.plan_text import fit_lines
     from tuner.planning.fit import fit
     from tuner.results.predict import forecast
     from tuner.search_spaces.configuration import Configuration

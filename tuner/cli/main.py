@@ -14,16 +14,17 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from tuner.cli import catalog, demo, deploy, fit, optimize, plan, probe, runs, runs_folder
+from tuner.cli import catalog, demo, deploy, fit, optimize, plan, probe, runs
 from tuner.cli.arguments import RUNS, RUNS_DIR
-from tuner.cli.defaults import KEYS, apply_defaults
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
-from tuner.search_spaces.errors import InputError, NothingToTry
+from tuner.search_spaces.errors import InputError, InvalidValue, NothingToTry, UnknownName
 from tuner.terminal import visible_streams
 from tuner.workload.node.rights import refuse_sudo
+from tuner.workload.runners import CLUSTER
 
 EXIT_CODES = """\
 exit codes:
@@ -36,7 +37,17 @@ exit codes:
 Answers go to standard output (with --json as JSON), progress to standard error.
 """
 
-
+#: Environment variable of the file of defaults: `joulefront.toml` in `$XDG_CONFIG_HOME`
+#: (`~/.config`) without it.
+CONFIG = "JOULEFRONT_CONFIG"
+#: Names of that file: texts (None), and numbers greater than 0 for the objective that takes them.
+_KEYS = {
+    "runs_dir": None,
+    CLUSTER: None,
+    "price_per_kWh": "cost",
+    "price_per_gpu_hour": "cost",
+    "grid_gCO2_per_kWh": "carbon",
+}
 #: Commands that a user's program may follow, after `--`.
 _WITH_PROGRAM = (["run"], ["optimize"], ["dev", "probe"])
 
@@ -52,7 +63,7 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    for module in (optimize, plan, fit, demo, runs, deploy, runs_folder, catalog, probe):
+    for module in (optimize, plan, fit, demo, runs, deploy, catalog, probe):
         module.add(commands)
     dev = commands.family("dev", "tools to develop with: one probe, recorded tables, drivers")
     optimize.add_replay(dev)
@@ -121,8 +132,11 @@ def _main(argv: Sequence[str] | None) -> int:
     before = {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         refuse_sudo()
-        _take_program(args)
-        apply_defaults(args, _given(args))
+        if args.program and hasattr(args, "script"):
+            if args.script is not None:
+                raise InputError("give the script's command once: after -- or by --script")
+            args.script = shlex.join(args.program)
+        _apply_defaults(args)
         alone = any(getattr(args, name, None) for name in ("tune", "follow_power"))
         if getattr(args, "of_run", False) and args.run is None and not alone:
             print_latest(args)
@@ -137,15 +151,11 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"tuner: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
-        run = getattr(error, "run", None)
+        run, said = getattr(error, "run", None), "interrupted"
         if run is not None:
-            print(
-                f"tuner: interrupted; every finished probe is in {run.path}, and the same command "
-                f"with --name {run.name} continues from there",
-                file=sys.stderr,
-            )
-        else:
-            print("tuner: interrupted", file=sys.stderr)
+            said += f"; every finished probe is in {run.path}, and the same command with --name "
+            said += f"{run.name} continues from there"
+        print(f"tuner: {said}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read the output has gone; nothing is left to say, not even at exit.
@@ -161,21 +171,41 @@ def _main(argv: Sequence[str] | None) -> int:
             signal.signal(number, handler)
 
 
-def _take_program(args: argparse.Namespace) -> None:
-    """Take the command after `--` for the one of --script, where a command has both."""
-    if not args.program or not hasattr(args, "script"):
-        return
-    if args.script is not None:
-        raise InputError("give the script's command once: after -- or by --script")
-    args.script = shlex.join(args.program)
+def _apply_defaults(args: argparse.Namespace) -> None:
+    # What neither an option nor the environment says.
+    names = [name for name in _KEYS if hasattr(args, name)]
+    for name, value in _defaults().items() if names else ():
+        if name not in names or _KEYS[name] not in (None, getattr(args, "objective", None)):
+            continue
+        given = getattr(args, name) is not None
+        if name == "runs_dir":
+            given = args.runs_dir != RUNS_DIR or bool(os.environ.get(RUNS))
+        if not given:
+            setattr(args, name, value)
 
 
-def _given(args: argparse.Namespace) -> set[str]:
-    """Return the names of defaults that an option or the environment set."""
-    given = {name for name in KEYS if getattr(args, name, None) is not None}
-    if getattr(args, "runs_dir", None) == RUNS_DIR and not os.environ.get(RUNS):
-        given.discard("runs_dir")
-    return given
+def _defaults() -> dict[str, Any]:
+    import tomllib
+
+    folder = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    path = Path(os.environ.get(CONFIG) or Path(folder, "joulefront.toml"))
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if CONFIG in os.environ:
+            raise InputError(f"there is no file {path}, which ${CONFIG} names") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    for name, value in found.items():
+        if name not in _KEYS:
+            raise UnknownName("name", name, _KEYS, where=f" in {path}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if _KEYS[name] is None and not isinstance(value, str):
+            raise InvalidValue(f"{name} in {path}", value, "text")
+        if _KEYS[name] is not None and not number:
+            raise InvalidValue(f"{name} in {path}", value, "a number greater than 0")
+    return found
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from tuner.cli.options import (
     made_of_options,
     on_data,
     progress,
+    require_trust,
     script_of,
     storage_of,
 )
 from tuner.cli.parser import Commands
-from tuner.cli.trust import require_trust
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.settings import SearchSettings
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def _optimize(args: argparse.Namespace) -> int:
     from tuner.api import dry_run, search_for
-    from tuner.display.answer import answer_lines
+    from tuner.display.text import answer_lines
     from tuner.problem.file_starts import of_files
 
     if args.job and args.script:
@@ -78,7 +78,7 @@ def _exit_code(result: Result) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     from tuner.api import replay
-    from tuner.display.answer import answer_lines
+    from tuner.display.text import answer_lines
 
     run = Path(args.runs_dir) / args.path
     with progress(args) as on_progress:

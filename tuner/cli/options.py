@@ -53,13 +53,9 @@ def fitted(line: str, width: int) -> list[str]:
         return [line]
     columns = re.match(r"\s*(?:\S.*\s{2,})?", line)  # what does not fit stands below the last one
     indent = len(columns[0]) if columns and len(columns[0]) < 0.8 * width else 4
-    return textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=" " * indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    wrapper = textwrap.TextWrapper(width, "", " " * indent, break_on_hyphens=False)
+    wrapper.break_long_words = False
+    return wrapper.wrap(line)
 
 
 #: Styles of the rows of a table that begin with these words: what is recommended, and today.
@@ -67,7 +63,6 @@ _STYLES = {"> ": "bold green", "  today ": "cyan"}
 
 
 def _print_in_colour(lines: Sequence[str]) -> None:
-    """Print a line and what continues it to a terminal, a marked row of a table in its colour."""
     from tuner.terminal import raw_stream, visible
 
     style = next((style for mark, style in _STYLES.items() if lines[0].startswith(mark)), "")
@@ -96,7 +91,6 @@ def progress(args: argparse.Namespace) -> Iterator[Any]:
 
 @contextmanager
 def _log_file(path: str | None) -> Iterator[None]:
-    """Append what a search does to a file, by Python's logging; nothing if there is no path."""
     if path is None:
         yield
         return
@@ -122,11 +116,7 @@ def _log_file(path: str | None) -> Iterator[None]:
 
 
 def say_of(args: argparse.Namespace, before: str = "") -> Callable[[str], None]:
-    """Return a receiver of sentences that prints them to standard error, unless --quiet is given.
-
-    Args:
-        before: printed before each sentence.
-    """
+    """Return a receiver of sentences: it prints them to standard error unless --quiet is given."""
 
     def say(sentence: str) -> None:
         if not args.quiet:
@@ -190,11 +180,7 @@ def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
 
 
 def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
-    """Add the options that a dataclass declares (`tuner.search_spaces.options`).
-
-    Args:
-        only: names of fields; all that the command line has if empty.
-    """
+    """Add the options that a dataclass declares (`tuner.search_spaces.options`), or only some."""
     for item, declared in _on_command_line(kind, only):
         flag = (declared.flag or item.name).replace("_", "-")
         if declared.alias:
@@ -203,11 +189,10 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
             continue
         text = declared.help + (f", in {declared.unit}" if declared.unit else "")
         if isinstance(item.default, bool):
+            action = "store_true"
             if item.default:
                 flag, action = f"no-{flag}", "store_false"
                 text = declared.negated or f"do not {text}"
-            else:
-                action = "store_true"
             parser.add_argument(f"--{flag}", dest=item.name, action=action, help=text)
             continue
         value, metavar = _VALUES.get(str(item.type).removesuffix(" | None"), (str, "NAME"))
@@ -246,11 +231,7 @@ def given_options(args: argparse.Namespace, kind: type, *, only: Sequence[str] =
 
 
 class Quantity(argparse.Action):
-    """Value with a unit; an option whose own name ends in the unit also takes a bare number.
-
-    Args:
-        unit: the unit of the value that is stored (`tuner.search_spaces.options`).
-    """
+    """Value with a unit; an option whose own name ends in the unit also takes a bare number."""
 
     def __init__(self, *args: Any, unit: str, **more: Any) -> None:
         super().__init__(*args, **{"metavar": METAVARS[unit], **more})
@@ -310,6 +291,21 @@ def script_of(args: argparse.Namespace) -> Script | None:
     for flag in given_options(args, Script):
         raise InputError(f"{flag} is for --script; a job has its own")
     return None
+
+
+def require_trust(args: argparse.Namespace, starts: Sequence[str], source: str) -> None:
+    """Print what a file starts; without --trust, continue only after a yes at a terminal."""
+    if not starts:
+        return
+    print(f"tuner: {source} starts or sets this, with your rights:", file=sys.stderr)
+    print(*(f"  {line}" for line in starts), sep="\n", file=sys.stderr, flush=True)
+    if args.trust:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InputError("nothing was started; add --trust if you trust what is listed")
+    print("Start it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InputError("nothing was started")
 
 
 def on_data(job: Any, data: str | None) -> Any:

@@ -17,10 +17,8 @@ from tuner.search_spaces.errors import UnknownName, did_you_mean
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence, and whose arguments come in any order.
 
-    An abbreviated option would drop the unit from its name, so none is taken.
-
-    Args:
-        hint: what to say of one word too many.
+    An abbreviated option would drop the unit from its name, so none is taken; `hint` is said of
+    one word too many.
     """
 
     def __init__(self, *, hint: str = "", **more: Any) -> None:
@@ -82,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise an error with the nearest choice, where argparse lists all of them."""
+        # The error names the nearest choice, where argparse lists all of them.
         if action.choices is not None and value not in action.choices:
             kind = str(action.metavar or action.dest).lower()
             raise argparse.ArgumentError(None, str(UnknownName(kind, str(value), action.choices)))
@@ -126,11 +124,7 @@ GROUPS = {
 
 
 class Commands:
-    """Registry to which each module of this package adds its commands.
-
-    Args:
-        dest: name of the attribute that keeps which command was typed.
-    """
+    """Registry to which each module of this package adds its commands."""
 
     def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
         self.parser = parser

@@ -33,7 +33,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.run is not None and (named or given_options(args, JobRequest)):
         raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.api import plan_for
-    from tuner.display.answer import answer_lines
+    from tuner.display.text import answer_lines
     from tuner.planning.kinds import several
 
     request = made_of_options(

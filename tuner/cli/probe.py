@@ -19,17 +19,17 @@ from tuner.cli.options import (
     answer,
     job_of_words,
     on_data,
+    require_trust,
     say_of,
     script_of,
 )
 from tuner.cli.parser import Commands
-from tuner.cli.trust import require_trust
 from tuner.search_spaces.errors import InputError
 from tuner.workload.runners import CLUSTER
 
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
-    """Return a script's configuration of today with KNOB=VALUE changed."""
+    # A script's configuration of today with KNOB=VALUE changed.
     from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.declared import CHANGED, declared_words, with_baseline
     from tuner.search_spaces.knobs import split_words, values_of
@@ -48,7 +48,7 @@ def _changed(job: Any, words: Sequence[str]) -> Any:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    """Run one probe on this machine; needs neither Ray nor Optuna."""
+    # Needs neither Ray nor Optuna.
     from contextlib import closing
     from datetime import datetime
 
@@ -125,7 +125,7 @@ def _probe(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    """Measure a space into a recorded table; needs neither Ray nor Optuna."""
+    # Needs neither Ray nor Optuna.
     from contextlib import closing
 
     from tuner.problem.from_job import cluster_of
@@ -260,25 +260,12 @@ def add_dev(commands: Commands) -> None:
         "record", _record, "measure a space, or part of it, into a recorded table"
     )
     add_shared(record, "JOB", "--cluster", "--data")
-    record.add_argument(
-        "--space",
-        default="default",
-        metavar="NAME",
-        help="search space file or name (default: default)",
-    )
-    record.add_argument(
-        "--sample",
-        type=int,
-        metavar="N",
-        help="number of launches to draw at random (default: all)",
-    )
-    record.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed of the draw and the order (default: 0)",
-    )
+    text = "search space file or name (default: default)"
+    record.add_argument("--space", default="default", metavar="NAME", help=text)
+    text = "number of launches to draw at random (default: all)"
+    record.add_argument("--sample", type=int, metavar="N", help=text)
+    text = "random seed of the draw and the order (default: 0)"
+    record.add_argument("--seed", type=int, default=0, metavar="N", help=text)
     record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
     add_shared(record, "--quiet")
 
@@ -286,20 +273,10 @@ def add_dev(commands: Commands) -> None:
         "calibrate", _calibrate, "measure the cost of metering here, and list its sources"
     )
     add_shared(calibrate, "JOB", "--cluster")
-    calibrate.add_argument(
-        "--pairs",
-        type=int,
-        default=20,
-        metavar="N",
-        help="pairs of metered and unmetered blocks (default: 20)",
-    )
-    calibrate.add_argument(
-        "--block-s",
-        type=float,
-        default=3.0,
-        metavar="X",
-        help="length of a block, in s (default: 3)",
-    )
+    text = "pairs of metered and unmetered blocks (default: 20)"
+    calibrate.add_argument("--pairs", type=int, default=20, metavar="N", help=text)
+    text = "length of a block, in s (default: 3)"
+    calibrate.add_argument("--block-s", type=float, default=3.0, metavar="X", help=text)
     add_shared(calibrate, "--runs-dir", "--quiet")
 
     check = commands.command(
@@ -322,12 +299,8 @@ def add(commands: Commands) -> None:
         f"--{CLUSTER}", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
     add_shared(doctor, "--device-kind")
-    doctor.add_argument(
-        "--record-nvml",
-        type=Path,
-        metavar="FILE",
-        help="record what the GPUs' driver answers, for a bug report, instead",
-    )
+    text = "record what the GPUs' driver answers, for a bug report, instead"
+    doctor.add_argument("--record-nvml", type=Path, metavar="FILE", help=text)
     doctor.add_argument(
         "--record-s",
         action=Quantity,

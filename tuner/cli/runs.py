@@ -1,5 +1,5 @@
-"""Commands about an existing run: `tuner show`, `choose`, `explain`, `compare`, `curve` and
-`export`, with `dashboard`; and `tuner import`, which makes a run of CSV files.
+"""Commands about existing runs: `tuner show`, `choose`, `explain`, `compare`, `curve`, `export`,
+`dashboard` and `runs`; and `tuner import`, which makes a run of CSV files.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
 
 def _dashboard(args: argparse.Namespace) -> int:
     from tuner.display.dashboard import refresh, serve
-    from tuner.display.guarded import guarded_url
+    from tuner.display.server import guarded_url
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import require_own
 
@@ -164,13 +164,7 @@ def _dashboard(args: argparse.Namespace) -> int:
         lines.append("A browser that does not find this host finds it as 127.0.0.1.")
     answer(args, {"url": page, "run": what}, lines)
     sys.stdout.flush()
-    serve(
-        storage,
-        token=token,
-        host=args.host,
-        port=args.port,
-        writable=args.writable,
-    )
+    serve(storage, token=token, host=args.host, port=args.port, writable=args.writable)
     return OK
 
 
@@ -229,6 +223,46 @@ def _export(args: argparse.Namespace) -> int:
     return OK
 
 
+def _runs(args: argparse.Namespace) -> int:
+    from tuner.problem.run_list import list_runs, remove_run, stop_run
+
+    if args.action == "list":
+        if args.run:
+            raise InputError(f"give an action: tuner runs rm {args.run[0]}, or stop")
+        entries = list_runs(args.runs_dir)
+        rows = [("name", "job", "cluster", "kind", "state", "probes", "changed", "size")]
+        rows += [
+            (
+                *(e.name, e.job, e.cluster, e.kind, e.state),
+                *(str(e.probes), e.changed, f"{e.size_bytes / 1e6:.1f} MB"),
+            )
+            for e in entries
+        ]
+        lines = columns(rows) if entries else [f"no runs in {args.runs_dir}"]
+        answer(args, [entry.to_json() for entry in entries], lines)
+        return OK
+    if not args.run:
+        raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
+    if args.action == "open":
+        return _open(args)
+    act = {"rm": remove_run, "stop": stop_run}[args.action]
+    paths = [str(act(args.runs_dir, name)) for name in args.run]
+    done = {"rm": "removed", "stop": "ends after the running probes:"}[args.action]
+    answer(args, {args.action: paths}, [f"{done} {path}" for path in paths])
+    return OK
+
+
+def _open(args: argparse.Namespace) -> int:
+    from tuner.evidence.bundle import open_bundle
+
+    if args.name and len(args.run) > 1:
+        raise InputError("--name is for one bundle")
+    opened = [open_bundle(file, runs_dir=args.runs_dir, name=args.name) for file in args.run]
+    lines = [f"opened {run.path}; next: tuner show {run.name}" for run in opened]
+    answer(args, {"open": [str(run.path) for run in opened]}, lines)
+    return OK
+
+
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
     show = commands.of_run(
@@ -257,12 +291,8 @@ def add(commands: Commands) -> None:
         "tuner choose my-run --minimize energy",
     )
     compare = commands.of_run("compare", _compare, "compare two points of a run, or two runs")
-    compare.add_argument(
-        "points",
-        nargs="*",
-        metavar="POINT|RUN",
-        help=f"{POINT} (default: today and best); or another run",
-    )
+    text = f"{POINT} (default: today and best); or another run"
+    compare.add_argument("points", nargs="*", metavar="POINT|RUN", help=text)
     dashboard = commands.of_run("dashboard", _dashboard, "serve a run's study in optuna-dashboard")
     dashboard.set_defaults(of_run=False)
     add_storage(dashboard, "URL of the database (without RUN, all its studies are served)")
@@ -284,17 +314,23 @@ def add(commands: Commands) -> None:
     export = commands.of_run(
         "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )
-    export.add_argument(
-        "--to",
-        required=True,
-        metavar="FORMAT",
-        help="csv, parquet, t4, or bundle, which `tuner runs open` unpacks",
-    )
+    text = "csv, parquet, t4, or bundle, which `tuner runs open` unpacks"
+    export.add_argument("--to", required=True, metavar="FORMAT", help=text)
     export.add_argument(
         "--out", metavar="PATH", help="file (default: in the run; a bundle, or redacted: here)"
     )
-    export.add_argument(
-        "--redact",
-        action="store_true",
-        help="replace host and user names, paths, and what looks like a secret",
+    text = "replace host and user names, paths, and what looks like a secret"
+    export.add_argument("--redact", action="store_true", help=text)
+    runs = commands.command("runs", _runs, "list runs; remove (rm) or stop some, or open a bundle")
+    runs.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=("list", "rm", "stop", "open"),
+        metavar="ACTION",
+        help="list, rm (delete), stop (end a search after its running probes) or open (unpack a "
+        "bundle as a run) (default: list)",
     )
+    runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs, or files for open")
+    runs.add_argument("--name", metavar="NAME", help="name of the run that open makes")
+    add_shared(runs, "--runs-dir")

@@ -1,11 +1,10 @@
 """Drift detection for a training job: step time and power, compared with a measured point.
 
-While the job trains, each block of whole steps is compared with the interval of the point that it
-was started from. The test is repeated after every block for as long as the job lasts, so an
-ordinary one would raise a false alarm in the end. A confidence sequence holds at all times together
-(Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024, "Time-uniform central limit theory and
-asymptotic confidence sequences", theorem 2.2). One runs over the whole job, and one over each
-stretch of blocks, so that a drift that begins late is detected as well.
+Each block of whole steps is compared with the interval of the point that the job was started from.
+An ordinary test, repeated after every block, would raise a false alarm in the end; a confidence
+sequence holds at all times together (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024,
+"Time-uniform central limit theory and asymptotic confidence sequences", theorem 2.2). One runs over
+the whole job, and one over each stretch of blocks, which detects a drift that begins late.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ TIGHT_AT = 20
 
 @dataclass(frozen=True)
 class Expectation:
-    """Step time and power of a measured point, expected of a job that trains under it.
-
-    Attributes:
-        step_time_interval_s, power_interval_W: their 90 % intervals.
-    """
+    """Step time and power of a measured point with 90 % intervals, expected of its training."""
 
     key: str
     step_time_s: float
@@ -53,22 +48,18 @@ class Expectation:
         """Return the expectation of a point for a job of this number of optimizer steps."""
         low, high = point.time_interval_s
         return cls(
-            key=point.configuration.key,
-            step_time_s=point.time_to_solution_s / steps,
-            power_W=point.power_W,
-            step_time_interval_s=(low / steps, high / steps),
-            power_interval_W=point.power_interval_W or (point.power_W, point.power_W),
-            steps=steps,
-            meter=point.meter,
+            point.configuration.key,
+            point.time_to_solution_s / steps,
+            point.power_W,
+            (low / steps, high / steps),
+            point.power_interval_W or (point.power_W, point.power_W),
+            steps,
+            point.meter,
         )
 
 
 class ConfidenceSequence:
-    """Confidence sequence for a mean: an interval that holds at every number of values at once.
-
-    Args:
-        alpha: probability that the interval ever excludes the mean.
-    """
+    """Confidence sequence for a mean: its interval ever excludes it with probability alpha."""
 
     def __init__(self, alpha: float) -> None:
         self.count = 0
@@ -100,13 +91,7 @@ class ConfidenceSequence:
 
 @dataclass(frozen=True)
 class Drift:
-    """Drift from the expectation.
-
-    Attributes:
-        quantity: "step time" or "power".
-        relative: deviation as a share of the expected value.
-        low, high: its interval, which holds at all times together (95 %).
-    """
+    """Drift of "step time" or "power" as a share of the expected value, with its 95 % interval."""
 
     quantity: str
     step: int
@@ -148,7 +133,7 @@ class RunSummary:
 
 
 class _Quantity:
-    """Confidence sequences of one quantity, on the logarithm of its ratio to the expected value."""
+    # Confidence sequences of one quantity, on the logarithm of its ratio to the expected value.
 
     def __init__(self, name: str, expected: float, interval: tuple[float, float]) -> None:
         self.name, self.expected = name, expected
@@ -165,7 +150,7 @@ class _Quantity:
         return LEVEL / 2 * 6 / (math.pi * self._stretches) ** 2
 
     def add(self, value: float) -> ConfidenceSequence | None:
-        """Update the sequences; return the one that shows a drift not yet reported, or None."""
+        # Returns the sequence that shows a drift not yet reported.
         log = math.log(value / self.expected)
         self._whole.add(log)
         if self._stretch.count >= STRETCH:
@@ -223,16 +208,13 @@ class DriftMonitor:
         if not self._steps:
             sentence = "The job ended before its steps could be compared."
             return RunSummary(expected, 0, 0.0, 0.0, sentence=sentence)
-        observed = {
-            "step_time_s": self._seconds / self._steps,
-            "power_W": self._joules / self._seconds,
-            "energy_per_step_J": self._joules / self._steps,
-        }
-        measured = {
-            "step_time_s": expected.step_time_s,
-            "power_W": expected.power_W,
-            "energy_per_step_J": expected.power_W * expected.step_time_s,
-        }
+
+        def figures(step_time_s: float, power_W: float) -> dict[str, float]:
+            energy_J = power_W * step_time_s
+            return {"step_time_s": step_time_s, "power_W": power_W, "energy_per_step_J": energy_J}
+
+        observed = figures(self._seconds / self._steps, self._joules / self._seconds)
+        measured = figures(expected.step_time_s, expected.power_W)
         relative = {name: observed[name] / measured[name] - 1 for name in observed}
         estimated = label(expected.meter.mark)
         text = (

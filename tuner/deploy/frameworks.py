@@ -19,11 +19,8 @@ def tune_trainer(trainer: Any, **options: Unpack[TuningOptions]) -> None:
     """Let transformers' Trainer, or one derived from it, tune its training in `train()`.
 
     What it logs, to W&B, MLflow or TensorBoard, gets `TunedBlock.metrics`. A callback would not be
-    told of a training that fails, nor come before those that report.
-
-    Args:
-        trainer: called `train` and `log` on.
-        options: as of `tuner.tuning`.
+    told of a training that fails, nor come before those that report. The options are those of
+    `tuner.tuning`.
     """
     plain_train, plain_log = trainer.train, trainer.log
     running: list[TunedBlock] = []
@@ -48,13 +45,8 @@ def tune_trainer(trainer: Any, **options: Unpack[TuningOptions]) -> None:
 def lightning_callback(**options: Unpack[TuningOptions]) -> Any:
     """Return a callback for Lightning's Trainer that tunes each `fit()`.
 
-    `TunedBlock.metrics` are logged by the module; the callback's `run` is the `TunedBlock`.
-
-    Args:
-        options: as of `tuner.tuning`.
-
-    Raises:
-        ImportError: Lightning is not installed.
+    `TunedBlock.metrics` are logged by the module; the callback's `run` is the `TunedBlock`. The
+    options are those of `tuner.tuning`.
     """
     former = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
     base: Any = import_module("pytorch_lightning" if former else "lightning.pytorch").Callback

@@ -2,9 +2,13 @@
 
 They start it as a probe did: the same DeepSpeed JSON, the same program, the same environment for
 the ranks, but under `torchrun` or the `deepspeed` launcher, alone or under Slurm, and without the
-hook. Clocks are set by a script of their own (`tuner.deploy.clock_script`), which restores the
-earlier ones. A user's own script is started as it was probed too, by the launcher that it came with
+hook. A user's own script is started as it was probed too, by the launcher that it came with
 (`tuner.deploy.script_program`). All text from the user is quoted for the shell.
+
+clocks.sh needs nvidia-smi, or the kernel's files where cores are the devices, and no joulefront.
+A trap restores the earlier clocks when its command ends, and a guard in a session of its own when
+the script is killed with SIGKILL. A GPU without persistence mode forgets its settings when no
+process uses it, so that mode is on while the command runs (NVIDIA, "Driver Persistence").
 """
 
 from __future__ import annotations
@@ -15,20 +19,19 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
-from tuner.deploy.clock_script import clock_settings, clocks_sh, template
-from tuner.deploy.script_program import Program, program_of_script
-from tuner.formatting import one_line, short
+from tuner.deploy.script_program import Program, built_in_program, program_of_script
+from tuner.formatting import one_line
 from tuner.problem.run_folder import write_toml
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import knob_named
+from tuner.search_spaces.knobs import KNOBS, Value, knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
-from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.hook import loopback
 from tuner.workload.node.ops import extensions_dir
 from tuner.workload.node.rank_launch import OFFLOAD_RULE, rule_of
@@ -42,6 +45,45 @@ Launch = tuple[Configuration, TrainingJob, Cluster | None]
 _RENDEZVOUS_PORT = 29500  # torchrun's default
 #: What starts a program whose store other machines do not reach, written beside launch.sh.
 _LOOPBACK = "loopback.py"
+
+
+def _filled(name: str, **parts: str | Sequence[str]) -> str:
+    # The template with each @NAME@ replaced; a list takes the place of its whole line.
+    def part(mark: re.Match[str]) -> str:
+        found = parts.get(mark[1], f"@{mark[1]}@")
+        return found + mark[2] if isinstance(found, str) else "".join(f"{x}\n" for x in found)
+
+    text = (resources.files("tuner") / "templates" / name).read_text(encoding="utf-8")
+    return re.sub(r"@([A-Z_]+)@(\n?)", part, text)
+
+
+def _array(value: Value | None) -> str:
+    parts = value if isinstance(value, tuple) else () if value is None else (value,)
+    return " ".join(f"{part:g}" if isinstance(part, float) else str(int(part)) for part in parts)
+
+
+def clock_settings(configuration: Configuration) -> Settings:
+    """Return the live settings that clocks.sh sets, without the knobs that the user declares."""
+    live = configuration.live
+    return Settings({name: value for name, value in live.items() if name in KNOBS})
+
+
+def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool = False) -> str:
+    """Return the script of one configuration; without live settings it only runs the command."""
+    live = clock_settings(configuration)
+    devices = _filled("clocks_of_cores.sh" if cores else "clocks_of_gpus.sh")
+    setter, _, collect = devices.partition("@COLLECT@")
+    return _filled(
+        "clocks.sh",
+        SETTER=setter.strip(),
+        COLLECT=collect.strip(),
+        ABOUT=one_line(live.short) if live else "left to the device",
+        CLOCKS=_array(live.get("clock_MHz")),
+        MEMORY=_array(live.get("memory_clock_MHz")),
+        LIMITS=_array(live.get("power_limit_W")),
+        RANKS=str(configuration.world_size),
+        PER_NODE=str(ranks_per_node),
+    )
 
 
 def launch_of(result: Result, point: str | Configuration = "recommended") -> Launch:
@@ -71,21 +113,16 @@ def write_launch_files(
 ) -> list[Path]:
     """Write the files that start the job, replacing earlier ones, and return their paths.
 
-    These are ds_config.json, job.json, launch.sh (torchrun), launch_deepspeed.sh, loopback.py
-    (which both start on one node), job.sbatch (Slurm), clocks.sh and clocks.toml (the live
-    settings) and README.txt; for a user's script that needs them, also the folder joulefront_hook
-    and options.json. For a command that came with its launcher, launch.sh starts that launcher, and
-    its configuration file is written with the changed keys, instead of launch_deepspeed.sh.
+    For a command that came with its launcher, launch.sh starts that launcher, and its configuration
+    file is written with the changed keys; otherwise launch.sh starts torchrun, and
+    launch_deepspeed.sh DeepSpeed's launcher.
 
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
             `--deepspeed_config ds_config.json` at the end.
 
     Raises:
-        InputError: nothing to start (see `launch_of`), or more ranks than the cluster has devices.
-        InvalidValue: micro-batch x data parallelism does not divide the global batch, or a knob
-            does not allow its live setting.
-        UnknownName: the result has no such point, or a live setting is not a knob's.
+        InputError: nothing can be started (see `launch_of`), or not at this configuration.
         OSError: a file cannot be written.
     """
     launch = launch_of(what, point) if isinstance(what, Result) else what
@@ -100,7 +137,7 @@ def write_launch_files(
     if isinstance(job, ScriptJob):
         program, files = program_of_script(configuration, job, cluster, folder)
     else:
-        program, files = _built_in(launch, hidden(script)[0])
+        program, files = built_in_program(configuration, job, cluster, hidden(script)[0])
     texts = {
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
@@ -115,7 +152,7 @@ def write_launch_files(
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
         "clocks.sh": clocks_sh(configuration, each, cores=cores),
         "clocks.toml": _clocks_toml(configuration),
-        "README.txt": _readme(configuration, job, script, program),
+        "README.txt": _readme(launch, script, program),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -124,7 +161,7 @@ def write_launch_files(
 
 
 def _check_live(configuration: Configuration, job: TrainingJob) -> None:
-    """Refuse live settings that cannot be set; a record may contain any."""
+    # A record may contain live settings that cannot be set.
     declared = {knob.name: knob for knob in job.knobs if knob.live}
     for name, value in configuration.live.items():
         if name in declared:
@@ -137,7 +174,7 @@ def _check_live(configuration: Configuration, job: TrainingJob) -> None:
 
 
 def _nodes_of(launch: Launch) -> int:
-    """Return the least number of nodes that hold the ranks, the same number on each."""
+    # The least number of nodes that hold the ranks, the same number on each.
     configuration, _, cluster = launch
     world_size = configuration.world_size
     if cluster is None:
@@ -152,36 +189,8 @@ def _nodes_of(launch: Launch) -> int:
     )
 
 
-def _built_in(launch: Launch, script: Sequence[str]) -> tuple[Program, dict[str, str]]:
-    from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
-    from tuner.workload.node.runner import training_program
-
-    configuration, job, cluster = launch
-    rendered = render_deepspeed_config(
-        configuration,
-        job,
-        nvme_path=cluster.nvme_path if cluster else "",
-        on_cuda=cluster is not None and cluster.device.type == "cuda",
-    )
-    files = {"ds_config.json": json.dumps(rendered, indent=2) + "\n"}
-    exports = export_words(environment(configuration, job.knobs))
-    if script:
-        about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
-        words = [*script, "--deepspeed_config", "ds_config.json"]
-        return Program(words, about, exports=exports), files
-    words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
-    about = [
-        "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
-        "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
-        "#   " + one_line(short(configuration)),
-    ]
-    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", *exports]
-    arguments = training_arguments(configuration)
-    return Program([*words, *arguments], about, exports=exports, steps=True), files
-
-
 def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
-    """Return torchrun's arguments, and a comment line that says where to start it."""
+    # torchrun's arguments, and a comment line that says where to start it.
     # Not c10d's rendezvous, which --standalone uses, too: whoever reaches its port runs code.
     where = [f"--nnodes={nodes}", "--rdzv-backend=static"]
     if nodes == 1:
@@ -205,7 +214,7 @@ def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
 
 
 def _deepspeed(nodes: int, each: int, program: Program) -> tuple[str, str]:
-    """Return the same for DeepSpeed's launcher, which reaches other nodes by pdsh."""
+    # The same for DeepSpeed's launcher, which reaches other nodes by pdsh.
     words = [f"--num_nodes={nodes}", f"--num_gpus={each}", "--no_local_rank"]
     if nodes == 1:
         # A file that does not exist: the default one could name other machines.
@@ -237,52 +246,53 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
     words = list(program.words)
     if starter == "deepspeed" and words[0] == "-m" and nodes > 1:
         words = words[1:]  # its launcher takes the module's name alone
-    steps = ' --steps "$steps"' if program.steps else ""
+    file = "launch.sh" if starter == "torchrun" else f"launch_{starter}.sh"
     clocks = clock_settings(configuration)
-    live = clocks.short if clocks else ""
+    live = f"{one_line(clocks.short)}; ./clocks.sh ./{file} sets them." if clocks else ""
+    commands = _knob_commands(configuration, job)
     binds = rule_of(configuration, job, cluster) == OFFLOAD_RULE
     bind: list[str] = []
     if binds and starter == "torchrun":
         start += " $bind"
         mode = OFFLOAD_RULE.partition(":")[2]
-        lines = template("bound_ranks.sh").replace("@RANKS@", str(ranks)).replace("@MODE@", mode)
-        bind = lines.splitlines()
+        bind = _filled("bound_ranks.sh", RANKS=str(ranks), MODE=mode).splitlines()
     elif binds:
         bind = [
             "# It does not bind ranks to cores near their GPUs, as launch.sh does and probes did."
         ]
-    return "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            f"# Trains {one_line(job.name)} under {one_line(configuration.short)}",
-            how,
-            *([f"# A short try: STEPS=20 ./{_file(starter)}"] if program.steps else []),
-            f"# Live settings: {one_line(live) or 'left to the device'}"
-            + (f"; ./clocks.sh ./{_file(starter)} sets them." if live else ".")
-            + (" Commands below set knobs of your own." if _knob_commands(*launch[:2]) else ""),
-            "set -euo pipefail",
-            *([] if program.command else [_HERE]),
-            "cd -- " + (shlex.quote(program.folder) if program.folder else '"$here"'),
-            "",
-            *program.about,
-            *([f'steps="${{STEPS:-{job.steps}}}"'] if program.steps else []),
-            *(f': "${{{name}:?its value is not kept with the study}}"' for name in program.taken),
-            *([] if program.command else [f"program=({shell_words(words)}{steps})"]),
-            *(_refuse_long(words[0], _file(starter)) if program.steps else []),
-            "",
-            f"installed_python={shlex.quote(sys.executable)}",
-            'python="${PYTHON:-$installed_python}"',
-            *_environment(cluster, nodes, ranks, starter),
-            *(["export " + " ".join(program.exports)] if program.exports else []),
-            "",
-            *bind,
-            *_knob_commands(configuration, job),
-            f"exec {shell_words(program.command)}"
-            if program.command
-            else f'exec "$python" {start} "${{program[@]}}"',
-            "",
-        ]
+    about, exec_ = list(program.about), f'exec "$python" {start} "${{program[@]}}"'
+    if program.steps:
+        about.append(f'steps="${{STEPS:-{job.steps}}}"')
+    about += [f': "${{{name}:?its value is not kept with the study}}"' for name in program.taken]
+    if program.command:
+        exec_ = f"exec {shell_words(program.command)}"
+    else:
+        steps = ' --steps "$steps"' if program.steps else ""
+        about.append(f"program=({shell_words(words)}{steps})")
+    if program.steps:  # a long run on synthetic data, as long as the built-in one is the program
+        built_in, most = shlex.quote(words[0]), str(SYNTHETIC_STEPS)
+        about += _filled("refuse_long.sh", PROGRAM=built_in, MOST=most, FILE=file).splitlines()
+    environment = _environment(cluster, nodes, ranks, starter)
+    if program.exports:
+        environment.append("export " + " ".join(program.exports))
+    return _filled(
+        "launch.sh",
+        HOW=how,
+        TRY=[f"# A short try: STEPS=20 ./{file}"] if program.steps else [],
+        LIVE=(live or "left to the device.")
+        + (" Commands below set knobs of your own." if commands else ""),
+        HERE=[] if program.command else [_HERE],
+        FOLDER=shlex.quote(program.folder) if program.folder else '"$here"',
+        PYTHON=shlex.quote(sys.executable),
+        PROGRAM=about,
+        ENVIRONMENT=environment,
+        START=[*bind, *commands, exec_],
+        **_named(launch),
     )
+
+
+def _named(launch: Launch) -> dict[str, str]:
+    return {"JOB": one_line(launch[1].name), "CONFIGURATION": one_line(launch[0].short)}
 
 
 def _knob_commands(configuration: Configuration, job: TrainingJob) -> list[str]:
@@ -292,22 +302,6 @@ def _knob_commands(configuration: Configuration, job: TrainingJob) -> list[str]:
         if knob.set and knob.name in configuration.live
     ]
     return ["# Live knobs of your own; afterwards they stay as set here.", *lines] * bool(lines)
-
-
-def _refuse_long(built_in: str, file: str) -> list[str]:
-    """Return the lines that refuse a long run on synthetic data, as long as it is the program."""
-    sentence = (
-        f"{file}: no script was given, so this trains SYNTHETIC DATA; put the command of your own "
-        f"training in program= of {file}, or tune it: tuner optimize --script '...'. A try: "
-        f"STEPS=20 ./{file}. All $steps steps of it: SYNTHETIC=1 ./{file}"
-    )
-    return [
-        f'if [ "${{program[0]}}" = {shlex.quote(built_in)} ] \\',
-        f'    && [ "$steps" -gt {SYNTHETIC_STEPS} ] && [ "${{SYNTHETIC:-0}}" != 1 ]; then',
-        f'  echo "{sentence}" >&2',
-        "  exit 2",
-        "fi",
-    ]
 
 
 def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) -> list[str]:
@@ -320,7 +314,7 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) 
     ]
     if cluster is None or cluster.device.type != "cpu":
         share = f"$(( cores > {ranks} ? cores / {ranks} : 1 ))"
-        cores = template("usable_cores.sh").splitlines()
+        cores = _filled("usable_cores.sh").splitlines()
         return [*lines, *cores, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
     lines.append("export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1")
     if starter == "deepspeed":  # number of "devices" that its launcher finds on a CPU
@@ -328,10 +322,6 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) 
     if nodes == 1:
         lines.append("export GLOO_SOCKET_IFNAME=lo")
     return lines
-
-
-def _file(starter: str) -> str:
-    return "launch.sh" if starter == "torchrun" else f"launch_{starter}.sh"
 
 
 #: Margin of Slurm's time limit over the measured time: a share, and seconds to start and to save.
@@ -358,32 +348,27 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
     if expected_s is not None:
         minutes = math.ceil(((1 + _SLURM_SHARE) * expected_s + _SLURM_SPARE_S) / 60)
         options.append(f"--time={minutes // 60}:{minutes % 60:02d}:00")
-    return "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            f"# Trains {one_line(job.name)} under {one_line(configuration.short)}",
-            "# Submit it with: sbatch job.sbatch   (add your partition and account)",
-            *(
-                ["# The time is the measured time to solution with a quarter and 15 minutes more."]
-                if expected_s is not None
-                else ["# Add --time: how long this job takes was not measured here."]
-            ),
-            *(f"#SBATCH {option}" for option in options),
-            "set -euo pipefail",
-            # Slurm runs a copy of this file, so the folder cannot be found from the script itself.
-            f"cd -- {shlex.quote(str(folder))}",
-            'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
-            "export HEAD",
+    about_time = "# The time is the measured time to solution with a quarter and 15 minutes more."
+    if expected_s is None:
+        about_time = "# Add --time: how long this job takes was not measured here."
+    start = [
+        "# One task per node; clocks.sh restores the earlier clocks on each, also on scancel.",
+        f"exec {ON_EACH_NODE} ./clocks.sh ./launch.sh",
+    ]
+    if program.once:
+        start = [
             "# launch.sh starts all ranks itself; clocks.sh sets the clocks of this node, and "
-            "restores them, also on scancel."
-            if program.once
-            else "# One task per node; clocks.sh restores the earlier clocks on each, also on "
-            "scancel.",
-            "exec ./clocks.sh ./launch.sh"
-            if program.once
-            else f"exec {ON_EACH_NODE} ./clocks.sh ./launch.sh",
-            "",
+            "restores them, also on scancel.",
+            "exec ./clocks.sh ./launch.sh",
         ]
+    return _filled(
+        "job.sbatch",
+        ABOUT_TIME=about_time,
+        OPTIONS=[f"#SBATCH {option}" for option in options],
+        # Slurm runs a copy of this file, so the folder cannot be found from the script itself.
+        FOLDER=shlex.quote(str(folder)),
+        START=start,
+        **_named(launch),
     )
 
 
@@ -408,26 +393,22 @@ def synthetic_notice(job: TrainingJob) -> str:
     )
 
 
-def _readme(
-    configuration: Configuration, job: TrainingJob, script: Sequence[str], program: Program
-) -> str:
+def _readme(launch: Launch, script: Sequence[str], program: Program) -> str:
+    configuration, job, _ = launch
     clocks = clock_settings(configuration)
-    live = clocks.short if clocks else ""
-    start = "./clocks.sh ./launch.sh" if live else "./launch.sh"
-    length = f" for {job.steps} optimizer steps" if job.length_known else ""
-    return (
-        f"{start} trains {one_line(job.name)}{length} under "
-        f"{one_line(configuration.short)}, with {live or 'clocks left to the device'}.\n\n"
-        + (f"{notice}.\n\n" if (notice := "" if script else synthetic_notice(job)) else "")
-        + (
-            "launch.sh            starts it by the command that it was tuned with\n"
-            if program.command
-            else "launch.sh            starts it by torchrun\n"
-            "launch_deepspeed.sh  starts it by DeepSpeed's own launcher\n"
-        )
-        + "job.sbatch           starts it under Slurm: sbatch job.sbatch\n"
-        "clocks.sh            runs a command under the settings of clocks.toml, and restores\n"
-        "                     the earlier ones when it ends, in whatever way; to set any it needs\n"
-        "                     root, CAP_SYS_ADMIN or zeusd\n"
-        "ds_config.json       DeepSpeed's settings\n"
+    notice = "" if script else synthetic_notice(job)
+    starters = ["launch.sh            starts it by the command that it was tuned with"]
+    if not program.command:
+        starters = [
+            "launch.sh            starts it by torchrun",
+            "launch_deepspeed.sh  starts it by DeepSpeed's own launcher",
+        ]
+    return _filled(
+        "launch_readme.txt",
+        START="./clocks.sh ./launch.sh" if clocks else "./launch.sh",
+        LENGTH=f" for {job.steps} optimizer steps" if job.length_known else "",
+        LIVE=clocks.short if clocks else "clocks left to the device",
+        NOTICE=[f"{notice}.", ""] if notice else [],
+        STARTERS=starters,
+        **_named(launch),
     )

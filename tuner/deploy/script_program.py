@@ -1,4 +1,4 @@
-"""The user's own script as launch.sh starts it, with the files that it reads.
+"""The program as launch.sh starts it, with the files that it reads: built-in, or the user's script.
 
 A script that was tuned alone is started by torchrun; a command that came with its launcher is
 written as it came in, with what changed (`tuner.workload.scripts.launchers.writing`). The hook goes
@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tuner.formatting import one_line, short
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
@@ -47,6 +49,36 @@ class Program:
     by_srun: bool = False
     once: bool = False
     taken: Sequence[str] = ()
+
+
+def built_in_program(
+    configuration: Configuration, job: TrainingJob, cluster: Cluster | None, script: Sequence[str]
+) -> tuple[Program, dict[str, str]]:
+    """Return the built-in program, or a user's own in its place, and the files it reads."""
+    from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
+    from tuner.workload.node.runner import training_program
+
+    rendered = render_deepspeed_config(
+        configuration,
+        job,
+        nvme_path=cluster.nvme_path if cluster else "",
+        on_cuda=cluster is not None and cluster.device.type == "cuda",
+    )
+    files = {"ds_config.json": json.dumps(rendered, indent=2) + "\n"}
+    exports = export_words(environment(configuration, job.knobs))
+    if script:
+        about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
+        words = [*script, "--deepspeed_config", "ds_config.json"]
+        return Program(words, about, exports=exports), files
+    words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
+    about = [
+        "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
+        "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
+        "#   " + one_line(short(configuration)),
+    ]
+    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", *exports]
+    arguments = training_arguments(configuration)
+    return Program([*words, *arguments], about, exports=exports, steps=True), files
 
 
 def program_of_script(
@@ -132,7 +164,7 @@ def _relaunched(
 def _hooked(
     words: Sequence[str], start: Start, folder: Path, files: dict[str, str]
 ) -> tuple[list[str], str]:
-    """Return the words with the hook before them, and the variable that it reads."""
+    # The words with the hook before them, and the variable that it reads.
     hook = folder / "joulefront_hook"
     _write_hook(hook)
     files["options.json"] = json.dumps(start.options, indent=2) + "\n"
@@ -146,7 +178,7 @@ def _quoted(env: Mapping[str, str]) -> list[str]:
 
 
 def _write_hook(folder: Path) -> None:
-    """Replace the hook's package: a module or bytecode left in its folder would be imported."""
+    # A module or bytecode left in the hook's folder would be imported.
     import tuner.workload.hook
 
     if folder.is_symlink():

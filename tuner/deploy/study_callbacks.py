@@ -19,37 +19,25 @@ if TYPE_CHECKING:
 
 def report_callbacks(run: RunFolder) -> tuple[Callback, ...]:
     """Return the callbacks that write the report, the launch files and the dashboard's page."""
-    callbacks: tuple[Callback, ...] = (ReportCallback(run), LaunchFilesCallback(run))
     if importlib.util.find_spec("optuna_dashboard") is None:
-        return callbacks
-    return (*callbacks, DashboardCallback(run))
+        return (ReportCallback(run),)
+    return (ReportCallback(run), DashboardCallback())
 
 
 class ReportCallback(Callback):
-    """Writes report.html at the end."""
+    """Writes report.html at the end, and the launch files of the choice."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
 
     def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
+        from tuner.deploy.launch_files import write_launch_files
         from tuner.display.report import write_report
+        from tuner.search_spaces.safe_files import make_folder
 
         result = replace(result, report_path=self._run.report)
         write_report(result, self._run.report, records=records)
-        return result
-
-
-class LaunchFilesCallback(Callback):
-    """Writes the launch files of the choice at the end."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-
-    def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
         if result.best is not None and result.about.get("job"):
-            from tuner.deploy.launch_files import write_launch_files
-            from tuner.search_spaces.safe_files import make_folder
-
             make_folder(self._run.path / "best", inside=self._run.path)
             write_launch_files(result, self._run.path / "best")
         return result
@@ -58,28 +46,25 @@ class LaunchFilesCallback(Callback):
 class DashboardCallback(Callback):
     """Keeps the study's page in optuna-dashboard up to date."""
 
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self._study: OpenStudy | None = None
-        self._follower: Follower | None = None
+    def __init__(self) -> None:
+        self._open: tuple[OpenStudy, Follower] | None = None  # a plan opens no study
 
     def opened(self, study: OpenStudy) -> None:
         from tuner.display.dashboard import Follower
 
-        self._study = study
-        self._follower = Follower(study.recorder.study, study.so_far)
+        self._open = study, Follower(study.recorder.study, study.so_far)
 
     def finished(self, event: Progress) -> None:
-        record, study, follower = event.record, self._study, self._follower
-        if record is not None and study is not None and follower is not None:
+        if event.record is not None and self._open is not None:
+            study, follower = self._open
             with storage_trouble(study.recorder.where):
-                follower(record, event.probes)
+                follower(event.record, event.probes)
 
     def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
         from tuner.display.dashboard import publish
 
-        study = self._study
-        if study is not None:
-            with storage_trouble(study.recorder.where):
-                publish(study.recorder.study, result, records)
+        if self._open is not None:
+            recorder = self._open[0].recorder
+            with storage_trouble(recorder.where):
+                publish(recorder.study, result, records)
         return result

@@ -48,11 +48,7 @@ FOREVER_S = 1e9
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """Outcome of a training job and its comparison with the study.
-
-    Attributes:
-        energy_J, wall_s: energy and time of the whole run, its start included.
-    """
+    """Outcome of a training job; energy and time are of the whole run, its start included."""
 
     summary: RunSummary
     failure: Failure | None
@@ -84,7 +80,7 @@ class TrainingOutcome:
 
 
 class _TrainingLaunch(RankLaunch):
-    """Start of the whole training, with the program's own checkpoints and loggers."""
+    # Starts the whole training, with the program's own checkpoints and loggers.
 
     def __init__(
         self, node: ProbeNode, request: ProbeRequest, program: Sequence[str], steps: int
@@ -93,7 +89,6 @@ class _TrainingLaunch(RankLaunch):
         self._program, self._steps = tuple(program), steps
 
     def start(self) -> Start:
-        """Return how to start the program with its own checkpoints and loggers."""
         node, job = self.node, self.node.job
         make_folder(self.folder, inside=node.run_dir)
         if isinstance(job, ScriptJob):
@@ -117,7 +112,7 @@ class _TrainingLaunch(RankLaunch):
 
 
 class _Training(Probe):
-    """Probe that lasts until the program ends, and compares its steps with the expectation."""
+    # Lasts until the program ends, and compares its steps with the expectation.
 
     def __init__(
         self,
@@ -134,7 +129,6 @@ class _Training(Probe):
         self._passed_on = 0
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
-        """Set the clocks, and compare blocks of steps until the program ends."""
         ranks = self.launch.configuration.world_size
         live, knobs = self.request.live[0], self.node.job.knobs
         applied = apply_live(self.governor, conductor.set_live, knobs, live, ranks=ranks)
@@ -166,7 +160,7 @@ class _Training(Probe):
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Copy to the output what the first rank has printed since the last call."""
+        # Copy to the output what the first rank has printed since the last call.
         log = self.launch.folder / "rank0.log"
         try:
             if log.stat().st_size < self._passed_on:  # it was truncated
@@ -273,7 +267,6 @@ def train(
 def _this_node(
     studied: Cluster | None, configuration: Configuration, *, clocks: bool = True
 ) -> Cluster:
-    """Return this machine as a cluster of the study's devices, whose clocks may be set."""
     from tuner.workload.node.machine import detect_cluster
 
     cluster = detect_cluster()

@@ -106,11 +106,8 @@ def _keep(result: Result, advice: Recommendation) -> str:
 
 
 def _expected(result: Result, point: Point, p: float) -> str:
-    """Return "mb16 probably saves 10 % energy (80 % sure)": what a candidate may bring.
-
-    A prediction that is no more likely right than that is within the error of the models, and says
-    so.
-    """
+    # "mb16 probably saves 10 % energy (80 % sure)". A prediction less probable than that is within
+    # the error of the models, and says so.
     name = settings_text(
         point.configuration, result.baseline.configuration if result.baseline else None
     )
@@ -126,7 +123,7 @@ def _expected(result: Result, point: Point, p: float) -> str:
 
 
 def _saving(result: Result, point: Point) -> str:
-    """Return " 10 % energy and 9 % time" by which a point is below the baseline; "" if by none."""
+    # " 10 % energy and 9 % time" by which a point is below the baseline.
     found = result.judged.differences(point)
     if found is None:
         return ""
@@ -137,7 +134,7 @@ def _saving(result: Result, point: Point) -> str:
 
 
 def _more_text(advice: Recommendation) -> str:
-    """Return ": 2 more launches, about 35 s, would tell"; "" if none are worth it."""
+    # ": 2 more launches, about 35 s, would tell"; "" if none are worth it.
     if advice.more is None:
         return ""
     count = advice.more.launches
@@ -171,7 +168,7 @@ def details(result: Result) -> tuple[str, ...]:
 
 
 def _trade(result: Result, trade: Point) -> str:
-    """Return the sentence on a point that saves one of energy and time for more of the other."""
+    # A point that saves one of energy and time for more of the other.
     advice, baseline = result.recommendation, result.baseline
     assert advice is not None and baseline is not None  # noqa: PT018
     energy = trade.energy_to_solution_kJ / baseline.energy_to_solution_kJ
@@ -189,7 +186,7 @@ def _trade(result: Result, trade: Point) -> str:
 
 
 def _limits_were_short(result: Result) -> str:
-    """Return how large the limits of the search should be."""
+    # How large the limits of the search should be.
     spent, stop = result.spent, result.stop
     if not spent.probes or stop is None:
         return ""
@@ -209,7 +206,7 @@ def _limits_were_short(result: Result) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return a value rounded up to two significant digits."""
+    # To two significant digits.
     if value <= 0:  # a table may record no energy, or no time
         return 0.0
     scale = 10.0 ** (math.floor(math.log10(value)) - 1)

@@ -21,7 +21,7 @@ class Column:
     """Column of tables that people read.
 
     Attributes:
-        name: heading of a table in text, and name in a hover label.
+        name: heading of a table in text.
         figure: without the unit.
         below: what a page shows below it: the 90 % interval, or the peak.
         metered: the mark of the meter follows it, e.g. "(estimated)".

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 from typing import TYPE_CHECKING
 
-from tuner.display.export import csv_cell
-from tuner.display.figures.style import BLUE, ORANGE, empty_figure, line_trace
+from tuner.display.export import csv_text
+from tuner.display.figures.style import BLUE, ORANGE, empty_figure, scatter_trace
 from tuner.formatting import Units, after_comma, duration, energy_text, label, number, percent
 from tuner.online.curve import Curve, CurvePoint
 
@@ -78,13 +76,8 @@ def curve_notes(curve: Curve) -> list[str]:
 
 def curve_csv(curve: Curve) -> str:
     """Return the curve as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    for each in curve.points:
-        values = each.to_json()
-        writer.writerow(csv_cell(values[name]) for name in COLUMNS)
-    return text.getvalue()
+    values = (each.to_json() for each in curve.points)
+    return csv_text(COLUMNS, ([row[name] for name in COLUMNS] for row in values))
 
 
 def curve_figure(curve: Curve) -> go.Figure:
@@ -99,8 +92,8 @@ def curve_figure(curve: Curve) -> go.Figure:
         if shown:
             watts = [each.point.power_W for each in shown]
             times = [each.point.time_to_solution_s / units.s for each in shown]
-            line = {"color": colour, "shape": "vh"}
             hover = [html.escape(each.point.configuration.short) for each in shown]
-            trace = line_trace(watts, times, line, name=name, hover=hover)
+            line = {"color": colour, "shape": "vh"}
+            trace = scatter_trace(watts, times, name=name, hover=hover, line=line)
             figure.add_trace({**trace, "mode": "lines+markers"})
     return figure

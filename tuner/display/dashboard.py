@@ -4,8 +4,7 @@ The dashboard has no hypervolume curve, no intervals and no front under constrai
 saves ours as study graphs under fixed ids (saving again overwrites) and the choice as the study's
 note, and `Follower` does so while the study runs, with a note for each trial. Every
 save is split into attributes of about 2 kB that a journal keeps for ever, so figures are drawn
-again only when a third more probes are known. The dashboard itself asks for no password, so `serve`
-puts a guard in front of it (`tuner.display.guarded`).
+again only when a third more probes are known.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.display.advice import advice_lines
 from tuner.display.columns import ENERGY, TIME
-from tuner.display.guarded import Guarded, serve_until_interrupted
+from tuner.display.server import guarded, serve_until_interrupted
 from tuner.display.view import View
 from tuner.formatting import label, number
 from tuner.problem.run_folder import RunFolder
@@ -45,7 +44,6 @@ def _dashboard() -> Any:
 
 
 def _open(storage: BaseStorage | str | Path) -> BaseStorage:
-    """Open a storage given as such, by URL ("sqlite:///PATH") or by a journal's path."""
     from optuna.storages import BaseStorage
 
     if isinstance(storage, BaseStorage):
@@ -61,11 +59,7 @@ def _open(storage: BaseStorage | str | Path) -> BaseStorage:
 
 
 def application(storage: BaseStorage | str | Path) -> Any:
-    """Return the dashboard as a WSGI application that any server can mount.
-
-    It asks for no password, and every reader may change and delete studies;
-    `tuner.display.guarded.Guarded` asks for a token and lets requests only read.
-    """
+    """Return the dashboard as a WSGI application; without a guard, and every reader may write."""
     return _dashboard().wsgi(_open(storage))
 
 
@@ -80,31 +74,18 @@ def serve(
     """Serve the dashboard of every study in `storage` until interrupted.
 
     Args:
-        storage: an Optuna storage, its URL, or the path of a journal file.
-        token: what a browser must show: it is let in at `tuner.display.guarded.guarded_url`. Every
+        token: what a browser must show: it is let in at `tuner.display.server.guarded_url`. Every
             user of this machine reaches loopback, so make it with `secrets.token_urlsafe()`.
-        host: the address to listen on. Anything but loopback sends the token and the study over
-            the network as plain text.
-
-    Raises:
-        InputError: optuna-dashboard is not installed, the storage does not answer, or the port is
-            taken.
+        host: anything but loopback sends the token and the study over the network as plain text.
     """
     if not 0 < port < 65536:
         raise InvalidValue("port", port, "1 to 65535")
-    app = application(storage)
-    guarded = Guarded(app, token, host=host, port=port, writable=writable)
-    serve_until_interrupted(guarded, host, port)
+    guard = guarded(application(storage), token, host=host, port=port, writable=writable)
+    serve_until_interrupted(guard, host, port)
 
 
 def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -> None:
-    """Save our figures and the choice where the dashboard shows them.
-
-    Overwrites what an earlier call wrote; a figure that has nothing to draw is left out.
-
-    Args:
-        records: the probes, where they are at hand: they name the bars of what each cost.
-    """
+    """Save our figures and the choice where the dashboard shows them, over earlier ones."""
     from tuner.display.plots import FIGURES, figures
 
     dashboard = _dashboard()
@@ -126,12 +107,9 @@ class Follower:
     """Keeps a study's page up to date while it is searched: called with each probe that ended.
 
     Each trial gets a note. The study's figures are drawn again when the probes have grown by a
-    third since the last time, so that a long study spends no more and more time, and no more and
-    more journal, on its pictures; and not twice in `least_s` seconds, so that a replay, which takes
-    seconds in all, only draws its end.
-
-    Args:
-        answer: gives the result of what is known so far, and its probes.
+    third since the last time, so that they take no more and more of a long study's time and
+    journal; and not twice in `least_s` seconds, so that a replay only draws its end. `answer`
+    returns the result of what is known so far, and its probes.
     """
 
     #: Figures are drawn again after this many times the probes of the last time, and one more.
@@ -175,9 +153,8 @@ def has_figures(study: Study) -> bool:
 
 
 def refresh(run: RunFolder, storage: str | None = None) -> bool:
-    """Publish a run's figures where its study has none, as one of an older release or without
-    optuna-dashboard; whether it was needed.
-    """
+    """Publish a run's figures if its study has none (optuna-dashboard was not installed then), and
+    return whether it was needed."""
     import optuna
 
     from tuner.storage import open_storage
@@ -196,7 +173,7 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
 
 
 def _literal(text: str) -> str:
-    """Return Markdown that shows `text` as it is: no tag, image, link or emphasis in it works."""
+    # Markdown that shows the text as it is: no tag, image, link or emphasis in it works.
     return html.escape(re.sub(r"([\\`*_\[\]!~|#])", r"\\\1", " ".join(text.split())))
 
 
@@ -235,10 +212,7 @@ def trial_note(record: ProbeRecord, configuration: str) -> str:
 
 
 def note(result: Result) -> str:
-    """Return the choice as Markdown for the study's page.
-
-    Users' words are escaped, because the page may read tags in them.
-    """
+    """Return the choice as Markdown for the study's page; users' words are escaped."""
     view = View(result)
     headline, *details = advice_lines(result) or [result.choice.sentence]
     lines = [f"**{_literal(headline)}**", "", *(_literal(text) for text in details)]

@@ -12,7 +12,7 @@ import importlib
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from tuner.display.view import View
 from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.results.parts import Point
 from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.safe_files import require_own, write_bytes, write_text
 
@@ -44,16 +45,10 @@ def _cell(value: Any) -> Any:
 
 
 def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str, Any]]:
-    """One flat dict a point: its knobs, then its figures.
+    """Return a flat dict for each point, fastest first: its knobs, then the columns of `FILE`.
 
-    Args:
-        points: which of its points; all of them, fastest first, when not given.
-
-    Returns:
-        Dicts of the same keys: each knob that any point of the result sets (None where a point
-        leaves it alone; one value a stage is joined by commas), then `energy_to_solution_kJ` and
-        `time_to_solution_s` with the ends of their 90 % intervals, `power_W`, and what is known of
-        how they were obtained.
+    All have the same keys; a knob that a point leaves alone is None, and one value a stage is
+    joined by commas.
     """
     view = View(result)
     known = {p.configuration: p for p in (*result.points, *result.front_points)}
@@ -92,14 +87,18 @@ def csv_cell(value: Any) -> Any:
     return f"'{value}"
 
 
+def csv_text(names: Iterable[str], table: Iterable[Iterable[Any]]) -> str:
+    """Return a table as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerows(map(csv_cell, row) for row in (names, *table))
+    return text.getvalue()
+
+
 def _to_csv(result: Result, out: Path) -> None:
     table = rows(result)
     names = list(table[0]) if table else ["energy_to_solution_kJ"]
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(map(csv_cell, names))
-    writer.writerows(map(csv_cell, row.values()) for row in table)
-    write_text(out, text.getvalue())
+    write_text(out, csv_text(names, (row.values() for row in table)))
 
 
 def _to_parquet(result: Result, out: Path) -> None:
@@ -115,59 +114,50 @@ def _to_parquet(result: Result, out: Path) -> None:
 def t4_results(result: Result) -> dict[str, Any]:
     """Return the result in Kernel Tuner's T4 auto-tuning results format, schema version 1.0.0.
 
-    The schema is the one of the TuningSchema project that Kernel Tuner ships. Objectives are given
-    in the unit of their names. `runtimes` holds every step that was timed, in milliseconds, as
-    Kernel Tuner's own files do; `compilation_time` is 0, because a launch is paid once a probe and
-    not a configuration. Failed probes are results too, with their `invalidity`.
+    `runtimes` holds every step that was timed, in milliseconds, as Kernel Tuner's own files do;
+    `compilation_time` is 0, because a launch is paid once a probe and not a configuration. Failed
+    probes are results too, with their `invalidity`.
     """
     view, entries = View(result), []
     for p in sorted(result.points, key=lambda p: p.time_to_solution_s):
         windows = result.windows.get(p.configuration, ())
         runtimes = [1000 * s for window in windows for s in window.step_times_s]
         figures = [(name, FILE[name](view, p), unit) for name, unit in FIGURES.items()]
-        entries.append(
-            {
-                "configuration": _t4_configuration(p.configuration),
-                "objectives": ["energy_to_solution_kJ", "time_to_solution_s"],
-                "times": _t4_times(runtimes),
-                "invalidity": "correct",
-                "correctness": 1,
-                "measurements": [
-                    {"name": name, "value": value, "unit": unit}
-                    for name, value, unit in figures
-                    if math.isfinite(value)
-                ],
-            }
-        )
-    measured = {p.configuration for p in result.points}
+        measured = [
+            {"name": name, "value": value, "unit": unit}
+            for name, value, unit in figures
+            if math.isfinite(value)
+        ]
+        entries.append(_t4_entry(p.configuration, measured, runtimes))
+    known = {p.configuration for p in result.points}
     for record in result.failures:
         assert record.failure is not None
-        for configuration in record.request.configurations():
-            if configuration not in measured:
-                entries.append(
-                    {
-                        "timestamp": record.started_at,
-                        "configuration": _t4_configuration(configuration),
-                        "objectives": ["energy_to_solution_kJ", "time_to_solution_s"],
-                        "times": _t4_times([]),
-                        "invalidity": record.failure.type.t4,
-                        "correctness": 0,
-                        "measurements": [
-                            {"name": "failure", "value": record.failure.message, "unit": ""}
-                        ],
-                    }
-                )
+        said = {"name": "failure", "value": record.failure.message, "unit": ""}
+        kind = record.failure.type.t4
+        entries += [
+            {"timestamp": record.started_at, **_t4_entry(configuration, [said], invalidity=kind)}
+            for configuration in record.request.configurations()
+            if configuration not in known
+        ]
     return {"schema_version": "1.0.0", "results": entries}
 
 
-def _t4_configuration(configuration: Any) -> dict[str, Any]:
+def _t4_entry(
+    configuration: Configuration,
+    measurements: Sequence[Any],
+    runtimes: Sequence[float] = (),
+    invalidity: str = "correct",
+) -> dict[str, Any]:
     knobs = {**configuration.launch, **configuration.live}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in knobs.items()}
-
-
-def _t4_times(runtimes: list[float]) -> dict[str, Any]:
     zero = dict.fromkeys(("compilation_time", "framework", "search_algorithm", "validation"), 0.0)
-    return {**zero, "runtimes": runtimes}
+    return {
+        "configuration": {n: list(v) if isinstance(v, tuple) else v for n, v in knobs.items()},
+        "objectives": ["energy_to_solution_kJ", "time_to_solution_s"],
+        "times": {**zero, "runtimes": list(runtimes)},
+        "invalidity": invalidity,
+        "correctness": int(invalidity == "correct"),
+        "measurements": measurements,
+    }
 
 
 def _to_t4(result: Result, out: Path) -> None:
@@ -188,16 +178,13 @@ FORMATS = {
 
 
 def export_result(result: Result, to: str, out: str | Path | None = None) -> Path:
-    """Write a result in another tool's format and return the path of the file.
+    """Write a result in one of `FORMATS` and return the path of the file.
 
-    Args:
-        to: "csv", "parquet" or "t4" (Kernel Tuner's results JSON).
-        out: the file; in the run's folder, or here where there is none, when not given.
+    It goes to the run's folder, or here where there is none, when `out` is not given.
 
     Raises:
-        UnknownName: there is no such format.
-        InputError: a package that it needs is not installed, the file cannot be written, or it
-            would go to a run folder of another user.
+        InputError: there is no such format, a package that it needs is not installed, the file
+            cannot be written, or it would go to a run folder of another user.
     """
     if to not in FORMATS:
         raise UnknownName("format", to, list(FORMATS))

@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, cast
 
-from tuner.display.ascii_plot import ascii_plot
 from tuner.display.progress import EventLines, ProgressPrinter
+from tuner.display.text import ascii_plot
 from tuner.formatting import Units, common_mark, duration, label, short
 from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 _FAILURES = 3
 #: Points from which on a plot of them shows more than their number does.
 _PLOTTED = 3
-_PLOT_WIDTH, _PLOT_HEIGHT = 46, 9
 #: Characters of columns whose text can be long.
 _WIDEST = {"node": 24, "phase": 32}
 
@@ -49,22 +47,16 @@ def can_be_live(stream: TextIO) -> bool:
     return importlib.util.find_spec("rich") is not None
 
 
-def small_plot(
-    points: Sequence[Point], width: int = _PLOT_WIDTH, height: int = _PLOT_HEIGHT
-) -> list[str]:
+def small_plot(points: Sequence[Point], width: int = 46, height: int = 9) -> list[str]:
     """Return a plot of the points, an o for each; empty without points."""
-    if not points:
-        return []
     marks = [(point, "o") for point in points]
-    return ascii_plot(marks, points, Units.of(points), width=width, height=height)
+    return ascii_plot(marks, points, Units.of(points), width=width, height=height) if marks else []
 
 
 class LiveView:
     """Shows events in place; a context manager, called with each event.
 
-    Args:
-        lines: whether what happened also scrolls above.
-        verbose: scroll each step of a probe instead of one line.
+    What happened also scrolls above in `lines`, or, if `verbose`, each step of a probe.
     """
 
     def __init__(
@@ -102,12 +94,7 @@ class LiveView:
             sys.stderr = cast(TextIO, VisibleStream(sys.stderr))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def __call__(self, event: Progress) -> None:
@@ -161,17 +148,16 @@ class LiveView:
         most = "" if most_kJ is None else f" of {units.energy_text(most_kJ)}"
         probes = f"{last.probes}" + (f" of {last.max_probes}" if last.max_probes else "")
         energy = f"{units.energy_text(last.spent_kJ)}{most}{estimated}"
-        limits = (
-            ("probes", float(last.probes), last.max_probes, probes),
-            ("energy", last.spent_kJ, most_kJ, energy),
-        )
-        for name, used, limit, said in limits:
-            bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
-            grid.add_row(name, bar, said)
         left = "" if last.left_s is None else f", at most {duration(last.left_s)} left"
         whole = "" if last.search_s is None else f" of {duration(last.search_s)}"
-        bar = ProgressBar(total=last.search_s, completed=last.elapsed_s, width=30) if whole else ""
-        grid.add_row("time", bar, f"{duration(self._clock() - self._began_s)}{whole}{left}")
+        passed = f"{duration(self._clock() - self._began_s)}{whole}{left}"
+        for name, used, limit, said in (
+            ("probes", last.probes, last.max_probes, probes),
+            ("energy", last.spent_kJ, most_kJ, energy),
+            ("time", last.elapsed_s, last.search_s, passed),
+        ):
+            bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
+            grid.add_row(name, bar, said)
         return grid
 
     def _in_flight(self, flying: dict[str, tuple[Progress, float]]) -> Table | str:
@@ -204,7 +190,7 @@ class LiveView:
 
 
 class _Above:
-    """A stream whose lines appear above the view."""
+    # A stream whose lines appear above the view.
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -214,7 +200,7 @@ class _Above:
             self._console.print(visible(text.rstrip("\n")), markup=False, highlight=False)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        pass
 
 
 @contextmanager

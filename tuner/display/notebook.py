@@ -6,6 +6,7 @@ from html import escape
 
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.columns import NOTEBOOK
+from tuner.display.html.pieces import table
 from tuner.display.view import View
 from tuner.formatting import common_mark, label, value_text
 from tuner.results.result import Result
@@ -20,23 +21,27 @@ def result_html(result: Result) -> str:
     points = result.front_points[:_MOST_ROWS]
     estimated = label(common_mark(p.meter for p in points))
     heads = [column.title(view.units) + estimated * column.metered for column in NOTEBOOK]
-    rows = []
-    for p in points:
-        role = f"<b>{word}</b>" if (word := view.role(p)) else ""
-        cells = [
+    rows = [
+        [
             *(escape(value_text(p.configuration.get(name))) for name in view.names),
             *(column.figure(p, view.units) for column in NOTEBOOK),
-            " ".join([*([role] if role else []), *(["today"] if view.is_today(p) else [])]),
+            " ".join(
+                [
+                    *([f"<b>{word}</b>"] if (word := view.role(p)) else []),
+                    *(["today"] if view.is_today(p) else []),
+                ]
+            ),
         ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{escape(text)}</th>" for text in (*view.names, *heads, ""))
+        for p in points
+    ]
+    heads = [escape(text) for text in (*view.names, *heads, "")]
     more = len(result.front_points) - len(points)
     headline, *details = advice_lines(result) or [result.choice.sentence]
     sentences = [*details, view.prediction, evidence_sentence(result), view.payback]
     lines = [
         f"<p><b>{escape(result.name)}:</b> {escape(headline)}</p>",
         *(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence),
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>",
+        table(heads, rows),
         f"<p>and {more} more points of the front</p>" if more else "",
     ]
     if result.report_path is not None:

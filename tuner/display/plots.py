@@ -13,9 +13,9 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
-from tuner.display.figures.breakdown import breakdown, breakdown_figure, explained, knobs_figure
 from tuner.display.figures.front import front_figure
 from tuner.display.figures.power import (
     Timeline,
@@ -25,6 +25,7 @@ from tuner.display.figures.power import (
 )
 from tuner.display.figures.style import (
     BLUE,
+    GREEN,
     MUTED,
     ORANGE,
     SERIES,
@@ -32,8 +33,9 @@ from tuner.display.figures.style import (
     Axis,
     bar_trace,
     empty_figure,
-    line_trace,
+    error_bars,
     points_trace,
+    scatter_trace,
     wrapped,
 )
 from tuner.display.view import View
@@ -45,12 +47,13 @@ from tuner.formatting import (
     number,
     percent,
     short,
+    value_text,
     varying_knobs,
 )
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import UnknownName
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.trace import read_trace
 
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tuner.models.analytic.model import Breakdown
-    from tuner.results.parts import Explanation
+    from tuner.results.parts import Explanation, KnobEffect
 
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
 
@@ -76,19 +79,17 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
         {"rangemode": "tozero"},
         {"rangemode": "tozero"},
     )
-    trace = line_trace(
+    hover = [
+        f"after probe {i}: {units.energy_text(e)}{view.estimated}, {percent(v / final)}"
+        for i, (e, v) in enumerate(pairs, 1)
+    ]
+    trace = scatter_trace(
         [0.0, *(e / units.kJ for e, _ in pairs)],
         [0.0, *(100 * v / final for _, v in pairs)],
-        {"shape": "hv", "color": BLUE, "width": 2},
-        hover=[
-            "before the first probe",
-            *(
-                f"after probe {i}: {units.energy_text(e)}{view.estimated}, {percent(v / final)}"
-                for i, (e, v) in enumerate(pairs, 1)
-            ),
-        ],
+        hover=["before the first probe", *hover],
+        line={"shape": "hv", "color": BLUE, "width": 2},
+        marker={"size": 5, "color": BLUE},
     )
-    trace |= {"mode": "lines+markers", "marker": {"size": 5, "color": BLUE}}
     figure.add_trace(trace)
     return figure
 
@@ -110,28 +111,19 @@ def surrogate_figure(result: Result, what: Literal["time", "power"]) -> go.Figur
     )
     figure.update_layout(yaxis=axis.layout())
     ends = [axis.low or min(measured) / 2, axis.high]
-    figure.add_trace(line_trace(ends, ends, {"color": MUTED, "width": 1, "dash": "dash"}))
-    figure.add_trace(
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": measured,
-            "y": predicted,
-            "marker": {"color": BLUE, "size": 8, "opacity": 0.8},
-            "hovertext": [
-                f"measured {number(m)} {unit}{said}<br>predicted {number(p)} {unit}{said}<br>"
-                f"error {percent(p / m - 1) if m else 'unknown'}"
-                for m, p in zip(measured, predicted, strict=True)
-            ],
-            "hoverinfo": "text",
-            "showlegend": False,
-        }
-    )
+    figure.add_trace(scatter_trace(ends, ends, line={"color": MUTED, "width": 1, "dash": "dash"}))
+    hover = [
+        f"measured {number(m)} {unit}{said}<br>predicted {number(p)} {unit}{said}<br>"
+        f"error {percent(p / m - 1) if m else 'unknown'}"
+        for m, p in zip(measured, predicted, strict=True)
+    ]
+    marker = {"color": BLUE, "size": 8, "opacity": 0.8}
+    figure.add_trace(scatter_trace(measured, predicted, hover=hover, marker=marker))
     return figure
 
 
 def _live_curves(result: Result, knob: str) -> list[list[Point]]:
-    """Points that differ in `knob` alone, by its value; only where two values were visited."""
+    # Points that differ in the knob alone, by its value, where two values were visited.
     curves: dict[tuple[Settings, Settings], list[Point]] = {}
     for point in result.points:
         live = point.configuration.live
@@ -152,12 +144,8 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
         {name for p in result.points for name in p.configuration.live},
         key=lambda name: (name != "clock_MHz", name),
     )
-    curves: list[list[Point]] = []
-    knob = ""
-    for knob in names:
-        curves = _live_curves(result, knob)
-        if curves:
-            break
+    found = ((name, curves) for name in names if (curves := _live_curves(result, name)))
+    knob, curves = next(found, ("", []))
     if not curves:
         return None
     curves = sorted(curves, key=lambda c: min(p.energy_to_solution_kJ for p in c))[:most]
@@ -168,8 +156,7 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
         name for name in varying_knobs(p.configuration for c in curves for p in c) if name != knob
     ]
     view = View(result)
-    units = view.units
-    drawn = [p for c in curves for p in c]
+    units, drawn = view.units, [p for c in curves for p in c]
     y_axis = Axis(
         (p.energy_to_solution_kJ / units.kJ for p in drawn),
         (e / units.kJ for p in drawn for e in p.energy_interval_kJ),
@@ -183,19 +170,13 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     for curve, colour, symbol in zip(curves, SERIES, SYMBOLS, strict=False):
         least = min(curve, key=lambda p: p.energy_to_solution_kJ)
         name = short(curve[0].configuration, varying) if varying else "one launch setting"
-        marker = {
-            "color": colour,
-            "symbol": symbol,
-            "size": [12 if p is least else 7 for p in curve],
-        }
+        sizes = [12 if p is least else 7 for p in curve]
+        marker = {"color": colour, "symbol": symbol, "size": sizes}
         trace = points_trace(curve, html.escape(name), "At this setting", units, marker)
         del trace["error_x"]
-        trace.update(
-            mode="lines+markers",
-            x=[p.configuration.live[knob] for p in curve],
-            line={"color": colour, "width": 1.5},
-        )
-        figure.add_trace(trace)
+        x = [p.configuration.live[knob] for p in curve]
+        line = {"color": colour, "width": 1.5}
+        figure.add_trace({**trace, "mode": "lines+markers", "x": x, "line": line})
     return figure
 
 
@@ -231,10 +212,8 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
         {"rangemode": "tozero"},
     )
     figure.update_layout(bargap=0.25, barmode="overlay")
-    for is_failed, name, colour, pattern in (
-        (False, "completed", BLUE, ""),
-        (True, "failed", ORANGE, "/"),
-    ):
+    kinds = ((False, "completed", BLUE, ""), (True, "failed", ORANGE, "/"))
+    for is_failed, name, colour, pattern in kinds:
         chosen = [i for i, bad in enumerate(failed) if bad == is_failed]
         if chosen:
             marker = {"color": colour, "pattern": {"shape": pattern}}
@@ -245,6 +224,101 @@ def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Fig
             shown = name if any(failed) else ""
             figure.add_trace(bar_trace([i + 1 for i in chosen], heights, marker, hover, shown))
     return figure
+
+
+def breakdown(result: Result) -> Breakdown | None:
+    """Return a step of the choice by parts, from the analytic models; None without a model."""
+    if result.best is None:
+        return None
+    job, cluster = result.job, result.cluster
+    if job is None or cluster is None or not job.is_modelled:
+        return None
+    from tuner.models.analytic.model import AnalyticModel
+
+    try:
+        return AnalyticModel(job, cluster).breakdown(result.best.configuration)
+    except (InputError, KeyError, TypeError, ValueError):
+        return None  # a page that shows an answer does not fail for what only explains it
+
+
+def explained(result: Result) -> Explanation | None:
+    """Return why the choice is as it is; None without a choice or measurements."""
+    if result.best is None or not result.windows:
+        return None
+    from tuner.results.explain import explain
+
+    try:
+        return explain(result, result.best.configuration)
+    except (InputError, ValueError):
+        return None  # as above
+
+
+def _bars(
+    parts: Mapping[str, float], title: str, unit: str, colour: str, scale: float
+) -> go.Figure:
+    # Horizontal bars, the largest at the top, each with its share.
+    total = sum(parts.values())
+    names = list(parts)[::-1]
+    figure = empty_figure(title, "", {"rangemode": "tozero"}, {"showgrid": False, "ticks": ""})
+    shares = [percent(parts[name] / total) for name in names]
+    hover = [
+        f"{html.escape(name)}: {number(parts[name] / scale)} {unit}, {share}"
+        for name, share in zip(names, shares, strict=True)
+    ]
+    values, labels = [parts[name] / scale for name in names], list(map(html.escape, names))
+    trace = bar_trace(values, labels, {"color": colour}, hover, "")
+    beside = {"text": [f" {share}" for share in shares], "textposition": "outside"}
+    figure.add_trace({**trace, **beside, "orientation": "h", "cliponaxis": False})
+    widest = max(parts.values(), default=0.0) / scale
+    figure.update_layout(bargap=0.35, xaxis={"range": [0, 1.18 * widest]})
+    return figure
+
+
+def breakdown_figure(parts: Breakdown | None, what: Literal["time", "energy"]) -> go.Figure | None:
+    """Draw where a configuration's time or energy of a step goes."""
+    if parts is None or not parts.time_s or not parts.joules:
+        return None
+    if what == "time":
+        shown, total, colour = parts.time_s, parts.step_time_s, BLUE
+        scale, unit = (1e-3, "ms") if total < 1 else (1.0, "s")
+    else:
+        shown, total, colour = parts.joules, parts.energy_J, GREEN
+        scale, unit = (1e3, "kJ") if total > 1e4 else (1.0, "J")
+    large = {name: value for name, value in shown.items() if value >= 1e-3 * total}
+    return _bars(large, f"{unit} of a step, predicted", unit, colour, scale)
+
+
+#: More effects than this are only in the table.
+_MOST_EFFECTS = 14
+
+
+def knobs_figure(explanation: Explanation) -> go.Figure | None:
+    """Draw each knob's effect on energy and time at the point, with 90 % intervals."""
+    effects = explanation.knobs[:_MOST_EFFECTS][::-1]
+    if not effects:
+        return None
+    names = [_instead(effect) for effect in effects]
+    figure = empty_figure("Change (%)", "", {"zeroline": True}, {"showgrid": False})
+    figure.update_xaxes(zerolinecolor=MUTED, zerolinewidth=1)
+    hover = [wrapped(effect.sentence) for effect in effects]
+    looks = (("energy", GREEN, "circle", 0.14), ("time", ORANGE, "diamond", -0.14))
+    for what, colour, symbol, shift in looks:
+        changes = [[100 * part for part in getattr(effect, what)] for effect in effects]
+        x, y = [middle for middle, _, _ in changes], [i + shift for i in range(len(effects))]
+        marker = {"color": colour, "symbol": symbol, "size": 8}
+        trace = scatter_trace(x, y, name=what, hover=hover, marker=marker)
+        trace["error_x"] = error_bars(x, [(low, high) for _, low, high in changes], colour, 1.2)
+        figure.add_trace(trace)
+    figure.update_yaxes(
+        tickvals=list(range(len(effects))), ticktext=names, range=[-0.6, len(effects) - 0.4]
+    )
+    return figure
+
+
+def _instead(effect: KnobEffect) -> str:
+    # "micro_batch" and below it "4, not 1", escaped.
+    value, other = (html.escape(value_text(v)) for v in (effect.value, effect.instead_of))
+    return f"{html.escape(effect.knob)}<br>{value}, not {other}"
 
 
 @dataclass(frozen=True)
@@ -263,7 +337,6 @@ class Figure:
     """Figure of a result.
 
     Attributes:
-        draw: None if there is nothing to draw.
         title: on the dashboard; empty if it is not shown there.
         place: part of the page in which it is a small plot beside others, with the title `panel`.
         metered: it shows energies or powers, which the mark of the meter follows.
@@ -277,27 +350,25 @@ class Figure:
     metered: bool = False
 
 
-def _of_timeline(name: str, draw: Callable[[Timeline], go.Figure | None]) -> Any:
-    return lambda of: draw(of.timelines[name]) if name in of.timelines else None
+def _of_timeline(
+    draw: Callable[[Timeline], go.Figure | None], name: str, of: Drawn
+) -> go.Figure | None:
+    return draw(of.timelines[name]) if name in of.timelines else None
 
 
 #: Every figure, in the order of reading.
 FIGURES = (
     Figure("front", lambda of: front_figure(of.result), "Front of energy against time"),
     Figure("live", lambda of: live_figure(of.result), "Energy against the live setting"),
-    Figure(
-        "breakdown-time",
-        lambda of: breakdown_figure(of.parts, "time"),
-        "Where the choice's time goes (predicted)",
-        "breakdown",
-        "Time",
-    ),
-    Figure(
-        "breakdown-energy",
-        lambda of: breakdown_figure(of.parts, "energy"),
-        "Where the choice's energy goes (predicted)",
-        "breakdown",
-        "Energy",
+    *(
+        Figure(
+            f"breakdown-{what}",
+            partial(lambda what, of: breakdown_figure(of.parts, what), what),
+            f"Where the choice's {what} goes (predicted)",
+            "breakdown",
+            what.capitalize(),
+        )
+        for what in ("time", "energy")
     ),
     Figure("knobs", lambda of: knobs_figure(of.explanation) if of.explanation else None),
     Figure(
@@ -314,25 +385,22 @@ FIGURES = (
         "spent",
         "What each probe cost",
     ),
-    Figure(
-        "surrogate-time",
-        lambda of: surrogate_figure(of.result, "time"),
-        "Step time: predicted and measured",
-        "surrogates",
-        "Step time",
+    *(
+        Figure(
+            f"surrogate-{what}",
+            partial(lambda what, of: surrogate_figure(of.result, what), what),
+            f"{title}: predicted and measured",
+            "surrogates",
+            title,
+            metered=what == "power",
+        )
+        for what, title in (("time", "Step time"), ("power", "Power"))
     ),
-    Figure(
-        "surrogate-power",
-        lambda of: surrogate_figure(of.result, "power"),
-        "Power: predicted and measured",
-        "surrogates",
-        "Power",
-        metered=True,
+    *(
+        Figure(f"{kind}-{name}", partial(_of_timeline, draw, name))
+        for name in ("best", "baseline")
+        for kind, draw in (("timeline", timeline_figure), ("phases", phases_figure))
     ),
-    Figure("timeline-best", _of_timeline("best", timeline_figure)),
-    Figure("phases-best", _of_timeline("best", phases_figure)),
-    Figure("timeline-baseline", _of_timeline("baseline", timeline_figure)),
-    Figure("phases-baseline", _of_timeline("baseline", phases_figure)),
 )
 
 
@@ -344,13 +412,9 @@ def figures(
     parts: Breakdown | None = None,
     timelines: Mapping[str, Timeline] | None = None,
 ) -> dict[str, go.Figure]:
-    """Return every figure of `FIGURES` that has something to draw, by name.
-
-    What was computed before (`parts`, `timelines`) can be handed in; without an explanation the
-    figure of the knobs is left out.
-    """
-    if timelines is None:
-        timelines, _ = shown_timelines(result, records)
+    """Return every figure of `FIGURES` that has something to draw, by name; that of the knobs
+    only with an explanation."""
+    timelines = shown_timelines(result, records)[0] if timelines is None else timelines
     parts = breakdown(result) if parts is None else parts
     of = Drawn(result, records, explanation, parts, timelines)
     drawn = {each.name: each.draw(of) for each in FIGURES}

@@ -1,4 +1,4 @@
-"""Progress events of a study as plain lines, for a terminal and a log file alike.
+"""Progress events of a study: as plain lines, for a terminal and a log file alike, and as metrics.
 
 One line a probe: time of day, probe, configuration, what was measured, cost, count, front, time
 left. With `verbose`, also why each probe was chosen, each window, and the front as a table. The
@@ -11,12 +11,13 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 from tuner.display.text import front_lines
 from tuner.formatting import Units, duration, label, number, short
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 
@@ -42,13 +43,9 @@ class ProgressPrinter:
             return
         try:
             stamp = self._now()
-            for line in self._lines(event):
-                # Continued lines belong to the one above.
-                print(
-                    line if line.startswith(" ") else f"{stamp} {line}",
-                    file=self._stream,
-                    flush=True,
-                )
+            for line in self._lines(event):  # a continued line belongs to the one above
+                stamped = line if line.startswith(" ") else f"{stamp} {line}"
+                print(stamped, file=self._stream, flush=True)
         except BrokenPipeError:  # the reader is gone (`tuner optimize 2>&1 | head`)
             self._stream = None
 
@@ -91,7 +88,7 @@ class EventLines:
         return []
 
     def _one_line(self, event: Progress, record: ProbeRecord) -> list[str]:
-        """Return what a probe found in one line, and each kind of note the first time."""
+        # What a probe found in one line, and each kind of note the first time.
         request, mark = record.request, label(record.meter.mark)
         names = [name for name in event.varying if name in request.launch]
         parts = [request.probe_id, short(Configuration(request.launch), names)]
@@ -158,7 +155,7 @@ class EventLines:
 
 
 def _measured(record: ProbeRecord) -> list[str]:
-    """Return clocks, step times and joules of a probe's windows, as ranges."""
+    # Clocks, step times and joules of a probe's windows, as ranges.
     windows = record.measurements
     lives = list(dict.fromkeys(m.live.short for m in windows if m.live))
     if len(lives) > 1:
@@ -183,3 +180,61 @@ def _measured(record: ProbeRecord) -> list[str]:
 def _span(values: list[float]) -> str:
     low, high = number(min(values)), number(max(values))
     return low if low == high else f"{low}-{high}"
+
+
+def metrics_of(event: Progress) -> dict[str, float]:
+    """Return the metrics of a probe that ended, units in their names; empty for other events."""
+    record = event.record
+    if event.kind != "finished" or record is None:
+        return {}
+    metrics = {
+        "spent_kJ": event.spent_kJ,
+        "probes": float(event.probes),
+        "front_points": float(len(event.front)),
+        "failed": float(not record.ok),
+    }
+    if event.front:
+        energies = [point.energy_to_solution_kJ for point in event.front]
+        metrics["least_energy_to_solution_kJ"] = min(energies)
+        metrics["least_time_to_solution_s"] = event.front[0].time_to_solution_s
+    if record.measurements:
+        metrics["energy_per_step_J"] = min(m.energy_per_step_J for m in record.measurements)
+        metrics["step_time_s"] = min(m.step_time_s for m in record.measurements)
+        metrics["power_W"] = max(m.power_W for m in record.measurements)
+    return metrics
+
+
+def track(tracker: Any, *, prefix: str = "joulefront/") -> Callable[[Progress], None]:
+    """Return a receiver of progress events that logs each probe, for `on_progress=`.
+
+    Args:
+        tracker: a W&B run (`wandb.init()`), the module `mlflow` with an active run or any object
+            with its `log_metrics`, or a TensorBoard `SummaryWriter`.
+    """
+    send = _sender(tracker)
+
+    def receive(event: Progress) -> None:
+        metrics = metrics_of(event)
+        if metrics:
+            send({prefix + name: value for name, value in metrics.items()}, event.probes)
+
+    return receive
+
+
+def _sender(tracker: Any) -> Callable[[Mapping[str, float], int], None]:
+    if callable(getattr(tracker, "log_metrics", None)):  # MLflow
+        return lambda metrics, step: tracker.log_metrics(dict(metrics), step=step)
+    if callable(getattr(tracker, "add_scalar", None)):  # TensorBoard
+
+        def add(metrics: Mapping[str, float], step: int) -> None:
+            for name, value in metrics.items():
+                tracker.add_scalar(name, value, step)
+            tracker.flush()
+
+        return add
+    if callable(getattr(tracker, "log", None)):  # W&B, which keeps an open step back by default
+        return lambda metrics, step: tracker.log(dict(metrics), step=step, commit=True)
+    raise InputError(
+        f"cannot log to {type(tracker).__name__}; give a W&B run, the module mlflow, or a "
+        "TensorBoard SummaryWriter"
+    )

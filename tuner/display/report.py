@@ -2,8 +2,8 @@
 
 It is plain string building around the files in `templates/`: the style, the script that draws the
 figures, and plotly.js itself are written into the page, which loads nothing from anywhere (its
-content security policy forbids it). Its parts stand in `tuner.display`: what decides in
-`answer_parts`, what explains in `reason_parts`, what engineers check in `search_parts`.
+content security policy forbids it). What decides is in `html.answer_parts`, what explains and what
+engineers check in `html.detail_parts`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from importlib import resources
 from pathlib import Path
 
 from tuner.display import plots
-from tuner.display.figures.breakdown import breakdown, explained
 from tuner.display.figures.power import shown_timelines
 from tuner.display.figures.style import DARK
 from tuner.display.html.answer_parts import front_part, top_part
-from tuner.display.html.pieces import json_in_html, section, template
-from tuner.display.html.plan_part import plan_part
-from tuner.display.html.reason_parts import breakdown_part, explanation_part, power_part
-from tuner.display.html.search_parts import (
+from tuner.display.html.detail_parts import (
     about_part,
+    breakdown_part,
     calibration_part,
+    explanation_part,
     failures_part,
     live_part,
+    plan_part,
+    power_part,
     spent_part,
     stragglers_part,
     surrogates_part,
 )
+from tuner.display.html.pieces import json_in_html, section, template
 from tuner.display.view import View
 from tuner.results.parts import Explanation
 from tuner.results.result import Result
@@ -45,7 +46,6 @@ def write_report(result: Result, path: Path, *, records: Sequence[ProbeRecord] =
     """Write the report of `result` to `path` (its folder is made) and return the path.
 
     Args:
-        path: the HTML file; replaced in one step if it exists.
         records: the study's probes in the order of finishing, where they are at hand; they add to
             what each probe cost, and the power over time of some of them.
     """
@@ -65,7 +65,7 @@ def packed_plotly() -> str:
 
 
 def _bought(explanation: Explanation | None) -> Explanation | None:
-    """Return the effects of the knobs' values against today's alone, where any is known."""
+    # The effects of the knobs' values against today's alone, where any is known.
     if explanation is None:
         return None
     effects = tuple(effect for effect in explanation.knobs if effect.of_baseline)
@@ -75,8 +75,8 @@ def _bought(explanation: Explanation | None) -> Explanation | None:
 def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str:
     """Return the whole page as text."""
     view = View(result)
-    explanation = explained(result)
-    steps = breakdown(result)
+    explanation = plots.explained(result)
+    steps = plots.breakdown(result)
     timelines, left_out = shown_timelines(result, records)
     figures = plots.figures(
         result, records, explanation=_bought(explanation), parts=steps, timelines=timelines

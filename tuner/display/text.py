@@ -1,4 +1,4 @@
-"""The result as plain text: the front as a table and a small plot, the choice, the cost.
+"""The result as plain text: the answer in about ten lines, and the summary with tables and plot.
 
 Aligned columns and characters that every terminal and log file shows; no colour. A figure without a
 meter is followed by "(estimated)", as on every page.
@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
-from tuner.display.ascii_plot import ascii_plot
 from tuner.display.columns import BRIEF_TEXT, ENERGY, POWER, TEXT, TIME, WITH_INTERVAL, Text
 from tuner.display.plan_text import plan_lines, probe_lines
 from tuner.display.view import View
 from tuner.formatting import (
     Units,
+    after_comma,
     change,
     common_mark,
     label,
@@ -25,15 +25,23 @@ from tuner.formatting import (
     percent,
     probability,
     right_aligned,
+    settings_text,
     short,
     varying_knobs,
 )
+from tuner.problem.constraints import Constraints
 from tuner.results.parts import AnotherChoice, Evidence, Explanation, Point
+from tuner.results.recommendation import point_name
 from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.stragglers import sentence
 from tuner.workload.probe import ProbeRecord
 
 _WIDTH, _HEIGHT = 60, 12
+#: Estimated powers within this factor are the estimate's error.
+_ALIKE = 1.03
+#: Factor between two energies within which their first three digits hardly differ.
+_LOOKS_THE_SAME = 1.005
 
 
 def front_lines(
@@ -43,13 +51,8 @@ def front_lines(
     intervals: bool = False,
     units: Units | None = None,
 ) -> list[str]:
-    """Points as aligned columns: time, energy (labelled where estimated), power, knobs.
-
-    Args:
-        names: the knobs to show; those that vary over the points when not given.
-        intervals: also show 90 % intervals, windows and the probability of being non-dominated.
-        units: of the figures; those of the points when not given.
-    """
+    """Return points as aligned columns: time, energy (labelled where estimated), power, and the
+    named knobs, or those that vary; with intervals also those, windows and P(non-dominated)."""
     if not points:
         return ["nothing measured"]
     if names is None:
@@ -68,11 +71,42 @@ def front_lines(
     return right_aligned([[*(head for head, _ in cells), ""], *rows])
 
 
-def plot_lines(view: View) -> list[str]:
-    """Energy against time on logarithmic axes: o front, . dominated, T today, X recommended.
+def ascii_plot(
+    marks: Sequence[tuple[Point, str]],
+    span: Sequence[Point],
+    units: Units,
+    *,
+    width: int,
+    height: int,
+) -> list[str]:
+    """Return a plot of energy against time to solution in plain characters, on logarithmic axes.
 
-    The axes span these; dominated points beyond them are not drawn.
+    Args:
+        marks: points and their characters; later ones are drawn over earlier ones.
+        span: the points that the axes span; marks beyond them are not drawn.
     """
+    x = [math.log(point.time_to_solution_s) for point in span]
+    y = [math.log(point.energy_to_solution_kJ) for point in span]
+    span_x, span_y = max(x) - min(x) or 1.0, max(y) - min(y) or 1.0
+    grid = [[" "] * width for _ in range(height)]
+    for point, mark in marks:
+        column = (math.log(point.time_to_solution_s) - min(x)) / span_x * (width - 1)
+        row = (max(y) - math.log(point.energy_to_solution_kJ)) / span_y * (height - 1)
+        if -0.5 <= column < width - 0.5 and -0.5 <= row < height - 0.5:
+            grid[round(row)][round(column)] = mark
+    top, bottom = (units.energy_text(math.exp(end)) for end in (max(y), min(y)))
+    left, right = (units.time_text(math.exp(end)) for end in (min(x), max(x)))
+    side = max(len(top), len(bottom))
+    sides = [top, *[""] * (height - 2), bottom]
+    return [
+        *(f"{sides[i]:>{side}} |{''.join(row).rstrip()}" for i, row in enumerate(grid)),
+        f"{'':>{side}} +{'-' * width}",
+        f"{'':>{side}}  {left}{right:>{width - len(left)}}",
+    ]
+
+
+def plot_lines(view: View) -> list[str]:
+    """Return the plot of a result: o front, . dominated, T today, X recommended."""
     result = view.result
     named = [("T", result.baseline), ("X", result.recommended)]
     shown = [*result.front_points, *(point for _, point in named if point is not None)]
@@ -109,14 +143,10 @@ def summary_lines(result: Result) -> list[str]:
         lines.append(f"The same in all that was {view.found}: {same}")
     if plot := plot_lines(view):
         lines += ["", *plot]
-    if result.baseline is not None:
+    if (today := result.baseline) is not None:
         name = f" ({result.baseline_name})" if result.baseline_name else ""
-        lines += [
-            "",
-            f"Today: {ENERGY.text(result.baseline, units)}{view.estimated} and "
-            f"{TIME.text(result.baseline, units)} with "
-            f"{short(result.baseline.configuration, names)}{name}",
-        ]
+        figures = f"{ENERGY.text(today, units)}{view.estimated} and {TIME.text(today, units)}"
+        lines += ["", f"Today: {figures} with {short(today.configuration, names)}{name}"]
     lines += ["", *advice_lines(result)]
     lines += [evidence] if (evidence := evidence_sentence(result)) else []
     lines.append(f"Choice: {result.choice.sentence}")
@@ -130,10 +160,8 @@ def summary_lines(result: Result) -> list[str]:
     for record in result.failures:
         assert record.failure is not None
         if not record.failure.was_cancelled:  # by the user: nothing that could be mended
-            lines.append(
-                f"Failed: {record.request.probe_id} {record.request.launch.short}: "
-                f"{record.failure.sentence}"
-            )
+            probe = f"{record.request.probe_id} {record.request.launch.short}"
+            lines.append(f"Failed: {probe}: {record.failure.sentence}")
     lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
     lines += [*plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:
@@ -142,7 +170,7 @@ def summary_lines(result: Result) -> list[str]:
 
 
 def _same_in_all(result: Result, varying: Sequence[str]) -> str:
-    """Name the knobs in which no measured point differs; "" if the table shows all knobs."""
+    # The knobs in which no measured point differs; "" if the table shows all knobs.
     if not varying:
         return ""
     names = ordered_knobs(point.configuration for point in result.points)
@@ -153,7 +181,7 @@ def _same_in_all(result: Result, varying: Sequence[str]) -> str:
 
 
 def record_lines(record: ProbeRecord) -> list[str]:
-    """One probe's record for people: what was asked, measured, and what it cost."""
+    """Return a probe's record for people: what was asked, measured, and what it cost."""
     estimated = label(record.meter.mark)
     lines = [f"probe {record.request.launch.short}"]
     for m in record.measurements:
@@ -230,10 +258,8 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     lines = [point.configuration.short, f"  {point.how_measured}"]
     time = "Where the time of a step goes (the model's shares of what was measured)"
     energy = f"Where the energy of a step goes (likewise){estimated}"
-    for title, parts, unit in (
-        (time, explanation.time_s, "s"),
-        (energy, explanation.energy_J, "J"),
-    ):
+    where = ((time, explanation.time_s, "s"), (energy, explanation.energy_J, "J"))
+    for title, parts, unit in where:
         if not parts:
             continue
         total = math.fsum(parts.values())
@@ -251,3 +277,120 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         lines += ["", "What each knob bought here, all else equal (90 % intervals)"]
         lines += [f"  {effect.sentence}" for effect in explanation.knobs]
     return [*lines, *([""] if explanation.notes else []), *explanation.notes]
+
+
+def menu(result: Result) -> list[tuple[str, Point]]:
+    """Return the fastest point, the knee and the least energy, each point once with its names.
+
+    Of energies that look the same in three digits, the fastest stands for the least.
+    """
+    fastest, knee, least = (
+        result.choose(Constraints(objective=objective)).point
+        for objective in ("time", "knee", "energy")
+    )
+    if result.recommended is None or least.configuration != result.recommended.configuration:
+        most_kJ = _LOOKS_THE_SAME * least.energy_to_solution_kJ
+        alike = [p for p in result.front_points if p.energy_to_solution_kJ <= most_kJ]
+        least = min(alike, key=lambda p: p.time_to_solution_s, default=least)
+    named: dict[Configuration, tuple[list[str], Point]] = {}
+    for name, point in (("fastest", fastest), ("knee", knee), ("least energy", least)):
+        named.setdefault(point.configuration, ([], point))[0].append(name)
+    return [(", ".join(names), point) for names, point in named.values()]
+
+
+def answer_lines(result: Result) -> list[str]:
+    """Return the answer that `tuner optimize` and `tuner dev replay` end with."""
+    view = View(result)
+    stopped = [result.stopped] if result.stopped else []
+    if not result.points:
+        nothing = f"Nothing was {view.found}, so there is nothing to recommend."
+        return [nothing, *_failures(result), *stopped, *_next(result)]
+    lines = advice_lines(result)
+    if not result.choice.met:
+        lines.append(result.choice.sentence)
+    lines += _menu_lines(view)
+    if result.baseline is not None and result.replaced_baselines:
+        lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
+    if result.plan is not None:
+        lines += plan_lines(result)
+    else:
+        lines += [evidence] if (evidence := evidence_sentence(result)) else []
+        lines.append(view.spent_line)
+    lines += [view.notices] if view.notices else []
+    return [*lines, *_failures(result), *stopped, *_next(result)]
+
+
+def _menu_lines(view: View) -> list[str]:
+    # Today and the menu as rows of a table; ">" marks what is recommended.
+    result, recommended = view.result, view.result.recommended
+    offered = {point.configuration: (words, point) for words, point in menu(result)}
+    points = {p.configuration: p for p in (result.baseline, recommended) if p is not None}
+    points |= {configuration: point for configuration, (_, point) in offered.items()}
+    rows = [("", "time", "", f"energy{after_comma(view.mark)}", "", "settings")]
+    for configuration, point in points.items():
+        compared = result.judged.differences(point)
+        energy, time = (f"{100 * d.relative:+.0f} %" for d in compared) if compared else ("", "")
+        chosen = recommended is not None and configuration == recommended.configuration
+        words, in_menu = offered.get(configuration, ("", None))
+        settings = settings_text(configuration, view.today)
+        if view.is_today(point):
+            name = "today"
+        else:
+            name = "recommended" if chosen else _short_role(words)
+            known_as = point_name(result, point)
+            if in_menu is not None and known_as.isdigit():
+                settings += f" #{known_as}"
+        times, energies = TIME.text(point, view.units), ENERGY.text(point, view.units)
+        rows.append((f"{'>' if chosen else ' '} {name}", times, time, energies, energy, settings))
+    watts = _constant_W(list(points.values()))
+    widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
+    widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
+    rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", "settings")
+    lines = [_row(row, widths, energy=watts is None) for row in rows]
+    if watts is not None:
+        lines.append(f"No meter here: energy is estimated as {number(watts)} W x time.")
+    return lines
+
+
+def _row(cells: tuple[str, ...], widths: list[int], *, energy: bool) -> str:
+    name, time, slower, joules, more, settings = cells
+    times = f"{name:{widths[0]}}  {time:>{widths[1]}} {slower:>{widths[2]}}"
+    energies = f"  {joules:>{widths[3]}} {more:>{widths[4]}}" if energy else ""
+    return f"{times}{energies}  {settings}"
+
+
+def _constant_W(points: Sequence[Point]) -> float | None:
+    # The power of all points if it is estimated and hardly differs: then energy tells nothing that
+    # time does not.
+    powers = [point.power_W for point in points if point.meter.name == "estimated"]
+    alike = len(powers) == len(points) > 1 and max(powers) <= _ALIKE * min(powers)
+    return max(powers) if alike else None
+
+
+def _short_role(words: str) -> str:
+    # The knee is named only where it is nothing else.
+    names = [word for word in words.split(", ") if word != "knee"]
+    return "best in both" if len(names) > 1 else "".join(names) or "knee"
+
+
+def _failures(result: Result) -> list[str]:
+    failed = [
+        (record.request.probe_id, record.failure.sentence)
+        for record in result.failures
+        if record.failure is not None
+        if not record.failure.was_cancelled and record not in result.replaced_baselines
+    ]
+    if not failed:
+        return []
+    others = f", and {len(failed) - 1} more (tuner show {result.name})" if failed[1:] else ""
+    return [f"Failed: {': '.join(failed[0])}{others}"]
+
+
+def _next(result: Result) -> list[str]:
+    command = "apply" if result.points and result.job is not None else "show"
+    steps = [f"tuner {command} {result.name}{' [--point N]' if command == 'apply' else ''}"]
+    if result.points:
+        other = "--max-slowdown 5%" if result.baseline is not None else "--minimize energy"
+        steps.append(f"tuner choose {result.name} {other}")
+    lines = [f"{'Next: ' if not i else '      '}{step}" for i, step in enumerate(steps)]
+    return lines + ([f"Report: {result.report_path}"] if result.report_path is not None else [])

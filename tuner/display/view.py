@@ -37,8 +37,6 @@ class View:
 
     result: Result
 
-    # -- figures ---------------------------------------------------------------------------------
-
     @cached_property
     def points(self) -> Sequence[Point]:
         """Every point but those that were never tried; some of them twice."""
@@ -108,8 +106,6 @@ class View:
             change(time, 1, "less time", "more time"),
         )
 
-    # -- what it is ------------------------------------------------------------------------------
-
     @cached_property
     def is_predicted(self) -> bool:
         """True if nothing was measured: a plan, or a study on a simulated cluster."""
@@ -157,7 +153,7 @@ class View:
 
     @property
     def _parallelism(self) -> str:
-        """Notice for a study of the built-in program that measured a model that is split."""
+        # For a study of the built-in program that measured a model that is split.
         job = self.result.job
         if job is None or isinstance(job, ScriptJob) or self.is_predicted:
             return ""
@@ -174,14 +170,9 @@ class View:
             "and may be different in another."
         )
 
-    # -- what the search took --------------------------------------------------------------------
-
     @property
     def spent(self) -> str:
-        """Energy of the search: in the unit of the points, or in its own.
-
-        19,600 J beside points of a few joules is written as 19.6 kJ, and 0.0005 kWh as 1.9 kJ.
-        """
+        """Energy of the search: in the unit of the points, or in its own if that is far from it."""
         units, spent_kJ = self.units, self.result.spent.energy_kJ
         alike = 0.01 * units.kJ <= spent_kJ < 1e4 * units.kJ and self.result.length_known
         return units.energy_text(spent_kJ) if alike else energy_text(spent_kJ)
@@ -209,7 +200,6 @@ class View:
 
     @property
     def _repaid(self) -> str:
-        """Amount of training after which the savings repay the search, as "after ..."."""
         steps, share = self.result.spent.payback_steps, self.result.spent.payback_share
         kept = self.advice is not None and self.advice.action == "keep"
         if kept or steps is None or not math.isfinite(steps):

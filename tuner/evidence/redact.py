@@ -8,6 +8,7 @@ token, not a project's name within a sentence. What is replaced keeps its kind a
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import platform
@@ -64,16 +65,16 @@ _KERNEL = ("/sys/", "/proc/", "/dev/shm")
 class Redactor:
     """Replaces names and secrets in texts and in JSON values, alike wherever they occur.
 
-    Args:
-        hosts: names of machines; this one's is among them.
-        users: names of users; this one's is among them.
+    This machine and its user are among the names.
     """
 
     def __init__(self, hosts: Iterable[str] = (), users: Iterable[str] = ()) -> None:
         self._names: dict[str, str] = {}
         self._gpus: dict[str, str] = {}
         self._add("host", (*hosts, platform.node()))
-        self._add("user", (*users, _user()))
+        self._add("user", users)
+        with contextlib.suppress(KeyError, OSError):
+            self._add("user", (getpass.getuser(),))
 
     def _add(self, kind: str, names: Iterable[str]) -> None:
         count = len({new for new in self._names.values() if new.startswith(f"{kind}-")})
@@ -90,12 +91,13 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return a text without names and secrets."""
-        whole = _whole_json(text)
-        if whole is not None:
-            return json.dumps(self.value(whole), sort_keys=True)
+        if text.startswith("{"):  # as a model's configuration in study.toml
+            with contextlib.suppress(ValueError):
+                return json.dumps(self.value(json.loads(text)), sort_keys=True)
         text = _SECRET_OPTION.sub(lambda m: f"{m[1]}[secret]", text)
         text = _URL.sub(lambda m: f"{m[1]}://[url]", text)
-        text = _GPU.sub(lambda m: self._gpu(m[0]), text)
+        gpus = self._gpus
+        text = _GPU.sub(lambda m: gpus.setdefault(m[0], f"{m[1]}-{len(gpus) + 1}"), text)
         text = _TOKENS.sub("[secret]", text)
         text = _EMAIL.sub("[address]", text)
         text = _IPV6.sub("[address]", _IPV4.sub("[address]", text))
@@ -103,9 +105,6 @@ class Redactor:
         for name in sorted(self._names, key=len, reverse=True):
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", self._names[name], text)
         return text
-
-    def _gpu(self, uuid: str) -> str:
-        return self._gpus.setdefault(uuid, f"{uuid[:3]}-{len(self._gpus) + 1}")
 
     def value(self, value: Any) -> Any:
         """Return a JSON value with every text in it redacted.
@@ -145,7 +144,7 @@ class Redactor:
 
 
 def _listed(word: str) -> str:
-    """Return a word of a command with its value replaced, unless that is on the list."""
+    # The value of an argument is replaced, unless it is on the list.
     name, equals, value = word.partition("=")
     if _STAYS.fullmatch(word) or (word.startswith("-") and not equals):
         return word
@@ -156,23 +155,6 @@ def _listed(word: str) -> str:
 
 def _names_a_secret(word: Any) -> bool:
     return isinstance(word, str) and word.startswith("-") and bool(_SECRET_NAME.search(word))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
-
-
-def _whole_json(text: str) -> Any:
-    """Return the value if a text is a JSON object, as a model's configuration in study.toml."""
-    if not text.startswith("{"):
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _without_folders(match: re.Match[str]) -> str:

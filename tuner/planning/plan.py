@@ -165,20 +165,13 @@ def _table(
     rows = np.flatnonzero(listed)
     place = {int(row): i for i, row in enumerate(rows)}
     time_ratio, energy_ratio = error.ratio_sd(today)
-    time_sd, power_sd = error.time_sd, error.power_sd
+    columns = (  # as `PlanRow` has them
+        *(found.log_time, found.log_power, error.time_sd, error.power_sd),
+        *(time_ratio, energy_ratio, probability, found.memory_bytes),
+    )
     return PlanTable(
         rows=tuple(
-            PlanRow(
-                configuration=found.configurations[row],
-                log_time=float(found.log_time[row]),
-                log_power=float(found.log_power[row]),
-                time_se=float(time_sd[row]),
-                power_se=float(power_sd[row]),
-                time_ratio_sd=float(time_ratio[row]),
-                energy_ratio_sd=float(energy_ratio[row]),
-                p_nondominated=float(probability[row]),
-                memory_bytes=float(found.memory_bytes[row]),
-            )
+            PlanRow(found.configurations[row], *(float(column[row]) for column in columns))
             for row in rows
         ),
         baseline=place[today],
@@ -229,9 +222,8 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
             steps=problem.steps,
             source="predicted",
             windows=0,
-            p_nondominated=row.p_nondominated,
             meter=meter,
-            peak_memory_bytes=int(row.memory_bytes),
+            **row.of_point,
         )
         for row in table.rows
     )

@@ -46,6 +46,12 @@ class PlanRow:
     p_nondominated: float
     memory_bytes: float
 
+    @property
+    def of_point(self) -> dict[str, Any]:
+        """Columns that a point has under these names."""
+        memory = {"peak_memory_bytes": int(self.memory_bytes)}
+        return {"p_nondominated": self.p_nondominated, **memory}
+
 
 @dataclass(frozen=True)
 class PlanTable:

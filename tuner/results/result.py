@@ -271,7 +271,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return the answer that `tuner optimize` ends with."""
-        return "\n".join(built_on_results("tuner.display.answer", "answer_lines")(self))
+        return "\n".join(built_on_results("tuner.display.text", "answer_lines")(self))
 
     def __repr__(self) -> str:
         """Return the name, the size of the front and the recommendation, in a few lines."""

@@ -193,7 +193,7 @@ def test_ranks_that_train_alone_close_every_launch_of_several() -> None:
 
 
 def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
-    from tuner.display.answer import answer_lines
+    from tuner.display.text import answer_lines
     from tuner.results.recommendation import choose
     from tuner.testing.results import small_result
 

@@ -1,7 +1,8 @@
-"""The front as a Plotly figure: energy against time, with everything that decides on it."""
+"""Fronts as Plotly figures: energy against time, with everything that decides on it."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -14,16 +15,20 @@ from tuner.display.figures.style import (
     MUTED,
     ORANGE,
     PURPLE,
+    SERIES,
+    SYMBOLS,
+    TEXT,
     Axis,
     add_small_text,
     empty_figure,
-    line_trace,
     points_trace,
+    scatter_trace,
     translucent,
 )
 from tuner.display.view import View
 from tuner.formatting import Units, after_comma, number
 from tuner.problem.constraints import limit_on
+from tuner.results.choice import front_of
 from tuner.results.parts import Attainment, Point
 from tuner.results.result import Result
 
@@ -92,11 +97,9 @@ def front_figure(result: Result) -> go.Figure | None:
     if len(front) > 1:
         stairs = {"shape": "hv", "color": BLUE, "width": 1.5}
         x, y = (list(values) for values in zip(*map(units.place, front), strict=True))
-        figure.add_trace(line_trace(x, y, stairs))
-    for source, name, symbol in (
-        ("measured", "front", "circle"),
-        ("predicted", "front, predicted", "circle-open"),
-    ):
+        figure.add_trace(scatter_trace(x, y, line=stairs))
+    kinds = (("measured", "front", "circle"), ("predicted", "front, predicted", "circle-open"))
+    for source, name, symbol in kinds:
         some = [p for p in front if p.source == source]
         if some:
             marker = {"color": BLUE, "size": 9, "symbol": symbol}
@@ -121,7 +124,7 @@ def front_figure(result: Result) -> go.Figure | None:
 
 
 def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> None:
-    """Draw the band of the true front: between its 10 % and 90 % attainment surfaces."""
+    # The band of the true front is between its 10 % and 90 % attainment surfaces.
     band = result.attainment
     if band is None or len(band.time_s) < 2 or len(result.front_points) < 3:
         return
@@ -138,40 +141,30 @@ def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> 
     )
     edge = {"shape": "hv", "width": 0, "color": BLUE}
     hidden = {"visible": "legendonly"}
-    figure.add_trace({**line_trace(times, high, edge), **hidden})
-    band_trace = line_trace(times, low, edge, name="80 % band of the true front")
-    figure.add_trace({**band_trace, "fill": "tonexty", "fillcolor": translucent(BLUE), **hidden})
+    figure.add_trace(scatter_trace(times, high, line=edge, **hidden))
+    fill = {"fill": "tonexty", "fillcolor": translucent(BLUE)}
+    name = "80 % band of the true front"
+    figure.add_trace(scatter_trace(times, low, name=name, line=edge, **fill, **hidden))
     dotted = {"shape": "hv", "width": 1, "color": BLUE, "dash": "dot"}
-    median = line_trace(times, middle, dotted, name="its median")
-    figure.add_trace({**median, **hidden})
+    figure.add_trace(scatter_trace(times, middle, name="its median", line=dotted, **hidden))
 
 
 def _add_percent_of_today(
     figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
 ) -> None:
-    """Add axes at the top and the right that tell the change against today in per cent."""
+    # Axes at the top and the right tell the change against today in per cent.
     today = result.baseline
     if today is None:
         return
     time, energy = units.place(today)
-    for along, axis, value, side in (
-        ("x", x_axis, time, "top"),
-        ("y", y_axis, energy, "right"),
-    ):
+    for along, axis, value, side in (("x", x_axis, time, "top"), ("y", y_axis, energy, "right")):
         if axis.log or not value > 0:
             return
         layout = {
-            "overlaying": along,
-            "side": side,
-            "anchor": "y2" if along == "x" else "x2",
+            **{"overlaying": along, "side": side, "anchor": "y2" if along == "x" else "x2"},
             "range": [100 * (end / value - 1) for end in (axis.low, axis.high)],
-            "tickformat": "+.3~g",
-            "ticksuffix": " %",
-            "tickfont": {"color": MUTED, "size": 11},
-            "showgrid": False,
-            "zeroline": False,
-            "tickmode": "auto",
-            "nticks": 6,
+            **{"tickformat": "+.3~g", "ticksuffix": " %", "tickmode": "auto", "nticks": 6},
+            **{"tickfont": {"color": MUTED, "size": 11}, "showgrid": False, "zeroline": False},
             "automargin": True,
         }
         figure.update_layout({f"{along}axis2": layout})
@@ -183,8 +176,7 @@ def _add_percent_of_today(
 def _legend_corner(
     shown: Sequence[Point], units: Units, x_axis: Axis, y_axis: Axis
 ) -> dict[str, Any]:
-    """Return the legend in the corner with the fewest points: nothing dominates the front, so that
-    it is mostly the one next to the origin."""
+    # The corner with the fewest points: mostly next to the origin, as nothing dominates the front.
     drawn = map(units.place, shown)
     places = [(x_axis.share(time), y_axis.share(energy)) for time, energy in drawn]
 
@@ -205,12 +197,12 @@ def _legend_corner(
 def _add_constraints(
     figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
 ) -> list[str]:
-    """Draw lines of what was asked, each with its label; return those outside the view."""
+    # Lines of what was asked, each with its label; those outside the view are returned.
     line = {"color": MUTED, "width": 1.5, "dash": "dash"}
     outside: list[str] = []
 
     def limit(text: str, value: float, axis: Axis, along: str, across: str, **label: Any) -> None:
-        """Draw a line at `value` of the axis `along` across the other axis, labelled at its end."""
+        # A line at the value of the axis `along` across the other axis, labelled at its end.
         if not axis.holds(value):
             outside.append(text)
             return
@@ -241,7 +233,46 @@ def _add_constraints(
         times = [x_axis.low + (x_axis.high - x_axis.low) * i / 60 for i in range(61)]
         energies = [cap * t * units.s / 1000 / units.kJ for t in times]
         if any(y_axis.holds(e) for e in energies):
-            figure.add_trace(line_trace(times, energies, {**line, "dash": "dot"}, name=text))
+            dotted = {**line, "dash": "dot"}
+            figure.add_trace(scatter_trace(times, energies, name=text, line=dotted))
         else:
             outside.append(text)
     return outside
+
+
+def sizes_figure(result: Result) -> go.Figure | None:
+    """Draw one front for each number of GPUs, the choices joined by a line; None unless a plan is
+    over several sizes."""
+    sizes = result.plan.sizes if result.plan is not None else ()
+    if len(sizes) < 2:
+        return None
+    fronts = {
+        size.gpus: front_of([p for p in result.points if p.configuration.world_size == size.gpus])
+        for size in sizes
+    }
+    every = [point for front in fronts.values() for point in front]
+    units = Units.of(every)
+    x_axis, y_axis = (Axis(values) for values in zip(*map(units.place, every), strict=True))
+    figure = empty_figure(
+        f"Time to solution ({units.time}), predicted",
+        f"Energy to solution ({units.energy}), predicted",
+        x_axis.layout(),
+        y_axis.layout(),
+    )
+    line = {"color": TEXT, "width": 1, "dash": "dot"}
+    x, y = zip(*(units.place(size.best) for size in sizes), strict=True)
+    figure.add_trace(scatter_trace(x, y, name="choices", line=line))
+    looks = zip(sizes, itertools.cycle(SERIES), itertools.cycle(SYMBOLS), strict=False)
+    for size, colour, symbol in looks:
+        front, name = fronts[size.gpus], f"{size.gpus} GPUs"
+        large = [14 if p is size.best else 6 for p in front]
+        marker = {"color": colour, "symbol": symbol, "size": large}
+        trace = scatter_trace(
+            *zip(*map(units.place, front), strict=True),
+            name=name,
+            line={"color": colour, "width": 1},
+            marker=marker,
+        )
+        hover = f"{name}<br>%{{x:.3g}} {units.time}<br>%{{y:.4g}} {units.energy}<extra></extra>"
+        figure.add_trace({**trace, "hoverinfo": None, "hovertemplate": hover})
+    return figure

@@ -25,7 +25,7 @@ from tuner.display.figures.style import (
     TEXT,
     add_small_text,
     empty_figure,
-    line_trace,
+    scatter_trace,
 )
 from tuner.formatting import after_comma, label, number
 from tuner.results.result import Result
@@ -48,13 +48,7 @@ BOUNDARY = "boundary"
 
 @dataclass(frozen=True)
 class Timeline:
-    """Recording of one probe over time.
-
-    Attributes:
-        samples: power and the devices' other readings by seconds since the probe's start.
-        phases: (seconds since the probe's start, phase that begins then); empty where the training
-            program marks none.
-    """
+    """Recording of a probe: its samples, and (seconds since its start, phase that begins then)."""
 
     record: ProbeRecord
     samples: tuple[PowerSample, ...]
@@ -127,22 +121,15 @@ def thinned(times: list[float], values: list[float]) -> tuple[list[float], list[
 
 def _band(x0: float, x1: float, colour: str, opacity: float) -> dict[str, Any]:
     return {
-        "type": "rect",
-        "xref": "x",
-        "yref": "y domain",
-        "x0": x0,
-        "x1": x1,
-        "y0": 0,
-        "y1": 1,
-        "fillcolor": colour,
-        "opacity": opacity,
-        "line": {"width": 0},
-        "layer": "below",
+        **{"type": "rect", "xref": "x", "x0": x0, "x1": x1, "yref": "y domain", "y0": 0, "y1": 1},
+        **{"fillcolor": colour, "opacity": opacity, "line": {"width": 0}, "layer": "below"},
     }
 
 
-def _power_axis(mark: str) -> str:
-    return f"Power (W{after_comma(mark)})"
+def _empty(timeline: Timeline, start_s: float, end_s: float) -> go.Figure:
+    power = f"Power (W{after_comma(timeline.record.meter.mark)})"
+    time = "Seconds since the probe's start"
+    return empty_figure(time, power, {"range": [start_s, end_s]}, {"rangemode": "tozero"})
 
 
 def _line(timeline: Timeline, name: str, colour: str, until_s: float) -> dict[str, Any]:
@@ -150,26 +137,17 @@ def _line(timeline: Timeline, name: str, colour: str, until_s: float) -> dict[st
     pairs = [(t, w) for t, w in pairs if math.isfinite(w)]
     x, y = thinned([t for t, _ in pairs], [w for _, w in pairs])
     times, watts = [round(t, 3) for t in x], [round(w, 2) for w in y]
-    trace = line_trace(times, watts, {"color": colour, "width": 1.3}, name=name)
-    del trace["hoverinfo"]
+    trace = scatter_trace(times, watts, name=name, line={"color": colour, "width": 1.3})
     hover = "%{x:.2f} s<br>%{y:,.4~g} W<extra>" + html.escape(name) + "</extra>"
-    return {**trace, "hovertemplate": hover}
+    return {**trace, "hoverinfo": None, "hovertemplate": hover}
 
 
 def timeline_figure(timeline: Timeline) -> go.Figure:
-    """Power over the whole probe, the windows shaded and named by their live setting.
-
-    The launch is what stands before the first window's settling.
-    """
+    """Draw the power over the whole probe, the windows shaded and named by their live setting."""
     record = timeline.record
     meter = record.meter
     end_s = max(timeline.samples[-1].time_s, record.wall_s)
-    figure = empty_figure(
-        "Seconds since the probe's start",
-        _power_axis(meter.mark),
-        {"range": [0, end_s]},
-        {"rangemode": "tozero"},
-    )
+    figure = _empty(timeline, 0, end_s)
     main = f"{meter.scope} ({meter.name})"
     figure.add_trace(_line(timeline, main, BLUE, end_s))
     shapes = []
@@ -187,7 +165,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
         )
         ends = [m.started_s, m.started_s + m.window_s]
         dotted = {"color": TEXT, "width": 1.5, "dash": "dot"}
-        figure.add_trace(line_trace(ends, [m.power_W] * 2, dotted, hover=[mean] * 2))
+        figure.add_trace(scatter_trace(ends, [m.power_W] * 2, hover=[mean] * 2, line=dotted))
     figure.update_layout(shapes=shapes, showlegend=False)
     if record.idle_W is not None:
         figure.add_hline(y=record.idle_W, line={"color": FAINT, "width": 1, "dash": "dash"})
@@ -198,7 +176,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
 
 
 def _window_with_marks(timeline: Timeline) -> Measurement | None:
-    """Return the last window in which the program marked phases; None if there is none."""
+    # The last window in which the program marked phases.
     times = [t for t, name in timeline.phases if name != BOUNDARY]
     for m in reversed(timeline.record.measurements):
         first = bisect.bisect_left(times, m.started_s)
@@ -235,27 +213,14 @@ def phases_figure(timeline: Timeline) -> go.Figure | None:
     at = bisect.bisect_left(begins, middle - _STEPS_SHOWN * window.step_time_s / 2)
     start_s = begins[min(at, len(begins) - 1)]
     end_s = min(start_s + _STEPS_SHOWN * window.step_time_s, window.started_s + window.window_s)
-    figure = empty_figure(
-        "Seconds since the probe's start",
-        _power_axis(timeline.record.meter.mark),
-        {"range": [start_s, end_s]},
-        {"rangemode": "tozero"},
-    )
+    figure = _empty(timeline, start_s, end_s)
     colours = dict(zip(names, itertools.cycle((*SERIES[:5], FAINT)), strict=False))
     figure.update_layout(
         shapes=[_band(a, b, colours[name], 0.25) for a, b, name in _spans(timeline, start_s, end_s)]
     )
     for name in names:  # only for the legend: shapes have none
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": html.escape(name),
-                "x": [None],
-                "y": [None],
-                "marker": {"color": colours[name], "symbol": "square", "size": 11, "opacity": 0.55},
-            }
-        )
+        marker = {"color": colours[name], "symbol": "square", "size": 11, "opacity": 0.55}
+        figure.add_trace(scatter_trace([None], [None], name=html.escape(name), marker=marker))
     line = _line(timeline, "power", TEXT, math.inf)
     around = [s for s in timeline.samples if start_s - 0.5 <= s.time_s <= end_s + 0.5]
     inside = [(s.time_s, s.power_W) for s in around]

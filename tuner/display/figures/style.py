@@ -44,11 +44,14 @@ _LOG_RATIO = 6.0
 
 
 class Axis:
-    """The range, kind and ticks of one axis around the values that it must show."""
+    """The range, kind and ticks of one axis around the values that it must show.
+
+    Args:
+        soft: ends of intervals and constraints, shown as far as they take at most about half of
+            the axis.
+    """
 
     def __init__(self, values: Iterable[float], soft: Iterable[float] = ()) -> None:
-        """`values` are shown in any case; `soft` ones (ends of intervals, constraints) only as far
-        as they do not take more than about half of the axis."""
         known = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
         low, high = min(known), max(known)
         self.log = low > 0 and high / low > _LOG_RATIO
@@ -109,39 +112,20 @@ def empty_figure(
     import plotly.graph_objects as go
 
     axis = {
-        "gridcolor": GRID,
-        "linecolor": MUTED,
-        "zeroline": False,
-        "automargin": True,
-        "ticks": "outside",
-        "tickcolor": GRID,
-        "tickfont": {"color": MUTED, "size": 12},
-        "separatethousands": True,
-        "exponentformat": "none",
+        **{"gridcolor": GRID, "linecolor": MUTED, "tickcolor": GRID, "zeroline": False},
+        **{"automargin": True, "ticks": "outside", "tickfont": {"color": MUTED, "size": 12}},
+        **{"separatethousands": True, "exponentformat": "none"},
     }
     title = {"standoff": 10, "font": {"size": 13, "color": TEXT}}
+    font = {"family": _FONT, "size": 13, "color": TEXT}
+    hover = {"bgcolor": PAPER, "bordercolor": MUTED, "align": "left", "font": {**font, "size": 12}}
+    corner = {"x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"}
     return go.Figure(
         layout={
-            "template": "none",
-            "font": {"family": _FONT, "size": 13, "color": TEXT},
-            "paper_bgcolor": PAPER,
-            "plot_bgcolor": PAPER,
+            **{"template": "none", "font": font, "paper_bgcolor": PAPER, "plot_bgcolor": PAPER},
             "margin": {"l": 12, "r": 18, "t": 12, "b": 12},
-            "hovermode": "closest",
-            "hoverlabel": {
-                "bgcolor": PAPER,
-                "bordercolor": MUTED,
-                "align": "left",
-                "font": {"family": _FONT, "size": 12, "color": TEXT},
-            },
-            "legend": {
-                "orientation": "h",
-                "x": 0,
-                "y": 1.02,
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "font": {"size": 12},
-            },
+            **{"hovermode": "closest", "hoverlabel": hover},
+            "legend": {"orientation": "h", **corner, "font": {"size": 12}},
             "xaxis": {**axis, "title": {"text": x_title, **title}, **x},
             "yaxis": {**axis, "title": {"text": y_title, **title}, **y},
         }
@@ -149,10 +133,8 @@ def empty_figure(
 
 
 def translucent(colour: str) -> str:
-    """Return the colour at an opacity of about a sixth, for fills over a grid and other bands.
-
-    As eight hexadecimal digits, so that the dark page's palette finds the first six of them.
-    """
+    """Return the colour at an opacity of about a sixth, for fills over a grid and other bands."""
+    # As eight hexadecimal digits, so that the dark page's palette finds the first six of them.
     return f"{colour}2a"
 
 
@@ -161,18 +143,17 @@ def wrapped(text: str, width: int = 46) -> str:
     return "<br>".join(html.escape(line) for line in textwrap.wrap(text, width)) or "default"
 
 
-def line_trace(
-    x: Sequence[float],
-    y: Sequence[float],
-    line: Mapping[str, Any],
-    *,
-    name: str = "",
-    hover: Sequence[str] = (),
+def scatter_trace(
+    x: Sequence[Any], y: Sequence[Any], *, name: str = "", hover: Sequence[str] = (), **look: Any
 ) -> dict[str, Any]:
-    """Return a line, in the legend if it is named, and with hover labels if there are any."""
-    trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": dict(line)}
+    """Return a trace of lines, markers or both, by which of `line` and `marker` is given.
+
+    It is in the legend if it is named, and has hover labels if there are any.
+    """
+    trace = {"mode": "+".join(f"{each}s" for each in ("line", "marker") if each in look), **look}
     trace |= {"name": name} if name else {"showlegend": False}
-    return trace | ({"hoverinfo": "text", "hovertext": hover} if hover else {"hoverinfo": "skip"})
+    trace |= {"hoverinfo": "text", "hovertext": hover} if hover else {"hoverinfo": "skip"}
+    return {"type": "scatter", "x": x, "y": y, **trace}
 
 
 def bar_trace(
@@ -205,18 +186,19 @@ def _hover(point: Point, heading: str, units: Units) -> str:
     return "<br>".join(lines)
 
 
-def _bars(values: Sequence[float], intervals: Sequence[tuple[float, float]], colour: str) -> dict:
+def error_bars(
+    values: Sequence[float], intervals: Iterable[Sequence[float]], colour: str, thickness: float = 1
+) -> dict[str, Any]:
+    """Return the error bars of values with these intervals; an end that is unknown has none."""
+
     def length(value: float) -> float:
         return max(value, 0.0) if math.isfinite(value) else 0.0
 
+    ends = [(v - low, high - v) for v, (low, high) in zip(values, intervals, strict=True)]
     return {
-        "type": "data",
-        "symmetric": False,
-        "array": [length(high - v) for v, (_, high) in zip(values, intervals, strict=True)],
-        "arrayminus": [length(v - low) for v, (low, _) in zip(values, intervals, strict=True)],
-        "color": colour,
-        "thickness": 1,
-        "width": 0,
+        **{"type": "data", "symmetric": False, "color": colour, "thickness": thickness, "width": 0},
+        "array": [length(above) for _, above in ends],
+        "arrayminus": [length(below) for below, _ in ends],
     }
 
 
@@ -229,24 +211,13 @@ def points_trace(
     intervals: bool = True,
 ) -> dict[str, Any]:
     """Return a scatter trace of these points in time and energy to solution."""
-    places = [units.place(p) for p in points]
-    x, y = [time for time, _ in places], [energy for _, energy in places]
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": x,
-        "y": y,
-        "marker": dict(marker),
-        "hovertext": [_hover(p, heading, units) for p in points],
-        "hoverinfo": "text",
-    }
+    x, y = (list(values) for values in zip(*map(units.place, points), strict=True))
+    hover = [_hover(p, heading, units) for p in points]
+    trace = scatter_trace(x, y, name=name, hover=hover, marker=dict(marker))
     if intervals:
         colour = marker["line"]["color"] if "line" in marker else marker["color"]
-        t = [(p.time_interval_s[0] / units.s, p.time_interval_s[1] / units.s) for p in points]
-        e = [
-            (p.energy_interval_kJ[0] / units.kJ, p.energy_interval_kJ[1] / units.kJ) for p in points
-        ]
-        trace["error_x"] = _bars(x, t, colour)
-        trace["error_y"] = _bars(y, e, colour)
+        times = ([end / units.s for end in p.time_interval_s] for p in points)
+        energies = ([end / units.kJ for end in p.energy_interval_kJ] for p in points)
+        trace["error_x"] = error_bars(x, times, colour)
+        trace["error_y"] = error_bars(y, energies, colour)
     return trace

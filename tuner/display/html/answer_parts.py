@@ -1,38 +1,46 @@
-"""Upper parts of the report: the choice, the front, and the cost of each point."""
+"""Upper parts of the report: the choice, the front, and the choice under other limits."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.display.advice import details, evidence_sentence
 from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, Column
-from tuner.display.html.limits_part import limits_part
 from tuner.display.html.pieces import (
     chips,
     estimated_mark,
-    interval,
+    folded,
     json_in_html,
+    muted,
+    notes,
     plot_div,
     prose,
     section,
+    table,
     tile,
 )
 from tuner.display.view import View
-from tuner.formatting import change, number, percent
+from tuner.formatting import change, label, number, percent, probability, short
+from tuner.problem.constraints import limit_on
 from tuner.problem.run_folder import RunFolder
-from tuner.results.choice import carbon_g, cost_of
+from tuner.results.choice import carbon_g, cost_of, front_of
 from tuner.results.parts import Point
+from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 #: More points than this stand in the table folded away below the front.
 _MOST_POINTS = 500
+#: Positions of a slider; the last one is no limit.
+_LAST = 101
+#: The sliders reach this share beyond the least and the greatest value.
+_BEYOND = 0.05
 
 
 def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
@@ -40,9 +48,9 @@ def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     result, advice = view.result, view.advice
     lead = result.headline if advice is not None else result.choice.sentence
     warning = "" if advice is not None and result.choice.met else ' class="warning"'
-    head = f'<h1{warning}>{prose(lead)}</h1>\n<p class="note">{escape(_facts(view))}</p>'
+    head = f"<h1{warning}>{prose(lead)}</h1>\n{notes(escape(_facts(view)))}"
     if facts := result.today:
-        head += '<p class="note">' + "<br>".join(map(escape, facts.lines)) + "</p>"
+        head += notes("<br>".join(map(escape, facts.lines)))
     if advice is None:
         return f'{head}\n<p class="warning">No configuration was chosen.</p>'
     plot = ""
@@ -67,16 +75,13 @@ def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
 
 
 def _tiles(view: View, best: Point) -> str:
-    """Return the figures of the recommended configuration; a click in the front fills them."""
+    # Figures of the recommended configuration; a click in the front fills them with another's.
     mark = best.meter.mark
     tiles = [
-        *(
-            tile(name, value, more, "" if name.startswith("Time") else mark)
-            for name, (value, *more) in _figures_of(view, best).items()
-        ),
-        *_price_tiles(view, best),
-        _spent_tile(view),
+        tile(name, value, more, "" if name.startswith("Time") else mark)
+        for name, (value, *more) in _figures_of(view, best).items()
     ]
+    tiles += [*_price_tiles(view, best), _spent_tile(view)]
     return (
         f'<div class="side"><p class="note"><b id="tiles-of">{escape(_name_of(view, best))}</b> '
         f'<span id="tiles-knobs">{chips(best.configuration, against=view.today)}</span></p>'
@@ -85,14 +90,16 @@ def _tiles(view: View, best: Point) -> str:
 
 
 def _figures_of(view: View, point: Point) -> dict[str, list[str]]:
-    """Return a point's figures by name: value, change against today, interval."""
+    # By name: value, change against today, interval.
     units, changes = view.units, _changes(view, point)
     of = "" if view.result.length_known else " of a step"
     figures = {
         f"{column.heading}{of}": [
             column.text(point, units),
             changes.get(column.name, ""),
-            interval(column.below(point, units), column.unit(units)),
+            f'<span class="interval">{below} {column.unit(units)}</span>'
+            if (below := column.below(point, units))
+            else "",
         ]
         for column in (TIME, ENERGY)
     }
@@ -100,12 +107,11 @@ def _figures_of(view: View, point: Point) -> dict[str, list[str]]:
 
 
 def _name_of(view: View, point: Point) -> str:
-    """Return "Today", "Recommended", "Promising" or "" for a point."""
     return "Today" if view.is_today(point) else view.role(point).capitalize()
 
 
 def _more_toggle(figure: go.Figure) -> str:
-    """Return the box that shows what the front's picture leaves out at first."""
+    # The box shows what the front's picture leaves out at first.
     names = [t.name for t in figure.data if t.visible == "legendonly" and t.showlegend is not False]
     if not names:
         return ""
@@ -114,7 +120,7 @@ def _more_toggle(figure: go.Figure) -> str:
 
 
 def _shown_points(view: View) -> str:
-    """Return the figures of each point that a click in the front may ask for."""
+    # The figures of each point that a click in the front may ask for.
     result = view.result
     first = [*result.front_points, *([result.baseline] if result.baseline is not None else [])]
     every = {p.configuration: p for p in (*first, *result.points)}  # of many, others are left out
@@ -127,12 +133,16 @@ def _shown_points(view: View) -> str:
         }
         for point in list(every.values())[:_MOST_POINTS]
     ]
-    text = json_in_html(json.dumps(shown))
-    return f'<script type="application/json" id="front-points">{text}</script>'
+    return _data("front-points", shown)
+
+
+def _data(name: str, data: Any) -> str:
+    text = json_in_html(json.dumps(data))
+    return f'<script type="application/json" id="{name}">{text}</script>'
 
 
 def _changes(view: View, point: Point) -> dict[str, str]:
-    """Return a point's figures against today's; in grey where there may be no difference."""
+    # A point's figures against today's; in grey where there may be no difference.
     today, found = view.result.baseline, view.result.judged.differences(point)
     if today is None or found is None:
         return {}
@@ -148,15 +158,14 @@ def _changes(view: View, point: Point) -> dict[str, str]:
 
 def _change(ratio: float, *, clear: bool) -> str:
     if abs(ratio - 1) < 0.0005:
-        return '<span class="muted">as today</span>'
+        return muted("as today")
     text = change(ratio, 1, "less", "more")
     if clear:
         return f'<span class="{"less" if ratio < 1 else "rise"}">{text}</span> than today'
-    return f'<span class="muted">{text} than today; no difference shown</span>'
+    return muted(f"{text} than today; no difference shown")
 
 
 def _facts(view: View) -> str:
-    """Return what was tuned, the kind of its figures, the run and the date."""
     result = view.result
     subject = result.job.name if result.job is not None else result.name
     if result.cluster is not None:
@@ -172,12 +181,12 @@ def _facts(view: View) -> str:
 
 
 def _price_tiles(view: View, best: Point) -> list[str]:
-    """Return what the choice and today cost and emit, where prices or the grid were given."""
+    # What the choice and today cost and emit, where prices or the grid were given.
     rates, base = view.result.constraints, view.result.baseline
     tiles = []
 
     def add(name: str, now: float, before: float | None, text: Callable[[float], str]) -> None:
-        today = f'<span class="muted">today {text(before)}</span>' if before is not None else ""
+        today = muted(f"today {text(before)}") if before is not None else ""
         tiles.append(tile(name, text(now), [today], best.meter.mark))
 
     if "price_per_kWh" in rates or "price_per_gpu_hour" in rates:
@@ -190,7 +199,6 @@ def _price_tiles(view: View, best: Point) -> list[str]:
 
 
 def _mass_text(grams: float) -> str:
-    """Return a mass of CO2 equivalent in g, kg or t."""
     size, unit = (1e6, "t") if grams >= 1e6 else (1e3, "kg") if grams >= 1e3 else (1.0, "g")
     return f"{number(grams / size)} {unit} CO2e"
 
@@ -198,14 +206,15 @@ def _mass_text(grams: float) -> str:
 def _spent_tile(view: View) -> str:
     result, spent = view.result, view.result.spent
     if (plan := result.plan) is not None:
-        fitting = f'<span class="muted">{plan.fitting:,} fit in memory</span>'
+        fitting = muted(f"{plan.fitting:,} fit in memory")
         return tile("Configurations predicted", f"{plan.configurations:,}", [fitting])
     if result.points and spent.energy_kJ == 0:
-        said = f'<span class="muted">{len(result.points)} settings of past runs</span>'
-        return tile("Search spent", "nothing", [said])
+        return tile(
+            "Search spent", "nothing", [muted(f"{len(result.points)} settings of past runs")]
+        )
     title = "A real search would take" if view.is_predicted else "Search spent"
     failed = f", {spent.failed} failed" if spent.failed else ""
-    more = [f'<span class="muted">{spent.probes} probes{failed}</span>']
+    more = [muted(f"{spent.probes} probes{failed}")]
     kept = view.advice is not None and view.advice.action == "keep"
     if not kept and spent.payback_share is not None and math.isfinite(spent.payback_share):
         share = spent.payback_share
@@ -214,61 +223,43 @@ def _spent_tile(view: View) -> str:
     return tile(title, view.spent, more, view.mark)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Columns that the rows of the points' tables share."""
+def _points(
+    view: View,
+    points: Sequence[Point],
+    names: Sequence[str],
+    columns: Sequence[Column],
+    *,
+    of_meters: bool,
+) -> str:
+    def configuration(point: Point) -> str:
+        word = view.role(point)
+        marks = f'<span class="mark best">{word}</span>' if word else ""
+        marks += '<span class="mark base">today</span>' if view.is_today(point) else ""
+        return f"<div>{marks}{chips(point.configuration, names, view.today)}</div>"
 
-    view: View
-    names: Sequence[str]
-    meters: int
-    columns: Sequence[Column]
-
-    def html(self, points: Sequence[Point]) -> str:
-        """Return a table of these points; on a phone each row becomes a card."""
-        titles = [column.title(self.view.units) for column in self.columns]
-        heads = ["Configuration", *titles, "How obtained"]
-        body = "\n".join(self._row(point, heads) for point in points)
-        head = "".join(f"<th>{label}</th>" for label in heads) if points else ""
-        return (
-            f'<table class="cards"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
-        )
-
-    def _row(self, point: Point, heads: Sequence[str]) -> str:
-        figures = [self._figure(point, column) for column in self.columns]
-        cells = [self._configuration(point), *figures, self._how(point)]
-        kinds = ["", *("n" for _ in figures), ""]
-        tds = "".join(
-            f'<td data-label="{head}" class="{kind}">{cell}</td>'
-            for head, kind, cell in zip(heads, kinds, cells, strict=True)
-        )
-        chosen = " class=chosen" if self.view.role(point) == "recommended" else ""
-        return f"<tr{chosen}>{tds}</tr>"
-
-    def _configuration(self, point: Point) -> str:
-        marks = ""
-        if word := self.view.role(point):
-            marks += f'<span class="mark best">{word}</span>'
-        if self.view.is_today(point):
-            marks += '<span class="mark base">today</span>'
-        return f"<div>{marks}{chips(point.configuration, self.names, self.view.today)}</div>"
-
-    def _figure(self, point: Point, column: Column) -> str:
-        text = column.figure(point, self.view.units)
+    def figure(point: Point, column: Column) -> str:
+        text = column.figure(point, view.units)
         text += estimated_mark(point.meter.mark) if column.metered else ""
-        if below := column.below(point, self.view.units):
+        if below := column.below(point, view.units):
             text += f'<br><span class="interval">{below}</span>'
         return f"<div>{text}</div>"
 
-    def _how(self, point: Point) -> str:
-        how: str = point.source
-        if how == "measured" and point.windows:
-            how += f", {point.windows} window{'s' * (point.windows != 1)}"
-        how = point.how_measured if self.meters > 1 else how
-        notes = [flag for flag in point.flags if not flag.startswith(f"{point.source}, ")]
-        flags = "".join(f"<div>{escape(flag)}</div>" for flag in notes)
-        if len(notes) > 1:
-            flags = f"<details><summary>{len(notes)} notes</summary>{flags}</details>"
-        return f'<div class="muted">{escape(how)}{flags}</div>'
+    def how(point: Point) -> str:
+        said: str = point.source
+        if said == "measured" and point.windows:
+            said += f", {point.windows} window{'s' * (point.windows != 1)}"
+        flags = [flag for flag in point.flags if not flag.startswith(f"{point.source}, ")]
+        text = "".join(f"<div>{escape(flag)}</div>" for flag in flags)
+        text = folded(f"{len(flags)} notes", text) if len(flags) > 1 else text
+        return f'<div class="muted">{escape(point.how_measured if of_meters else said)}{text}</div>'
+
+    return table(
+        ("Configuration", *(column.title(view.units) for column in columns), "How obtained"),
+        ([configuration(p), *(figure(p, each) for each in columns), how(p)] for p in points),
+        cards=True,
+        figures=range(1, len(columns) + 1),
+        chosen=lambda row: view.role(points[row]) == "recommended",
+    )
 
 
 def front_part(view: View) -> str:
@@ -283,33 +274,29 @@ def front_part(view: View) -> str:
     shown = list(front)
     if result.baseline and view.today not in view.front:
         shown.append(result.baseline)
-    text = limits_part(view)
     meters = {p.meter for p in every}
     known = any(p.peak_memory_bytes for p in every)
-    table = _Table(view, names, len(meters), [c for c in PAGE if known or c is not MEMORY])
-    text += table.html(shown)
+    columns = [column for column in PAGE if known or column is not MEMORY]
+
+    def points(some: Sequence[Point]) -> str:
+        return _points(view, some, names, columns, of_meters=len(meters) > 1)
+
+    text = limits_part(view) + points(shown)
     if len(meters) == 1:
         (meter,) = meters
-        text += (
-            f'<p class="note">Energy of every point: {meter.scope} scope, {meter.label} '
-            f"({escape(meter.source)}).</p>"
-        )
+        source = f"{meter.label} ({escape(meter.source)})"
+        text += notes(f"Energy of every point: {meter.scope} scope, {source}.")
     if fixed:
-        same = chips(every[0].configuration, fixed)
-        text += f'<p class="note">The same for every point: {same}</p>'
+        text += notes(f"The same for every point: {chips(every[0].configuration, fixed)}")
     others = sorted(result.points, key=lambda p: p.energy_to_solution_kJ)
     if len(others) > len(shown):
-        text += (
-            f"<details><summary>All {len(others)} points {others[0].source}, least energy first"
-            "</summary>" + table.html(others[:_MOST_POINTS]) + "</details>"
-        )
+        said = f"All {len(others)} points {others[0].source}, least energy first"
+        text += folded(said, points(others[:_MOST_POINTS]))
     count = f"{len(front)} configuration{'s' if len(front) != 1 else ''}"
     predicted = ""
     if result.predicted:
-        text += (
-            "<details><summary>Predicted to be on the front, not measured: "
-            f"{len(result.predicted)}</summary>" + table.html(result.predicted) + "</details>"
-        )
+        said = f"Predicted to be on the front, not measured: {len(result.predicted)}"
+        text += folded(said, points(result.predicted))
         predicted = " Open circles are predicted, never measured at their own setting."
     called = f" Today is {escape(result.baseline_name)}." if result.baseline_name else ""
     note = (
@@ -320,3 +307,69 @@ def front_part(view: View) -> str:
         f"{predicted}{called}"
     )
     return section("The front of energy against time", text, note)
+
+
+def limits_part(view: View) -> str:
+    """Return the sliders for deadline and energy budget, which choose among the points of the
+    front; "" if there is only one.
+
+    The page's script applies the rule of `tuner.results.choice.decide` for these two limits, as
+    `tuner choose` does. Under them only a point of the front can be chosen.
+    """
+    result, units = view.result, view.units
+    failed = result.judged.failed
+    front = front_of([point for point in result.points if point.configuration not in failed])
+    if len(front) < 2:
+        return ""
+    shown = [*front, *([result.baseline] if result.baseline else [])]
+    unlimited = result.choose().point
+    if unlimited.configuration not in [point.configuration for point in front]:
+        front = (*front, unlimited)  # it is dominated, so no limit chooses it
+    times, energies = map(list, zip(*map(units.place, shown), strict=True))
+    data = {
+        "run": shlex.quote(result.name),
+        "found": view.found,
+        "unlimited": [p.configuration for p in front].index(unlimited.configuration),
+        "points": [_point(view, point) for point in front],
+        "deadline": _slider(result, units.time, times, "time_s", units.s),
+        "budget": _slider(result, units.energy, energies, "energy_kJ", units.kJ),
+    }
+    sliders = "".join(
+        f'<div><label for="limit-{name}">{text}<output id="limit-{name}-value" '
+        f'for="limit-{name}"></output></label>'
+        f'<input type="range" id="limit-{name}" min="0" max="{_LAST}" step="1"></div>'
+        for name, text in (("deadline", "Deadline"), ("budget", "Energy budget"))
+    )
+    return (
+        '<div class="limits" id="limits" hidden><h3>Choose under other limits</h3>'
+        f'<div class="sliders">{sliders}</div><p id="limits-choice" role="status"></p>'
+        '<p class="note">On the command line: <code id="limits-command"></code></p></div>\n'
+        f"{_data('limit-points', data)}\n"
+    )
+
+
+def _point(view: View, point: Point) -> dict[str, Any]:
+    result, units, today = view.result, view.units, view.today
+    name = short(point.configuration, baseline=today)
+    estimated = label(point.meter.mark)
+    text = f"{name} takes {TIME.text(point, units)} and {ENERGY.text(point, units)}{estimated}"
+    energy, time = view.changes(point)
+    if energy:
+        text += f", {energy} and {time} than today"
+        if point.source == "measured":
+            text += f" ({probability(result.judged.p_better(point))} sure)"
+    elif today is not None:
+        text += ", as today"
+    time_taken, energy_taken = units.place(point)
+    return {"name": name, "time": time_taken, "energy": energy_taken, "text": f"{text}."}
+
+
+def _slider(
+    result: Result, unit: str, values: list[float], figure: str, per: float
+) -> dict[str, Any]:
+    value = limit_on(figure, result.constraints)  # the run's own limit
+    return {
+        **{"unit": unit, "option": "d" if unit == "days" else unit},
+        **{"low": min(values) * (1 - _BEYOND), "high": max(values) * (1 + _BEYOND)},
+        "limit": value / per if value is not None else None,
+    }

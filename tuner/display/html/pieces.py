@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ def json_in_html(text: str) -> str:
 
 def section(title: str, content: str, note: str = "") -> str:
     """Return a section of the page with its title and an optional note."""
-    text = f'<p class="note">{note}</p>' if note else ""
+    text = notes(note) if note else ""
     return f"<section>\n<h2>{title}</h2>\n{text}\n{content}\n</section>"
 
 
@@ -56,6 +56,44 @@ def plot_div(
         f'aria-label="{escape(alt)}"{height}></div>\n'
         f'<script type="application/json" id="figure-{name}">{data}</script>'
     )
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    cards: bool = False,
+    figures: Collection[int] = (),
+    chosen: Callable[[int], bool] = lambda row: False,
+) -> str:
+    """Return a table of HTML cells, with columns of figures and highlighted rows by their numbers;
+    as cards, each row becomes one on a phone."""
+    kinds = [' class="n"' if i in figures else "" for i in range(len(heads))]
+    body = ""
+    for number, cells in enumerate(rows):
+        tds = "".join(
+            f'<td data-label="{head}"{kind}>{cell}</td>'
+            for head, kind, cell in zip(heads, kinds, cells, strict=True)
+        )
+        body += f"<tr{' class=chosen' if chosen(number) else ''}>{tds}</tr>\n"
+    head = "".join(f"<th>{head}</th>" for head in heads) if body else ""
+    kind = ' class="cards"' if cards else ""
+    return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+
+
+def folded(summary: str, content: str) -> str:
+    """Return content that is shown when its summary is clicked."""
+    return f"<details><summary>{summary}</summary>{content}</details>"
+
+
+def notes(*texts: str) -> str:
+    """Return short texts, a paragraph each."""
+    return "".join(f'<p class="note">{text}</p>' for text in texts)
+
+
+def muted(text: str) -> str:
+    """Return a text in grey."""
+    return f'<span class="muted">{text}</span>'
 
 
 def prose(text: str) -> str:
@@ -88,7 +126,7 @@ def chips(
             f'<code class="knob{" differs" if differs else ""}"{title}>'
             f"{escape(knob_text(name, value))}</code>"
         )
-    return "".join(shown) or '<span class="muted">every knob at its default</span>'
+    return "".join(shown) or muted("every knob at its default")
 
 
 def tile(name: str, text: str, more: Sequence[str], mark: str = "") -> str:
@@ -102,11 +140,6 @@ def tile(name: str, text: str, more: Sequence[str], mark: str = "") -> str:
     )
 
 
-def interval(text: str, unit: str) -> str:
-    """Return an interval with its unit; "" if there is none."""
-    return f'<span class="interval">{text} {unit}</span>' if text else ""
-
-
 #: Keys of study.toml that have another word on the page.
 _KEYS = {"baseline": "today"}
 
@@ -115,7 +148,7 @@ def value_html(value: Any, depth: int = 0) -> str:
     """Anything JSON-like as HTML: mappings as definition lists, deep ones folded."""
     if isinstance(value, Mapping):
         if not value:
-            return '<span class="muted">none</span>'
+            return muted("none")
         rows = "".join(
             f"<dt>{escape(_KEYS.get(k, str(k)))}</dt><dd>{value_html(v, depth + 1)}</dd>"
             for k, v in value.items()
@@ -123,28 +156,23 @@ def value_html(value: Any, depth: int = 0) -> str:
         text = f"<dl>{rows}</dl>"
         if depth < 2:
             return text
-        return f"<details><summary>{len(value)} entries</summary>{text}</details>"
+        return folded(f"{len(value)} entries", text)
     if isinstance(value, str) and value.startswith("{"):  # a study.toml holds the model as JSON
         with contextlib.suppress(ValueError):
             return value_html(json.loads(value), depth)
     if isinstance(value, list | tuple):
         if len(value) > _MOST_ENTRIES:
-            text = f"{len(value)} values from {value[0]} to {value[-1]}"
-            return escape(text)
+            return escape(f"{len(value)} values from {value[0]} to {value[-1]}")
         if any(isinstance(v, Mapping | list | tuple) for v in value):
             return "".join(f"<div>{value_html(v, depth + 1)}</div>" for v in value)
-        return escape(", ".join(map(str, value))) or '<span class="muted">none</span>'
+        return escape(", ".join(map(str, value))) or muted("none")
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return escape(str(value)) if value is not None else '<span class="muted">not given</span>'
+    return escape(str(value)) if value is not None else muted("not given")
 
 
 def panels(figures: Mapping[str, go.Figure], place: str, mark: str = "") -> str:
-    """Return the small plots of one place of the page, side by side.
-
-    Args:
-        mark: mark of the meter of the energies and powers that they show.
-    """
+    """Return the small plots of one place of the page, side by side, with the meter's mark."""
     shown = "".join(
         f"<div><h3>{each.panel}{estimated_mark(mark) if each.metered else ''}</h3>"
         f"{plot_div(each.name, figures[each.name], each.panel, small=True)}</div>"

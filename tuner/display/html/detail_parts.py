@@ -1,0 +1,309 @@
+"""The report's lower parts, for engineers: a plan's sizes and probes, where time and energy go,
+what each knob bought, a probe's power, what the search spent, how good its models are, what failed
+and why, and what was asked of what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from tuner.display.columns import ENERGY, TIME
+from tuner.display.figures.front import sizes_figure
+from tuner.display.figures.power import Timeline, phase_means
+from tuner.display.html.pieces import (
+    chips,
+    estimated_mark,
+    folded,
+    notes,
+    panels,
+    plot_div,
+    section,
+    table,
+    value_html,
+)
+from tuner.display.view import View
+from tuner.formatting import Units, change, label, number, percent
+from tuner.problem.constraints import LIMITS
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.measure.stragglers import words
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tuner.models.analytic.model import Breakdown
+    from tuner.results.parts import Explanation
+
+_CONSTRAINTS = {
+    **{limit.name: limit.label for limit in LIMITS},
+    "probe_budget_kJ": "energy budget of the search (kJ)",
+    "max_probes": "most probes",
+    "search_s": "longest search (s)",
+    "price_per_kWh": "price of a kWh",
+    "price_per_gpu_hour": "price of a GPU hour",
+    "grid_gCO2_per_kWh": "carbon intensity of the grid (g CO2e/kWh)",
+}
+#: Parts of `about` that stand in a section of their own.
+_SHOWN_ELSEWHERE = ("unit_of_work", "calibration")
+
+
+def plan_part(result: Result) -> str:
+    """Return the sections of a plan; "" for a study."""
+    plan, text = result.plan, ""
+    if plan is None:
+        return ""
+    if plan.sizes:
+        units, rows = Units.of([size.best for size in plan.sizes]), []
+        for size in plan.sizes:
+            role = " <strong>knee</strong>" if size.is_knee else ""
+            role += "" if size.choice.met else " beyond the limits"
+            best, texts = size.best, [each.text(size.best, units) for each in (TIME, ENERGY)]
+            power, knobs = number(best.power_W), chips(best.configuration)
+            rows.append([f"{size.gpus}{role}", *texts, power, knobs])
+        figure = sizes_figure(result)
+        plot = plot_div("sizes", figure, "Predicted fronts by number of GPUs") if figure else ""
+        text = section(
+            "How many GPUs",
+            plot + table(("GPUs", "Time", "Energy", "Power (W)", "Configuration"), rows),
+            "The choice on each number of GPUs under the same limits, predicted. The knee is the "
+            "size beyond which time is bought dearest.",
+        )
+    if plan.probes:
+        today = result.baseline.configuration if result.baseline is not None else None
+        items = "".join(f"<li>{chips(each, against=today)}</li>" for each in plan.probes)
+        text += section(
+            "What to measure before this plan is trusted",
+            f"<ol>{items}</ol>",
+            "The measurements that would reduce the uncertainty of the front most, one after the "
+            "other, today first. "
+            f"<code>tuner optimize --plan {escape(result.name)}</code> begins with them.",
+        )
+    return text
+
+
+def breakdown_part(view: View, parts: Breakdown | None, figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the choice's step time and energy by parts, from the models."""
+    result = view.result
+    if parts is None or "breakdown-time" not in figures or result.best is None:
+        return ""
+    measured_s = result.best.time_to_solution_s / result.steps
+    measured_J = 1000 * result.best.energy_to_solution_kJ / result.steps
+    text = f"The models predict {number(parts.step_time_s)} s and {number(parts.energy_J)} J a step"
+    note = "A prediction of the analytic models for the choice, along the busiest pipeline stage."
+    if not view.is_predicted:
+        text += (
+            f"; measured: {number(measured_s)} s and {number(measured_J)} J"
+            f"{estimated_mark(result.best.meter.mark)}, so the prediction is "
+            f"{change(parts.step_time_s, measured_s, 'below', 'above')} in time and "
+            f"{change(parts.energy_J, measured_J, 'below', 'above')} in energy"
+        )
+        note += " The shares explain; the figures of the front are measured."
+    shown = panels(figures, "breakdown")
+    return section("Where its time and energy go", f"<p>{text}.</p>{shown}", note)
+
+
+def explanation_part(explanation: Explanation | None, figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the knobs' effects around the choice."""
+    if explanation is None or not explanation.knobs:
+        return ""
+    text = ""
+    if "knobs" in figures:
+        figure = figures["knobs"]
+        rows = len(figure.layout.yaxis.tickvals)  # two lines of text each
+        what = "What each knob changes at the choice"
+        text += plot_div("knobs", figure, what, height_px=120 + 34 * rows)
+    items = "".join(f"<li>{escape(effect.sentence)}</li>" for effect in explanation.knobs)
+    said = f"Every other value that was tried ({len(explanation.knobs)})"
+    text += folded(said, f"<ul>{items}</ul>")
+    text += "".join(f"<p>{escape(note)}</p>" for note in explanation.notes)
+    return section(
+        "What each knob bought",
+        text,
+        "The recommended value of a knob against today's, all else equal, from the surrogates' "
+        "joint posterior; bars are 90 % intervals. Left of zero is less.",
+    )
+
+
+def power_part(
+    timelines: Mapping[str, Timeline], left_out: Sequence[str], figures: Mapping[str, go.Figure]
+) -> str:
+    """Return the section on the power of probes over time, with windows and phases; the timelines
+    are those of `shown_timelines`."""
+    text = notes(*map(escape, left_out))
+    for name, timeline in timelines.items():
+        record = timeline.record
+        kind, word = ("best", "recommended") if name == "best" else ("base", "today")
+        probe = f"probe {escape(record.request.probe_id)}{estimated_mark(record.meter.mark)}"
+        text += f'<h3><span class="mark {kind}">{word}</span> {probe}</h3>'
+        key = f"timeline-{name}"
+        text += plot_div(key, figures[key], f"Power of a probe: {word}", small=True)
+        if (key := f"phases-{name}") in figures:
+            text += notes(
+                "A few steps from the middle of a window, by the phases that the training program "
+                "marks:"
+            )
+            text += plot_div(key, figures[key], "Power by phase", small=True)
+        if means := phase_means(timeline):
+            total = math.fsum(seconds for _, seconds, _ in means)
+            rows = [
+                (
+                    *(escape(phase), f"{number(1000 * seconds)} ms"),
+                    percent(seconds / total) if total else "unknown",
+                    f"{number(power)} W" if math.isfinite(power) else "no sample",
+                )
+                for phase, seconds, power in means
+            ]
+            heads = ("Phase", "Time a step", "Share", "Mean sampled power")
+            text += table(heads, rows, cards=True, figures=(1, 2, 3))
+    if not text:
+        return ""
+    return section(
+        "The power of a probe over time",
+        text,
+        "Shaded: the windows in which time and energy were taken, dotted their mean; before the "
+        "first the launch and the warm-up. Samples draw this picture; the energy of a window is "
+        "the difference of the meter's counter at its two boundaries.",
+    )
+
+
+def spent_part(view: View, figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the search's cost."""
+    result, spent, plan = view.result, view.result.spent, view.is_predicted
+    if result.points and spent.energy_kJ == 0:
+        return section("What the search spent", f"<p>{escape(result.stopped)}</p>")
+    time = Units.for_values([], [spent.time_s])
+    title = "What a real search would take" if plan else "What the search spent"
+    rows = [
+        ("Energy", view.spent + estimated_mark(view.mark)),
+        ("Time on the cluster" if plan else "Wall-clock time", time.time_text(spent.time_s)),
+        ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
+        ("Windows simulated" if plan else "Windows measured", str(spent.measurements)),
+        ("Payback", escape(view.payback)),
+        ("Ended because", escape(result.stopped or "it is not recorded")),
+    ]
+    text = "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
+    return section(title, text + panels(figures, "spent"))
+
+
+def live_part(figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the live setting; "" if there is no such figure."""
+    if "live" not in figures:
+        return ""
+    return section(
+        "Energy against the live setting",
+        plot_div("live", figures["live"], "Energy to solution against the live setting"),
+        "One curve a launch setting, those with the least energy; the larger marker is each "
+        "curve's least.",
+    )
+
+
+def surrogates_part(view: View, figures: Mapping[str, go.Figure]) -> str:
+    """Return the section on the surrogates' leave-one-out errors."""
+    loo = view.result.leave_one_out
+    if loo is None and view.is_predicted:
+        return ""
+    if loo is None:
+        return section(
+            "How well the surrogates predict",
+            "<p>There were too few measurements to leave one out.</p>",
+        )
+    coverage = "fewer than promised: the surrogates' intervals are too narrow"
+    if loo.coverage >= 0.8:
+        as_said = "as promised or better", "close to what is promised"
+        coverage = as_said[loo.coverage < 0.9]
+    text = (
+        f"<p>Each of {loo.measurements} measurements was predicted from others "
+        f"({loo.method}). The median "
+        f"error was {percent(loo.time_error)} in step time and {percent(loo.power_error)} in "
+        f"power; {percent(loo.coverage)} of the left-out values lay inside their 90 % interval "
+        f"({coverage}).</p>"
+    )
+    shown = panels(figures, "surrogates", view.mark)
+    note = "Left-out measurements against their prediction; the dashed line is equality."
+    return section("How well the surrogates predict", text + shown, note if shown else "")
+
+
+def calibration_part(result: Result) -> str:
+    """Return the section on the last `tuner dev calibrate` of this machine; "" if there is none."""
+    found = result.about.get("calibration")
+    if not isinstance(found, Mapping) or not found:
+        return ""
+    return section(
+        "The meter's calibration",
+        value_html(found),
+        "By <code>tuner dev calibrate</code> on this machine: what metering costs the training, "
+        "how often the energy counter moves, and whether its two sources agree.",
+    )
+
+
+def failures_part(result: Result) -> str:
+    """Return the section on the failed probes; "" if there are none."""
+    if not result.failures:
+        return ""
+    parts = []
+    for record in result.failures:
+        failure = record.failure
+        kind = failure.type.phrase if failure else "unknown"
+        message = failure.message if failure else ""
+        tail = failure.log_tail.strip() if failure else ""
+        cost = Units.for_values([record.energy_J / 1000], [])
+        log = '<p class="muted">It left no log.</p>'
+        if tail:
+            log = folded("the last lines of its log", f"<pre>{escape(tail)}</pre>")
+        parts.append(
+            f"<h3>{escape(record.request.probe_id)}: {escape(kind)}</h3>"
+            f"<div>{chips(Configuration(record.request.launch))}</div>"
+            f"<p>{escape(message)} "
+            f'<span class="muted">({cost.energy_text(record.energy_J / 1000)}'
+            f"{estimated_mark(record.meter.mark)}, {number(record.wall_s)} s)</span></p>{log}"
+        )
+    return section(
+        f"Probes that failed ({len(result.failures)})",
+        "\n".join(parts),
+        "A failed probe costs what it cost and is not tried for ever; what it had measured before "
+        "it failed is kept.",
+    )
+
+
+def stragglers_part(result: Result) -> str:
+    """Return the section on ranks that held the others back; "" if there were none."""
+    if not result.stragglers:
+        return ""
+    rows = [[*map(escape, (probe, *words(each)))] for probe, each in result.stragglers]
+    return section(
+        f"Stragglers ({len(result.stragglers)})",
+        table(("probe", "straggler", "evidence", "of the step"), rows),
+        "Ranks for which the others of a probe waited; what was measured with them is slower than "
+        "the configuration is.",
+    )
+
+
+def about_part(view: View) -> str:
+    """Return the section on the study's constraints, space, job and cluster."""
+    result = view.result
+    asked = {
+        _CONSTRAINTS.get(name, name): f"{value:,.10g}"
+        if isinstance(value, int | float)
+        else str(value)
+        for name, value in result.constraints.items()
+    }
+    steps = f"{result.steps:,}" if result.length_known else "unknown"
+    first: dict[str, Any] = {
+        **(asked or {"constraints": "none"}),
+        "chosen by": result.choice.rule,
+        f"{view.unit_of_work}s to the solution": steps,
+    }
+    scopes = sorted(
+        {
+            f"{p.meter.name}: {p.meter.scope} scope, {p.meter.source}"
+            + label(p.meter.mark)
+            + (f"; charged: {p.meter.host}" if p.meter.host else "")
+            for p in result.points
+        }
+    )
+    first["energy from"] = scopes or ["nothing was measured"]
+    rest = {name: value for name, value in result.about.items() if name not in _SHOWN_ELSEWHERE}
+    text = value_html({**first, **rest})
+    return section("What was asked, and of what", folded("Limits, space, job and cluster", text))
