@@ -9,17 +9,21 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import FILE_KINDS, Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.key_files import changed_text, read_key
+from tuner.workload.hook import merge
+from tuner.workload.key_files import changed_text, read_key, renamed
+
+if TYPE_CHECKING:
+    from tuner.workload.scripts.script_job import ScriptJob
 
 #: Variables that joulefront sets for each rank.
 _OWN = (
@@ -36,16 +40,16 @@ _OWN = (
 _READ_LATE = re.compile(r"(NCCL|RCCL|GLOO)_\w+")
 
 
-def _value(knob: Knob, configuration: Configuration) -> Value | None:
-    value = configuration.get(knob.name)
-    return knob.baseline if value is None else value
+def _values(configuration: Configuration, knobs: Sequence[Knob]) -> list[tuple[Knob, Value]]:
+    values = [(knob, configuration.get(knob.name)) for knob in knobs]
+    values = [(knob, knob.baseline if value is None else value) for knob, value in values]
+    return [(knob, value) for knob, value in values if value is not None]
 
 
 def environment(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
     """Return the environment variables of the declared knobs."""
-    values = text_values(configuration, knobs)
-    way = {knob.name: knob.target for knob in knobs}
-    return {way[name][1]: text for name, text in values.items() if way[name][0] == "env"}
+    values = _values(configuration, knobs)
+    return {knob.target[1]: str(value) for knob, value in values if knob.target[0] == "env"}
 
 
 def export_words(env: Mapping[str, str]) -> list[str]:
@@ -66,39 +70,33 @@ def read_at_start(knobs: Sequence[Knob]) -> str:
 def deepspeed_settings(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
     """Return the part of DeepSpeed's configuration that the declared knobs set."""
     settings: dict[str, Any] = {}
-    for knob in knobs:
+    for knob, value in _values(configuration, knobs):
         way, key = knob.target
-        value = _value(knob, configuration)
-        if way != "deepspeed" or value is None:
-            continue
-        *tables, last = key.split(".")
-        table = settings
-        for name in tables:
-            table = table.setdefault(name, {})
-        table[last] = knob.native(value)
+        if way == "deepspeed":
+            part: Any = knob.native(value)
+            for name in reversed(key.split(".")):
+                part = {name: part}
+            settings = merge(settings, part)
     return settings
 
 
 def framework_settings(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
     """Return the settings of the recognised framework that differ from today's, by key."""
-    values = {knob: _value(knob, configuration) for knob in knobs if knob.target[0] == "framework"}
     return {
         knob.target[1]: knob.native(value)
-        for knob, value in values.items()
-        if value is not None and value != knob.baseline
+        for knob, value in _values(configuration, knobs)
+        if knob.target[0] == "framework" and value != knob.baseline
     }
 
 
 def text_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
     """Return the knobs that are set as text, by name, for placeholders and the environment."""
-    values = {knob.name: _value(knob, configuration) for knob in knobs}
-    return {name: str(value) for name, value in values.items() if value is not None}
+    return {knob.name: str(value) for knob, value in _values(configuration, knobs)}
 
 
 def native_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
     """Return the knobs that are set, by name, as the script reads them through the hook."""
-    values = {knob: _value(knob, configuration) for knob in knobs}
-    return {knob.name: knob.native(value) for knob, value in values.items() if value is not None}
+    return {knob.name: knob.native(value) for knob, value in _values(configuration, knobs)}
 
 
 def with_files(
@@ -113,10 +111,9 @@ def with_files(
     InputError if a file cannot be read, or a key of it changed; OSError if it cannot be written.
     """
     changes: dict[str, dict[str, Any]] = {}
-    for knob in knobs:
+    for knob, value in _values(configuration, knobs):
         file, key = knob.target
-        value = _value(knob, configuration)
-        if file.endswith(FILE_KINDS) and value is not None:
+        if file.endswith(FILE_KINDS):
             changes.setdefault(file, {})[key] = knob.native(value)
     made = list(words)
     for number, (file, values) in enumerate(changes.items()):
@@ -125,19 +122,8 @@ def with_files(
         taken = name in (Path(other).name for other in list(changes)[:number])
         written = folder.resolve() / (f"{number}-{name}" if taken else name)
         write_text(written, changed_text(cwd / file, values))
-        for position in _named(made, cwd, file):
-            before, equals, _ = made[position].rpartition("=")
-            made[position] = f"{before}{equals}{written}"
+        made = renamed(made, cwd, cwd / file, written)
     return tuple(made)
-
-
-def _named(words: Sequence[str], cwd: Path, file: str) -> list[int]:
-    path = (cwd / file).resolve()
-    return [
-        position
-        for position, word in enumerate(words)
-        if word.endswith(FILE_KINDS) and (cwd / word.rpartition("=")[2]).resolve() == path
-    ]
 
 
 def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
@@ -149,57 +135,75 @@ def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
                 "program has knobs with how = env:NAME or deepspeed:KEY, and live ones with a "
                 "command (set = [...])"
             )
-    return tuple(resolved(knob, placeholders={}, words=(), cwd=Path(), config={}) for knob in knobs)
+    return tuple(at_baseline(knob, _variable(knob, os.environ)) for knob in knobs)
 
 
-def resolved(
-    knob: Knob,
-    *,
-    placeholders: Mapping[str, str],
-    words: Sequence[str],
-    cwd: Path,
-    config: Mapping[str, Any],
-    config_file: Path | None = None,
-    launcher_env: Mapping[str, str] | None = None,
-    driven: Callable[[Knob], Any] | None = None,
-) -> Knob:
-    """Return a declared knob with `how` and the baseline filled in.
+def _variable(knob: Knob, env: Mapping[str, str]) -> str | None:
+    way, name = knob.target
+    if way != "env" or knob.live:
+        return None
+    if name in _OWN or name.startswith("JOULEFRONT_"):
+        raise InputError(f"knob {knob.name!r} sets {name}, which joulefront sets for each rank")
+    return env.get(name)
 
-    InputError if it cannot be applied, or its baseline contradicts what is found. Keys of the
-    DeepSpeed configuration that the command names, `config_file`, are set there.
+
+def resolved(declared: Knob, job: ScriptJob) -> Knob:
+    """Return a declared knob of a script with `how` and the baseline filled in.
+
+    InputError if it cannot be applied, or its baseline contradicts what is found, in an inspection
+    too if there was one. Keys of the DeepSpeed configuration that the command names are set there.
     """
-    if knob.live:  # an inspection tells the present value, if the script reads it
-        return at_baseline(knob, None)
-    way, key = knob.target
-    if way.endswith(FILE_KINDS) and config_file and (cwd / way).resolve() == config_file.resolve():
+    frame, inspected = job.frame, bool(job.frame.kind)
+    if declared.live:  # an inspection tells the present value, if the script reads it
+        known = inspected and declared.by_script
+        return set_by_script(declared, frame.live) if known else at_baseline(declared, None)
+    knob = _found(declared, job)
+    if inspected and knob.how == "hook" and knob.name not in frame.reads:
+        raise InputError(
+            f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
+            "command nor reads it from joulefront_hook.configuration()"
+        )
+    if inspected and knob.how == "hook" and declared.baseline is None:
+        return read_by_script(replace(declared, how="hook"), frame.own)
+    under = frame.on_deepspeed or "deepspeed_config" in job.placeholders or not inspected
+    if knob.target[0] == "deepspeed" and not under:
+        raise InputError(
+            f"knob {knob.name!r} is a key of DeepSpeed's configuration, and the script does "
+            "not train under DeepSpeed"
+        )
+    return knob
+
+
+def _found(knob: Knob, job: ScriptJob) -> Knob:
+    (way, key), cwd, named = knob.target, Path(job.cwd), job.config_word
+    if way.endswith(FILE_KINDS) and named and (cwd / way).resolve() == named[1].resolve():
         read_key(cwd / way, key)
         way = "deepspeed"
         knob = replace(knob, how=f"deepspeed:{key}")
     if way == "env":
-        if key in _OWN or key.startswith("JOULEFRONT_"):
-            raise InputError(f"knob {knob.name!r} sets {key}, which joulefront sets for each rank")
-        return at_baseline(knob, {**os.environ, **(launcher_env or {})}.get(key))
+        env = job.launcher.env if job.launcher else {}
+        return at_baseline(knob, _variable(knob, {**os.environ, **env}))
     if way == "deepspeed":
-        return at_baseline(knob, _setting(config, key))
+        return at_baseline(knob, _setting(job.frame.config or job.file_config, key))
     if way == "framework":
-        if driven is None:
+        if job.driven is None:
             raise InputError(
                 f"knob {knob.name!r} is a key of the script's framework, which is not recognised "
                 "(tuner list frameworks)"
             )
-        return at_baseline(knob, driven(knob))
+        return at_baseline(knob, job.driven.declared(knob))
     if way.endswith(FILE_KINDS):
         today = read_key(cwd / way, key)
-        if not _named(words, cwd, way):
+        if renamed(job.words, cwd, cwd / way, Path()) == [*job.words]:
             raise InputError(
                 f"knob {knob.name!r} is a key of {way}, which the command does not name, so no "
                 "other file can be given to the script"
             )
         return at_baseline(knob, today)
-    if way == "placeholder" and knob.name not in placeholders:
+    if way == "placeholder" and knob.name not in job.placeholders:
         raise InputError(f"the command has no placeholder {{{knob.name}}} for its knob")
-    way = way or ("placeholder" if knob.name in placeholders else "hook")
-    return at_baseline(replace(knob, how=way), placeholders.get(knob.name) or None)
+    way = way or ("placeholder" if knob.name in job.placeholders else "hook")
+    return at_baseline(replace(knob, how=way), job.placeholders.get(knob.name) or None)
 
 
 def at_baseline(knob: Knob, today: Any) -> Knob:

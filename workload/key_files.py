@@ -11,12 +11,13 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
 
 #: No configuration of a training is larger; a larger file is not read.
@@ -141,20 +142,37 @@ def _scalar(value: Any) -> str:
     return re.sub(r"^(-?\d+)(?=e)", r"\1.0", text) if isinstance(value, float) else text
 
 
+def _toml_lines(text: str) -> Iterator[tuple[int, str, str]]:
+    # Yield each line, with its place before it and the table that it belongs to after it.
+    table, at = "", 0
+    for line in text.splitlines(keepends=True):
+        if header := _HEADER.match(line.rstrip("\r\n")):
+            table = ".".join(part.strip() for part in header["name"].split("."))
+        elif line.lstrip().startswith("[["):
+            table = "[["
+        yield at, line, table
+        at += len(line)
+
+
 def _added_to_toml(text: str, table: str, line: str) -> str:
-    position = 0
-    for present in text.splitlines(keepends=True):
-        header = _HEADER.match(present.rstrip("\r\n"))
-        if not table and (header or present.lstrip().startswith("[[")):
-            break
-        position += len(present)
-        if header and header["name"].strip() == table:
-            break
+    lines = list(_toml_lines(text))
+    if table:
+        found = next((at + len(header) for at, header, inside in lines if inside == table), None)
     else:
-        end = "" if not text or text.endswith("\n") else "\n"
-        return text + end + (f"\n[{table}]\n" if table else "") + line
-    head = text[:position]
-    return head + ("" if not head or head.endswith("\n") else "\n") + line + text[position:]
+        found = next((at for at, _, inside in lines if inside), len(text))
+    head, rest = (text, "") if found is None else (text[:found], text[found:])
+    head += "" if not head or head.endswith("\n") else "\n"
+    return head + (f"\n[{table}]\n" if found is None else "") + line + rest
+
+
+def renamed(words: Sequence[str], cwd: Path, file: Path, written: Path) -> list[str]:
+    """Return a command in which `written` stands wherever it names `file`."""
+    made = list(words)
+    for at, word in enumerate(words):
+        before, equals, value = word.rpartition("=")
+        if word.endswith(FILE_KINDS) and (cwd / value).resolve() == file.resolve():
+            made[at] = f"{before}{equals}{written}"
+    return made
 
 
 def read_text(path: Path) -> str:
@@ -211,14 +229,8 @@ _LINE = re.compile(
 
 
 def _place(text: str, path: Path, key: str) -> tuple[int, int]:
-    table, position = "", 0
-    for line in text.splitlines(keepends=True):
-        body = line.rstrip("\r\n")
-        if header := _HEADER.match(body):
-            table = ".".join(part.strip() for part in header["name"].split("."))
-        elif body.lstrip().startswith("[["):
-            table = "[["
-        elif (found := _LINE.match(body)) and f"{table}.{found['name']}".lstrip(".") == key:
-            return position + found.start("value"), position + found.end("value")
-        position += len(line)
+    for at, line, table in _toml_lines(text):
+        found = _LINE.match(line.rstrip("\r\n"))
+        if found and f"{table}.{found['name']}".lstrip(".") == key:
+            return at + found.start("value"), at + found.end("value")
     raise InputError(f"cannot find {key} in the text of {path.name}; write it on a line of its own")

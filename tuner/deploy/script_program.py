@@ -1,8 +1,8 @@
 """The program as launch.sh starts it, with the files that it reads: built-in, or the user's script.
 
 A script that was tuned alone is started by torchrun; a command that came with its launcher is
-written as it came in, with what changed (`tuner.workload.scripts.launchers.writing`). The hook goes
-along only if the script's settings cannot be passed to it in another way.
+written as it came in, with what changed (`tuner.workload.scripts.launchers`). The hook goes along
+only if the script's settings cannot be passed to it in another way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
-from tuner.workload.scripts.launchers.writing import Rewriting
+from tuner.workload.scripts.launchers.launcher import Rewriting
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Options and variables in which launchers take the number of the node that they are started on.

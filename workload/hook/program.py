@@ -48,7 +48,6 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
     if options.get("inspect") or options.get("counts"):
         source.watch_arguments()
-        frames.WhenImported(("click.core",), lambda name, made: source.watch_click(made))
     if options.get("inspect"):
         _seed()
     os.environ.update(options.get("env", {}))

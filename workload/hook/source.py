@@ -175,25 +175,6 @@ def watch_arguments() -> None:
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
 
 
-def watch_click(click: Any) -> None:
-    """Note what click (and typer, which is made of it) hands to the program's function."""
-    plain = click.Command.invoke
-
-    def invoke(self: Any, context: Any) -> Any:
-        options = {
-            each.name: {
-                "options": [word for word in each.opts if word.startswith("-")],
-                "value": context.params[each.name],
-            }
-            for each in self.params
-            if type(context.params.get(each.name)) is int
-        }
-        _parsed.append((context.params, options))
-        return plain(self, context)
-
-    click.Command.invoke = invoke
-
-
 def is_parsed(holder: Any) -> bool:
     """Return True if a parser returned this object, or it holds the same values."""
     return any(holder is told or holder is getattr(told, "__dict__", 0) for told, _ in _parsed)

@@ -20,7 +20,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.frameworks.driven import Bound
-from tuner.workload.scripts.frameworks.recognise import recognised
+from tuner.workload.scripts.frameworks.keys import recognised
 from tuner.workload.scripts.launchers import Launcher, read_command
 from tuner.workload.scripts.launchers.secrets import hidden, revealed
 from tuner.workload.scripts.script_facts import LAUNCH, PLACEHOLDER

@@ -26,11 +26,11 @@ from tuner.workload.limits import FIRST_STEP_LIMIT_S
 from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
 from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Framework
 from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.scripts.today import seen_today
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
@@ -232,6 +232,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     seen = seen_today(script, blank, facts)
     assumed = [*(script.launcher.notes if script.launcher else ()), *seen.notes]
     engine, batch = "micro_batch" in facts, facts.get("batch") or []
+    steps, by = _steps(script, blank, facts)
     kind = "torch" if facts.get("counts") == "optimizer" else str(facts.get("counts"))
     if engine:
         kind = "pipeline" if facts.get("pipeline") else "deepspeed"
@@ -240,18 +241,16 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         seen.frame,
         kind=kind,
         measured=engine and bool(batch) and batch[0] == facts["micro_batch"],
-        sources={**seen.frame.sources, **_source_of_steps(script, blank, facts)},
+        sources={**seen.frame.sources, **({"steps": by} if by else {})},
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
         **found,
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)
-    stated = facts.get("length") or facts.get("loops") or {}
-    _require_steps(script, stated)
     job = replace(
         blank,
         global_batch=seen.global_batch,
-        steps=blank.steps or int(stated.get("steps", 0)),
+        steps=steps,
         precision=_precision(seen.frame.config),
         sequence_length=length,
         model=_model(script, facts),
@@ -262,30 +261,23 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     return job.declares(script.knobs)
 
 
-def _require_steps(script: Script, stated: Mapping[str, Any]) -> None:
-    told, found = script.steps, stated.get("steps")
-    if told is None or found is None or told - found <= max(1, _SAME_STEPS * found):
-        return
-    raise InputError(
-        f"--steps is {told:,}, but the script {script.name!r} trains {found:,} optimizer steps, as "
-        f"{stated['by']} says; write --steps {found}, leave it out, or give the command the length "
-        "that you train"
-    )
-
-
-def _source_of_steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> dict[str, str]:
-    if script.steps is not None:
-        stated = facts.get("length") or facts.get("loops") or {}
-        fewer = stated.get("steps", 0) > script.steps
-        more = f"; at most {stated['steps']:,} by {stated['by']}" if fewer else ""
-        return {"steps": f"--steps{more}"}
+def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[int, str]:
+    # Return the steps of the whole training, 0 if unknown, and where they come from.
+    stated = facts.get("length") or facts.get("loops") or {}
+    told, found = script.steps, int(stated.get("steps", 0))
+    if told is not None and found and told - found > max(1, _SAME_STEPS * found):
+        raise InputError(
+            f"--steps is {told:,}, but the script {script.name!r} trains {found:,} optimizer "
+            f"steps, as {stated['by']} says; write --steps {found}, leave it out, or give the "
+            "command the length that you train"
+        )
+    if told is not None:
+        more = f"; at most {found:,} by {stated['by']}" if found > told else ""
+        return blank.steps, f"--steps{more}"
     if blank.length_known and blank.driver is not None:
-        return {"steps": f"{blank.driver.driver.name}'s keys"}
-    if facts.get("length"):
-        return {"steps": f"{facts['length']['by']}'s own count"}
-    if facts.get("loops"):
-        return {"steps": facts["loops"]["by"]}
-    return {}
+        return blank.steps, f"{blank.driver.driver.name}'s keys"
+    by = f"{stated['by']}'s own count" if facts.get("length") else stated.get("by", "")
+    return blank.steps or found, by
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ placeholder of the command. What does not is left alone, and said.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook import halved
 from tuner.workload.hook.source import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import Counted, batches_seen
+from tuner.workload.scripts.launchers.launcher import place, with_value
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Starts the script of a job under a configuration, and returns the facts of its first steps or, as
@@ -285,7 +285,7 @@ def _options(found: Mapping[str, Argument]) -> str:
     return " and ".join(each.shown for each in found.values())
 
 
-def _placed(job: ScriptJob, arguments: Sequence[Argument] | Any) -> ScriptJob:
+def _placed(job: ScriptJob, arguments: Iterable[Argument]) -> ScriptJob:
     words, values = job.words, {"micro_batch": job.frame.micro_batch}
     values["gradient_accumulation"] = job.frame.accumulation
     carries = dict(job.frame.carries)
@@ -305,22 +305,16 @@ def _with_placeholder(
 ) -> tuple[str, ...] | None:
     made, first = list(words), 2 if words[0] == "-m" else 1
     if not argument.options:  # positional: the one word that is its value
-        places = [n for n in range(first, len(made)) if made[n] == str(argument.value)]
-        if len(places) != 1:
+        if made[first:].count(str(argument.value)) != 1:
             return None
-        made[places[0]] = placeholder
+        made[made.index(str(argument.value), first)] = placeholder
         return tuple(made)
-    done = False
-    for place in range(first, len(made)):
-        for option in argument.options:
-            bare = option.rstrip("=")
-            if made[place] == bare and place + 1 < len(made):
-                made[place + 1], done = placeholder, True
-            elif re.fullmatch(rf"{re.escape(bare)}=.*", made[place]):
-                made[place], done = f"{bare}={placeholder}", True
-            elif re.fullmatch(rf"{re.escape(bare)}\d+", made[place]) and len(bare) == 2:
-                made[place], done = f"{bare}{placeholder}", True
-    if not done:
-        option = max(argument.options, key=len)
-        made += [f"{option}{placeholder}"] if option.endswith("=") else [option, placeholder]
-    return tuple(made)
+    bare = sorted((option.rstrip("=") for option in argument.options), key=len)
+    done = first - 1
+    while (at := place(made[done + 1 :], bare)) is not None:  # of several, parsers take the last
+        done += at + 1
+        made = with_value(made, done, placeholder)
+    if done >= first:
+        return tuple(made)
+    option = max(argument.options, key=len)
+    return (*made, *([f"{option}{placeholder}"] if option.endswith("=") else [option, placeholder]))

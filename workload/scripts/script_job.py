@@ -22,9 +22,7 @@ from tuner.workload.declared_knobs import (
     environment,
     framework_settings,
     native_values,
-    read_by_script,
     resolved,
-    set_by_script,
     text_values,
     with_files,
 )
@@ -52,43 +50,13 @@ class ScriptJob(SupportedScript):
         made, left_out = [], []
         for knob in knobs:
             try:
-                made.append(self._applied(knob))
+                made.append(resolved(knob, self))
             except InputError as error:
                 if not knob.optional:
                     raise
                 left_out.append(f"knob {knob.name} is left out: {error}")
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
-
-    def _applied(self, declared: Knob) -> Knob:
-        knob = resolved(
-            declared,
-            driven=self.driven.declared if self.driven else None,
-            placeholders=self.placeholders,
-            words=self.words,
-            cwd=Path(self.cwd),
-            config=self.frame.config or self.file_config,
-            config_file=self.config_word[1] if self.config_word else None,
-            launcher_env=self.launcher.env if self.launcher else {},
-        )
-        if not self.frame.kind:  # not inspected yet
-            return knob
-        if knob.by_script:
-            return set_by_script(declared, self.frame.live)
-        if knob.how == "hook" and knob.name not in self.frame.reads:
-            raise InputError(
-                f"the script takes no knob {knob.name!r}: it neither has {{{knob.name}}} in its "
-                "command nor reads it from joulefront_hook.configuration()"
-            )
-        if knob.how == "hook" and declared.baseline is None:
-            return read_by_script(replace(declared, how="hook"), self.frame.own)
-        under = self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
-        if knob.target[0] == "deepspeed" and not under:
-            raise InputError(
-                f"knob {knob.name!r} is a key of DeepSpeed's configuration, and the script does "
-                "not train under DeepSpeed"
-            )
-        return knob
 
     # ---- how it starts
 

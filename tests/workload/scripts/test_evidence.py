@@ -15,9 +15,8 @@ from tuner.workload.hook import state
 from tuner.workload.hook.counting import GROUPS, StepCounts
 from tuner.workload.hook.watching import Forwards
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.scripts.evidence import batches_seen, seen_today
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.today import seen_today
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

@@ -1,8 +1,8 @@
 """Frameworks as data: where each takes the knobs, one TOML file a framework and range of versions.
 
-`driver` reads a file, `recognise` finds the one of a command, `settings` reads and writes keys in a
-command, its file and its environment, `driven` applies a configuration, `keys` compares the keys
-with the installed version.
+`driver` reads a file, `keys` finds the one of a command and compares the keys with the installed
+version, `settings` reads and writes keys in a command, its file and its environment, `driven`
+applies a configuration.
 """
 
 from tuner.workload.scripts.frameworks.driver import Driver, load_drivers, shipped_drivers

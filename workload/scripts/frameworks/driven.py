@@ -23,8 +23,7 @@ from tuner.search_spaces.program import Program
 from tuner.search_spaces.when import holds, names_in
 from tuner.workload.scripts.frameworks.driver import Driver, read_driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
-from tuner.workload.scripts.frameworks.settings import Settings
-from tuner.workload.scripts.frameworks.wrapper import wrapped
+from tuner.workload.scripts.frameworks.settings import Settings, wrapped
 
 #: Follow from the micro-batch and the replicas, so they need no value today to be set.
 _FOLLOW = ("global_batch", "gradient_accumulation")

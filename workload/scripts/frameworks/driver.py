@@ -7,6 +7,7 @@ run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
 
 from __future__ import annotations
 
+import operator as op
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -41,6 +42,7 @@ ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gra
 NAMES = (*ROUTED, "sequence_length", "world_size")
 #: What may be said of its program.
 PROGRAM = tuple(item.name for item in fields(Program) if item.default is False)
+_COMPARED = {">=": op.ge, "<=": op.le, "==": op.eq, "<": op.lt, ">": op.gt}
 _VERSION = re.compile(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)")
 Made = TypeVar("Made")
 
@@ -347,19 +349,15 @@ def shipped_drivers() -> tuple[Driver, ...]:
 def check_version(versions: str, version: str) -> bool:
     """Return True if a version such as "0.2.2" is in a range such as ">=0.2,<0.3"."""
     have = _numbers(version)
-    for part in filter(None, versions.replace(" ", "").split(",")):
-        found = _VERSION.fullmatch(part)
-        assert found is not None  # checked when the driver was read
-        limit = _numbers(found[2])
+    for sign, text in _VERSION.findall(versions):
+        limit = _numbers(text)
         width = max(len(have), len(limit))
-        pair = [(*side, *([0] * (width - len(side)))) for side in (have, limit)]
-        order = (pair[0] > pair[1]) - (pair[0] < pair[1])
-        legal = {">=": (0, 1), "<=": (-1, 0), "==": (0,), "<": (-1,), ">": (1,)}[found[1]]
-        if order not in legal:
+        pair = [[*side, *([0] * (width - len(side)))] for side in (have, limit)]
+        if not _COMPARED[sign](*pair):
             return False
     return True
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> list[int]:
     found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    return [int(part) for part in found[0].split(".")] if found else []

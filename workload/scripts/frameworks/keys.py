@@ -1,4 +1,4 @@
-"""Keys that an installed framework has, read from its sources.
+"""The framework of a command, and the keys that its installed version has, from its sources.
 
 Nothing is imported: the files are parsed as text. Fields of dataclasses and pydantic models,
 options of argparse, parameters of functions and texts are collected; what is made while the program
@@ -12,15 +12,24 @@ import importlib.metadata
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.frameworks.driver import Driver
-from tuner.workload.scripts.frameworks.parts import Source
+from tuner.workload.scripts.frameworks.driven import Bound
+from tuner.workload.scripts.frameworks.driver import (
+    Driver,
+    check_version,
+    load_drivers,
+    shipped_drivers,
+)
+from tuner.workload.scripts.frameworks.parts import Recognised, Source
+from tuner.workload.scripts.frameworks.settings import read_function
 
 #: Limits of what one pattern of a driver has read; the largest sources have some hundred KiB.
 _MOST_FILES, _MOST_BYTES = 200, 4 * 2**20
@@ -182,3 +191,75 @@ def _options(tree: ast.Module) -> Iterator[str]:
         for argument in node.args:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 yield argument.value
+
+
+def recognised(
+    words: Sequence[str], cwd: Path, launcher: str = "", given: Path | None = None
+) -> Bound | None:
+    """Return the framework of a command, with the keys that its installed version lacks."""
+    drivers = load_drivers(given) if given else _matching(words, cwd, launcher)
+    path = search_path(cwd, words)
+    checked = [(driver, check_keys(driver, path)) for driver in drivers]
+    fitting = [
+        (driver, found)
+        for driver, found in checked
+        if not driver.versions or not found.version or check_version(driver.versions, found.version)
+    ]
+    if not fitting:
+        return None
+    # Without a version the keys decide.
+    driver, found = min(fitting, key=lambda pair: len(pair[1].gone))
+    held: dict[str, Any] = {}
+    if driver.wrapper is not None:
+        told = [key for key in driver.program.values() if isinstance(key, str)]
+        keys = [*driver.keys, *driver.facts.values(), *told]
+        held = read_function(driver.wrapper, words, keys, path, cwd)
+    return Bound(driver, found.version, found.gone, held)
+
+
+def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
+    # By the program, else by its imports, else by its launcher.
+    text = _source(words, cwd)
+    imported = set(re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M))
+    module = words[1] if words[0] == "-m" else ""
+    path = f"/{module.replace('.', '/')}.py" if module else str((cwd / words[0]).resolve())
+    ways: tuple[Callable[[Recognised], bool], ...] = (
+        lambda signs: (
+            any(fnmatch(path, pattern) for pattern in signs.scripts)
+            or _below(module, signs.modules)
+        ),
+        lambda signs: any(_below(name, signs.imports) for name in imported),
+        lambda signs: launcher in signs.launchers,
+    )
+    given = {word.partition("=")[0] for word in words}
+    for way in ways:
+        found = [
+            driver
+            for driver in shipped_drivers()
+            if way(signs := driver.recognised)
+            and (not signs.options or given & {*signs.options})
+            and all(any(word in text for word in each.split("|")) for each in signs.mentions)
+        ]
+        if found:
+            most = max(len(driver.recognised.mentions) for driver in found)
+            return [driver for driver in found if len(driver.recognised.mentions) == most]
+    return []
+
+
+def _below(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _source(words: Sequence[str], cwd: Path) -> str:
+    paths = [cwd / words[0]]
+    if words[0] == "-m":
+        module = Path(*words[1].split("."))
+        paths = [folder / module.with_suffix(".py") for folder in search_path(cwd, words)]
+        paths += [folder / module / "__main__.py" for folder in search_path(cwd, words)]
+    for path in paths:
+        if path.is_file():
+            try:
+                return path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                return ""
+    return ""

@@ -19,13 +19,8 @@ UNSET = "<unset>"
 class Recognised:
     """Signs of a framework in a command; one of the first four is enough.
 
-    Attributes:
-        modules: module after `-m`, or one that it is inside of.
-        scripts: patterns of the script's path, such as "*/torchtitan/train.py".
-        launchers: kinds of launcher (`tuner.workload.scripts.launchers.Launcher.kind`).
-        imports: modules that the script itself imports.
-        mentions: words of which the script must hold each, or one of "A|B", beside the above.
-        options: options of which the command must have one, beside the above.
+    Beside these the script must hold each of `mentions`, or one of "A|B", and the command one of
+    `options`.
     """
 
     modules: tuple[str, ...] = ()
@@ -59,15 +54,10 @@ class Command:
 class Route:
     """Place of one knob: a key that takes its number, or settings for each of its values.
 
-    Attributes:
-        key: the key; "env:NAME" for a variable.
-        times: the number is multiplied with these (a batch counted in tokens: sequence_length).
-        over: the number is divided by these (ranks of one of several groups: hsdp_replicas).
-        levels: by value, the settings: key to number, text or truth value. A text may have {NAME}
-            of a launch knob; `UNSET` takes the key away; of a list the first is written, and each
-            is recognised.
-        when: condition over launch knobs; where it does not hold, the key means something else: it
-            is neither read, so that the knob is at its default, nor set.
+    The number is multiplied with `times` (a batch counted in tokens: sequence_length) and divided
+    by `over`. Of a level's list of values the first is written, and each is recognised; {NAME} of a
+    launch knob may stand in a text, and `UNSET` takes the key away. Where `when` does not hold, the
+    key means something else: it is neither read, so that the knob is at its default, nor set.
     """
 
     key: str = ""
@@ -109,7 +99,7 @@ class Source:
         kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
             (argparse, and dataclasses from which it is made), "parameters" (of a function), "texts"
             (any text in the file) or "own" (keys below a table of the user's, which none verifies).
-        name: the class of "fields" or function of "parameters"; empty for every one in the file.
+        name: the class or function; empty for every one in the file.
         below: the table of its keys, "parallelism" for a class that declares that table alone.
     """
 

@@ -2,23 +2,60 @@
 
 A key is read from the command first, then from the file. It is written where it stands; a new one
 goes into the file if there is one, else at the end of the command. Variables are keys "env:NAME".
+A framework that is configured by a function, as torchtitan 0.3 is, gets a generated module, which
+calls the user's function and sets attributes of what it returns; the command names it instead.
 """
 
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.key_files import changed_text, parsed_file, read_text
-from tuner.workload.scripts.frameworks.parts import UNSET, Command
+from tuner.workload.key_files import changed_text, parsed_file, read_text, renamed
+from tuner.workload.node.rights import without_secrets
+from tuner.workload.scripts.frameworks.parts import UNSET, Command, Wrapper
+
+MODULE = "joulefront_config"
+#: Prints today's values of some keys; an object is named by its class, and None left out.
+_READ = """
+import importlib, json, sys
+
+asked = json.load(sys.stdin)
+sys.path[:0] = asked["path"]
+config = None
+for name in asked["search"]:
+    try:
+        config = getattr(importlib.import_module(name), asked["function"])()
+        break
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+given = {}
+for key in asked["keys"]:
+    value = config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        value = f"call:{type(value).__module__}:{type(value).__qualname__}"
+    if value is not None:
+        given[key] = value
+print("\\njoulefront-given " + json.dumps(given), flush=True)
+"""
+#: Parsers and configurations import torch.
+_LIMIT_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -37,21 +74,17 @@ class Settings:
         for option in self.command.file:
             for at, word in enumerate(self.words):
                 name, equals, value = word.partition("=")
+                found = None
                 if option == "first":
-                    value_of = at > 0 and _is_option(self.words[at - 1])
-                    value_of = (
-                        value_of and self.words[at - 1] != "-m" and "=" not in self.words[at - 1]
-                    )
-                    found = at if word.endswith(FILE_KINDS) and not value_of else None
-                    found = None if _is_option(word) else found
+                    before = self.words[at - 1] if at else ""
+                    of_option = _is_option(before) and before != "-m" and "=" not in before
+                    if word.endswith(FILE_KINDS) and not of_option and not _is_option(word):
+                        found, value = at, word
                 elif _same(name, option):
                     found = at if equals else at + 1
-                else:
-                    continue
-                if found is None or found >= len(self.words):
-                    continue
-                path = self.cwd / (value if option != "first" and equals else self.words[found])
-                if path.suffix in FILE_KINDS and path.is_file():
+                    value = value if equals else "".join(self.words[found : found + 1])
+                path = self.cwd / value
+                if found is not None and path.suffix in FILE_KINDS and path.is_file():
                     return found, path
         return None
 
@@ -96,18 +129,18 @@ class Settings:
         """Return True if the command itself gives a key."""
         return self._at(key) is not None
 
-    def _at(self, key: str) -> int | None:
-        if not self.command.option:
-            return None
-        prefix = self.command.option.partition("{key}")[0]
+    def _option(self, key: str, *, no: bool = False) -> str:
         tables, dot, last = key.rpartition(".")
-        negated = f"{prefix}{tables}{dot}no-{last}" if self.command.truth == "negated" else ""
-        found = None
-        for at, word in enumerate(self.words):
+        return f"{self.command.option.partition('{key}')[0]}{tables}{dot}{'no-' * no}{last}"
+
+    def _at(self, key: str) -> int | None:
+        option, found = self.command.option, None
+        options = [self._option(key)]
+        options += [self._option(key, no=True)] * (self.command.truth == "negated")
+        for at, word in enumerate(self.words if option else ()):
             name, equals, _ = word.partition("=")
-            if not prefix and not equals:
-                continue  # an override is KEY=VALUE in one word
-            if _same(name, prefix + key) or (negated and _same(name, negated)):
+            # An override without a prefix is KEY=VALUE in one word.
+            if (equals or not option.startswith("{key}")) and any(_same(name, o) for o in options):
                 found = at
         return found
 
@@ -153,10 +186,7 @@ class Settings:
             folder.mkdir(parents=True, exist_ok=True)
             written = folder.resolve() / file[1].name
             write_text(written, changed_text(file[1], in_file, may_add=True))
-            for at, word in enumerate(words):
-                before, equals, value = word.rpartition("=")
-                if word.endswith(FILE_KINDS) and (self.cwd / value).resolve() == file[1].resolve():
-                    words[at] = f"{before}{equals}{written}"
+            words = renamed(words, self.cwd, file[1], written)
         return tuple(words), env
 
     def _spelled(self, key: str, value: Any, today: str = "") -> list[str]:
@@ -167,10 +197,9 @@ class Settings:
         if value == UNSET or (value is False and truth == "bare"):
             return []
         if value is True and truth in ("bare", "negated"):
-            return [self.command.option.partition("{key}")[0] + key]
+            return [self._option(key)]
         if value is False and truth == "negated":
-            tables, dot, last = key.rpartition(".")
-            return [f"{self.command.option.partition('{key}')[0]}{tables}{dot}no-{last}"]
+            return [self._option(key, no=True)]
         if " {value}" in option:
             return [option.replace(" {value}", "").replace("{key}", key), str(value)]
         return [option.replace("{key}", key).replace("{value}", str(value))]
@@ -203,3 +232,89 @@ def _native(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def read_function(
+    wrapper: Wrapper, words: Sequence[str], keys: Sequence[str], path: Sequence[Path], cwd: Path
+) -> dict[str, Any]:
+    """Return the values that the user's function gives some keys, by an interpreter of its own.
+
+    InputError if the command does not name the function, or it cannot be called.
+    """
+    named = _named(wrapper, words)
+    module, function = named[wrapper.module][1], named[wrapper.function][1]
+    asked = {
+        "search": [name.format(module=module) for name in wrapper.search],
+        "function": function,
+        "keys": list(keys),
+        "path": [str(folder) for folder in path],
+    }
+    answer, why = ask_interpreter(
+        ["-c", _READ], asked, "joulefront-given ", cwd, without_secrets(os.environ)
+    )
+    if answer is None:
+        raise InputError(f"{function} of {module} cannot be read: {why or 'no answer'}")
+    return answer
+
+
+def ask_interpreter(
+    program: Sequence[str],
+    question: Mapping[str, Any],
+    mark: str,
+    cwd: Path,
+    environment: Mapping[str, str],
+) -> tuple[dict[str, Any] | None, str]:
+    """Return what a program of Python answers on a line behind `mark`, or None and why not.
+
+    It gets the question as JSON on standard input; the reason is the last line of its errors.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", *program],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            timeout=_LIMIT_S,
+            check=False,
+            env=environment,
+        )
+    except OSError as error:
+        return None, str(error)
+    except subprocess.TimeoutExpired:
+        return None, f"it did not answer within {_LIMIT_S:.0f} s"
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(mark):
+            return dict(json.loads(line.removeprefix(mark))), ""
+    return None, next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+
+
+def _named(wrapper: Wrapper, words: Sequence[str]) -> dict[str, tuple[int, str]]:
+    named = {}
+    for option in (wrapper.module, wrapper.function):
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name == option and (equals or at + 1 < len(words)):
+                named[option] = (at if equals else at + 1, value if equals else words[at + 1])
+    if len(named) < 2 or not named[wrapper.function][1].isidentifier():
+        raise InputError(f"the command must name {wrapper.module} and {wrapper.function}")
+    return named
+
+
+def wrapped(
+    wrapper: Wrapper, settings: Mapping[str, Any], words: Sequence[str], folder: Path
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Write the module to a folder; return the command that names it, and PYTHONPATH."""
+    changed, named = list(words), _named(wrapper, words)
+    (at, module), (_, function) = named[wrapper.module], named[wrapper.function]
+    changed[at] = f"{wrapper.module}={MODULE}" if "=" in words[at] else MODULE
+    template = resources.files("tuner.workload.scripts.frameworks") / "function_config.txt"
+    text = template.read_text(encoding="utf-8").format(
+        function=function,
+        search=[name.format(module=module) for name in wrapper.search],
+        settings={key: None if value == UNSET else value for key, value in settings.items()},
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{MODULE}.py", text)
+    return tuple(changed), {"PYTHONPATH": str(folder.resolve())}

@@ -10,11 +10,8 @@ source says that this starts the same function. Nothing is imported.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,11 +20,14 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.key_files import check_plain, read_text
+from tuner.workload.scripts.frameworks.settings import ask_interpreter
 from tuner.workload.scripts.launchers import vendor
-from tuner.workload.scripts.launchers.launcher import ASSIGNMENT, Launcher, names_taken
-from tuner.workload.scripts.launchers.writing import (
+from tuner.workload.scripts.launchers.launcher import (
+    ASSIGNMENT,
+    Launcher,
     Rewriting,
     load,
+    names_taken,
     place,
     text_of,
     value_at,
@@ -38,8 +38,6 @@ PYTHON = re.compile(r"python[\d.]*")
 _GUARD = re.compile(r"""__name__\s*==\s*["']__main__["']""")
 #: Starters of ranks that are not read.
 UNREAD = ("mpirun", "mpiexec", "horovodrun", "jsrun", "aprun", "colossalai", "composer")
-#: A vendor's parser imports torch, at most this long, seconds.
-_LIMIT_S = 180.0
 #: Words that each rank runs, and the launcher in front of them.
 Read = tuple[tuple[str, ...], Launcher]
 
@@ -272,29 +270,12 @@ class _Accelerate(Vendor):
 def _answer(
     name: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    question = json.dumps({"launcher": name, "arguments": list(arguments)})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", vendor.__file__],
-            input=question,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            cwd=cwd,
-            env={name: text for name, text in environment.items() if not names_taken([text])},
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"refuse": f"its parser did not answer within {_LIMIT_S:.0f} s"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(vendor.MARK):
-            answer: dict[str, Any] = json.loads(line.removeprefix(vendor.MARK))
-            return answer
+    given = {name: text for name, text in environment.items() if not names_taken([text])}
+    question = {"launcher": name, "arguments": list(arguments)}
+    answer, why = ask_interpreter([vendor.__file__], question, vendor.MARK, cwd, given)
     # argparse says what is wrong in its last line and ends the process.
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    said = lines[-1].partition("error: ")[2] or lines[-1] if lines else ""
-    return {"refuse": said or "it answered this command with its help"}
+    why = why.partition("error: ")[2] or why or "it answered this command with its help"
+    return {"refuse": why} if answer is None else answer
 
 
 def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

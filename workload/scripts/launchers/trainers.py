@@ -21,8 +21,8 @@ from tuner.workload.scripts.launchers.kinds import (
     read_words,
     spellings,
 )
-from tuner.workload.scripts.launchers.launcher import Launcher
-from tuner.workload.scripts.launchers.writing import (
+from tuner.workload.scripts.launchers.launcher import (
+    Launcher,
     Rewriting,
     load,
     place,

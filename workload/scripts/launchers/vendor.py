@@ -8,13 +8,9 @@ is started.
 
     script      the words that each rank runs
     given       the number of words at the end of the arguments that the launcher leaves alone
-    processes   ranks on a node; 0 for one on each device
-    nodes       the number of nodes
-    binding     how it binds ranks to cores, "numa:MODE" or "cores:LIST"; absent if it does not
-    env         what the launcher sets for the ranks
-    config      its configuration file, or ""
-    notes       what joulefront leaves out, one sentence each
-    refuse      in place of all these, the sentence why it cannot be honoured
+    refuse      in place of all others, the sentence why it cannot be honoured
+    binding     "numa:MODE" or "cores:LIST"; absent if it does not bind ranks to cores
+    processes, nodes, env, config, notes    as in `launcher.Launcher`
 """
 
 import argparse

@@ -29,7 +29,7 @@ from tuner.workload.scripts.frameworks.driver import (
 )
 from tuner.workload.scripts.frameworks.keys import check_keys
 from tuner.workload.scripts.frameworks.parts import Wrapper
-from tuner.workload.scripts.frameworks.wrapper import read_function
+from tuner.workload.scripts.frameworks.settings import read_function
 from tuner.workload.scripts.launchers import kinds
 from tuner.workload.scripts.script_job import ScriptJob
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -446,7 +447,7 @@ def with_trl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # read in an interpreter of its own
-    monkeypatch.setattr(kinds.sys, "executable", str(with_trl))
+    monkeypatch.setattr(sys, "executable", str(with_trl))
     (folder / "sft.yaml").write_text(
         "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 4\nuse_cpu: true\n"
     )
