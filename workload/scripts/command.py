@@ -75,13 +75,10 @@ def filled(word: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """Script as the user names it.
+    """Script as the user names it, its command as one shell line.
 
-    Attributes:
-        command: the program and its arguments as one shell line, e.g. "train.py --ds ds.json" or
-            "torchrun --nproc-per-node 8 train.py"; joulefront starts the ranks that the launcher
-            would start. `{NAME}` or `{NAME=VALUE}` stands where the script takes a knob; VALUE is
-            today's.
+    joulefront starts the ranks that a launcher in front of it would start. `{NAME}` or
+    `{NAME=VALUE}` stands where the script takes a knob; VALUE is today's.
     """
 
     command: str

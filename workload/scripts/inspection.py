@@ -8,7 +8,6 @@ more unchanged. What was seen becomes the `Framework` of a `ScriptJob`.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
-from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Framework
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Framework, read_json
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
@@ -282,13 +281,7 @@ def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
     if script.model_config is not None:
-        try:
-            model = json.loads(Path(script.model_config).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"cannot read the model config: {error}") from error
-        if not isinstance(model, dict):
-            raise InputError(f"{script.model_config} holds no JSON object")
-        return model
+        return read_json(Path(script.model_config), "the model config")
     carried = dict(facts.get("model", {}))
     try:
         ModelFacts.from_config(carried)

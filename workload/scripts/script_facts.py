@@ -43,33 +43,28 @@ _DEEPSPEED_KEYS = (
 
 @dataclass(frozen=True)
 class Framework:
-    """Facts about a script's training from one inspected launch.
+    """Facts about a script's training from one inspected launch; what is not known is 0 or "".
 
     Attributes:
         kind: "deepspeed", "pipeline" (DeepSpeed's), "torch" (a torch optimizer steps), "program"
             (it calls `step()`), or "" before inspection.
-        owner: the framework that calls DeepSpeed or the optimizer ("transformers", "accelerate",
-            "lightning"), which then owns batches and accumulation; "" where the script does.
-        micro_batch, accumulation: today's; 0 where unknown.
+        owner: the framework ("transformers", "accelerate", "lightning") that owns batches and
+            accumulation; "" where the script does.
         follows: its batches take their size from DeepSpeed's micro-batch.
-        measured: the leading dimension of the engine's first batch is the micro-batch, so probes
-            can check it.
-        counted: the first steps showed micro-batch and accumulation, so probes can check them.
+        measured, counted: probes can check the micro-batch by the engine's first batch, and both
+            parts by the counts of the first steps.
         sources: where today's ranks, micro-batch, accumulation and steps come from, a phrase each.
         can_checkpoint, checkpoints: the model has transformers' switch for it, which is on today.
         reads, own: knobs that it reads by `configuration()`, and its own values of them.
         live: live knobs that it registers, each with its present value, None if unknown.
-        turns: what its framework takes by itself, so that the hook can tell it another:
-            "micro_batch", "gradient_accumulation".
-        given: the words of the command, if arguments were found that carry its batch: those of the
-            job hold placeholders for them.
-        carries: what an argument carries beside the part of the batch that it is named for, by that
-            name: "ranks", "gradient_accumulation", or both ("" for neither).
+        turns: what the hook can set in its framework: "micro_batch", "gradient_accumulation".
+        given: the command's words, if those of the job hold placeholders for arguments.
+        carries: what an argument carries beside its part of the batch, by that part: "ranks",
+            "gradient_accumulation", or both ("" for neither).
         keeps: the part of the batch that keeps the global batch without an argument for the
             accumulation: "accumulation" (the script adapts it), "micro_batch" (x ranks it stays).
         micro_batch_stays, ranks_stay: why, a phrase; "" if they need not.
-        first_step_s: seconds that the inspection took to its first step, which limits of probes are
-            derived from; it differs from look to look and is not part of the job.
+        first_step_s: of the inspection, for the limits of probes; it is no part of the job.
     """
 
     kind: str = ""
@@ -226,7 +221,7 @@ class ScriptFacts(TrainingJob):
         """Index of the word that names a DeepSpeed configuration, and the file, or None."""
         for position, word in enumerate(self.words):
             path = Path(self.cwd) / word.rpartition("=")[2]
-            if path.suffix == ".json" and path.is_file() and is_deepspeed(path):
+            if path.suffix == ".json" and path.is_file() and _is_deepspeed(path):
                 return position, path
         return None
 
@@ -338,21 +333,19 @@ class ScriptFacts(TrainingJob):
         return self.driver is None or self.frame.on_deepspeed
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a DeepSpeed configuration; InputError if the file holds no object."""
+def read_json(path: Path, what: str = "the DeepSpeed configuration") -> dict[str, Any]:
+    """Return the object in a JSON file; InputError if it holds none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the DeepSpeed configuration {path}: {error}") from error
+        raise InputError(f"cannot read {what} {path}: {error}") from error
     if not isinstance(data, dict):
-        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed configuration")
+        raise InputError(f"{path} holds no JSON object, so it is not {what}")
     return data
 
 
-def is_deepspeed(path: Path) -> bool:
-    """Return True if a JSON file looks like a DeepSpeed configuration."""
+def _is_deepspeed(path: Path) -> bool:
     try:
-        data = read_json(path)
+        return bool({*read_json(path)} & {*_DEEPSPEED_KEYS})
     except InputError:
         return False
-    return any(key in data for key in _DEEPSPEED_KEYS)

@@ -144,6 +144,10 @@ class Driven:
         defaults = {name: knob.default for name, knob in KNOBS.items() if knob.kind == "launch"}
         return {**defaults, "sequence_length": self.length, "world_size": self.devices, **launch}
 
+    def _values_of(self, configuration: Configuration) -> dict[str, Any]:
+        launch = {name: configuration.get(name) for name in self._values({}) if name in KNOBS}
+        return {**self._values(launch), "world_size": configuration.world_size}
+
     @property
     def today(self) -> Mapping[str, Value]:
         """Today's value of each knob that the driver sets."""
@@ -214,14 +218,9 @@ class Driven:
         changed: dict[str, Any] = {}
         if configuration.launch == today.launch:
             return changed
-        values = self._values(
-            {
-                **{name: configuration.get(name) for name in self._values({}) if name in KNOBS},
-                "global_batch": global_batch,
-                "gradient_accumulation": configuration.accumulation(global_batch),
-                "world_size": configuration.world_size,
-            }
-        )
+        times = configuration.accumulation(global_batch)
+        values = self._values_of(configuration)
+        values |= {"global_batch": global_batch, "gradient_accumulation": times}
         for name, route in self.bound.driver.knobs.items():
             follows = name in _FOLLOW and self.accumulates
             if name in self.taken or (name not in self.today and not follows):
@@ -251,9 +250,7 @@ class Driven:
 
     def refused(self, configuration: Configuration) -> list[str]:
         """Return a phrase for each rule of the framework that a configuration breaks."""
-        launch = {name: configuration.get(name) for name in self._values({}) if name in KNOBS}
-        values = {**self._values(launch), "world_size": configuration.world_size}
-        phrases = []
+        values, phrases = self._values_of(configuration), []
         replicas = int(values["data_parallel"]) * int(values["sequence_parallel"])
         kept = all(values[name] == "none" for name in ("optimizer_offload", "parameter_offload"))
         for name in ("zero_stage", "sharding") if replicas == 1 and kept else ():

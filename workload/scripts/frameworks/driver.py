@@ -130,8 +130,7 @@ class Driver:
         package: distribution with the version, such as "torchtitan"; "" for none.
         divide: degrees by which the ranks are divided; data_parallel is the rest.
         defaults: values of keys of declared knobs where they are not given.
-        facts: keys of "steps", "sequence_length", and of the model's sizes for predictions.
-        program: what its program does (`Program`): true, or the key that says so.
+        facts, program: keys of "steps" and the like, and what the program does (`Program`).
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
     """
 
