@@ -135,7 +135,7 @@ def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
                 "program has knobs with how = env:NAME or deepspeed:KEY, and live ones with a "
                 "command (set = [...])"
             )
-    return tuple(at_baseline(knob, _variable(knob, os.environ)) for knob in knobs)
+    return tuple(_at_baseline(knob, _variable(knob, os.environ)) for knob in knobs)
 
 
 def _variable(knob: Knob, env: Mapping[str, str]) -> str | None:
@@ -156,7 +156,7 @@ def resolved(declared: Knob, job: ScriptJob) -> Knob:
     frame, inspected = job.frame, bool(job.frame.kind)
     if declared.live:  # an inspection tells the present value, if the script reads it
         known = inspected and declared.by_script
-        return set_by_script(declared, frame.live) if known else at_baseline(declared, None)
+        return _set_by_script(declared, frame.live) if known else _at_baseline(declared, None)
     knob = _found(declared, job)
     if inspected and knob.how == "hook" and knob.name not in frame.reads:
         raise InputError(
@@ -164,7 +164,7 @@ def resolved(declared: Knob, job: ScriptJob) -> Knob:
             "command nor reads it from joulefront_hook.configuration()"
         )
     if inspected and knob.how == "hook" and declared.baseline is None:
-        return read_by_script(replace(declared, how="hook"), frame.own)
+        return _read_by_script(replace(declared, how="hook"), frame.own)
     under = frame.on_deepspeed or "deepspeed_config" in job.placeholders or not inspected
     if knob.target[0] == "deepspeed" and not under:
         raise InputError(
@@ -182,16 +182,16 @@ def _found(knob: Knob, job: ScriptJob) -> Knob:
         knob = replace(knob, how=f"deepspeed:{key}")
     if way == "env":
         env = job.launcher.env if job.launcher else {}
-        return at_baseline(knob, _variable(knob, {**os.environ, **env}))
+        return _at_baseline(knob, _variable(knob, {**os.environ, **env}))
     if way == "deepspeed":
-        return at_baseline(knob, _setting(job.frame.config or job.file_config, key))
+        return _at_baseline(knob, _setting(job.frame.config or job.file_config, key))
     if way == "framework":
         if job.driven is None:
             raise InputError(
                 f"knob {knob.name!r} is a key of the script's framework, which is not recognised "
                 "(tuner list frameworks)"
             )
-        return at_baseline(knob, job.driven.declared(knob))
+        return _at_baseline(knob, job.driven.declared(knob))
     if way.endswith(FILE_KINDS):
         today = read_key(cwd / way, key)
         if renamed(job.words, cwd, cwd / way, Path()) == [*job.words]:
@@ -199,15 +199,14 @@ def _found(knob: Knob, job: ScriptJob) -> Knob:
                 f"knob {knob.name!r} is a key of {way}, which the command does not name, so no "
                 "other file can be given to the script"
             )
-        return at_baseline(knob, today)
+        return _at_baseline(knob, today)
     if way == "placeholder" and knob.name not in job.placeholders:
         raise InputError(f"the command has no placeholder {{{knob.name}}} for its knob")
     way = way or ("placeholder" if knob.name in job.placeholders else "hook")
-    return at_baseline(replace(knob, how=way), job.placeholders.get(knob.name) or None)
+    return _at_baseline(replace(knob, how=way), job.placeholders.get(knob.name) or None)
 
 
-def at_baseline(knob: Knob, today: Any) -> Knob:
-    """Return a knob at what was found today, if anything; InputError if its baseline is another."""
+def _at_baseline(knob: Knob, today: Any) -> Knob:
     found = None if today is None else replace(knob, baseline=today).baseline
     if found is not None and knob.baseline not in (None, found):
         raise InputError(
@@ -218,28 +217,23 @@ def at_baseline(knob: Knob, today: Any) -> Knob:
     return knob if found is None else replace(knob, baseline=found)
 
 
-def read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
-    """Return a knob at the value that the script names where nothing is set; InputError if none."""
+def _read_by_script(knob: Knob, own: Mapping[str, Any]) -> Knob:
     if knob.name not in own:
         raise InputError(
             f"what knob {knob.name!r} is today is not known; read it in the script by "
             f"joulefront_hook.configuration().get({knob.name!r}, VALUE) with the value that you "
             f"use today, or write baseline = VALUE below [knobs.{knob.name}] of a --knobs file"
         )
-    return at_baseline(knob, own[knob.name])
+    return _at_baseline(knob, own[knob.name])
 
 
-def set_by_script(knob: Knob, live: Mapping[str, Any]) -> Knob:
-    """Return a live knob at its present value, as the script registered it (None: unread).
-
-    InputError if it is not registered, or what it is today is not known.
-    """
+def _set_by_script(knob: Knob, live: Mapping[str, Any]) -> Knob:
     if knob.name not in live:
         raise InputError(
             f"the script registers no live knob {knob.name!r} before its first step ends; it "
             f"must call joulefront_hook.live({knob.name!r}, FUNCTION)"
         )
-    knob = at_baseline(knob, live[knob.name])
+    knob = _at_baseline(knob, live[knob.name])
     if knob.baseline is None:
         raise InputError(
             f"what live knob {knob.name!r} is today is not known; give "

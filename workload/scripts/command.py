@@ -20,7 +20,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.frameworks.driven import Bound
-from tuner.workload.scripts.frameworks.keys import recognised
+from tuner.workload.scripts.frameworks.keys import recognised, source_of
 from tuner.workload.scripts.launchers import Launcher, read_command
 from tuner.workload.scripts.launchers.secrets import hidden, revealed
 from tuner.workload.scripts.script_facts import LAUNCH, PLACEHOLDER
@@ -62,10 +62,7 @@ def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
 
 
 def _source(words: Sequence[str], cwd: str | Path) -> str:
-    try:
-        return "" if words[0] == "-m" else (Path(cwd) / words[0]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return "" if words[0] == "-m" else source_of(words, Path(cwd))
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:

@@ -52,16 +52,6 @@ def search_path(cwd: Path, words: Sequence[str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(folders))
 
 
-def installed_version(driver: Driver, path: Sequence[Path] | None = None) -> str:
-    """Return the version of the framework; "" if it is not installed as a distribution."""
-    if not driver.package:
-        return ""
-    folders = sys.path if path is None else [str(folder) for folder in path]
-    named = importlib.metadata.distributions(name=driver.package, path=folders)
-    found = next(iter(named), None)
-    return found.version if found is not None else ""
-
-
 def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
     """Compare a driver's keys with the framework that a path leads to."""
     declared: set[str] = set()
@@ -74,7 +64,9 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
         files += found_here
         for file in found_here:
             declared |= _declared(file, source)
-    version = installed_version(driver, path)
+    folders = [str(folder) for folder in path]
+    installed = importlib.metadata.distributions(name=driver.package, path=folders)
+    version = next((found.version for found in installed), "") if driver.package else ""
     if not files:
         return Checked(version)
     known = {_plain(key) for key in declared}
@@ -219,7 +211,7 @@ def recognised(
 
 def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
     # By the program, else by its imports, else by its launcher.
-    text = _source(words, cwd)
+    text = source_of(words, cwd)
     imported = set(re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M))
     module = words[1] if words[0] == "-m" else ""
     path = f"/{module.replace('.', '/')}.py" if module else str((cwd / words[0]).resolve())
@@ -250,7 +242,8 @@ def _below(name: str, modules: Sequence[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
-def _source(words: Sequence[str], cwd: Path) -> str:
+def source_of(words: Sequence[str], cwd: Path) -> str:
+    """Return the text of the script or module of a command; "" if it cannot be read."""
     paths = [cwd / words[0]]
     if words[0] == "-m":
         module = Path(*words[1].split("."))

@@ -61,8 +61,7 @@ def is_public(name: str, value: str) -> bool:
     return bool(_PUBLIC.fullmatch(name) or _SWITCH.fullmatch(value))
 
 
-def is_secret(name: str, value: str) -> bool:
-    """Return True if the value of an argument looks like a secret."""
+def _is_secret(name: str, value: str) -> bool:
     if SECRET_VALUE.search(value):
         return True
     text = f"{name}={value}"
@@ -92,7 +91,7 @@ def hidden(words: Sequence[str], public: Collection[str] = ()) -> tuple[list[str
         if not equals or re.search(r"[\s/:]", name):
             name, value = option, word
         option = word if word.startswith("-") and not equals else ""
-        if not option and not _PLACED.search(word) and is_secret(name, value):
+        if not option and not _PLACED.search(word) and _is_secret(name, value):
             taken = _taken(f"ARG_{_variable(name) or 'SECRET'}", value, values)
             made[at] = taken if value == word else f"{name}={taken}"
     return made, values
