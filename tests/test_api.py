@@ -3,10 +3,12 @@
 import inspect
 import sys
 import textwrap
+from dataclasses import fields
 
 import pytest
 
 import tuner
+from tuner.study.request import PlanRequest, StudyRequest
 from tuner.testing.commands import finished
 from tuner.testing.studies import write_table
 
@@ -97,8 +99,7 @@ def test_in_a_notebook_a_search_is_a_bar_that_moves(tmp_path):
     assert "p0002" in ended.stdout
 
 
-def test_both_functions_take_the_same_headline_keywords():
-    optimize, replay = (inspect.signature(f).parameters for f in (tuner.optimize, tuner.replay))
-    shared = ("constraints", "search", "on_progress")
-    for name in shared:
-        assert optimize[name].default is replay[name].default is None
+def test_every_field_of_a_request_is_an_argument():
+    optimize, plan = (inspect.signature(f).parameters.keys() for f in (tuner.optimize, tuner.plan))
+    assert {item.name for item in fields(StudyRequest)} <= optimize
+    assert plan - optimize == {item.name for item in fields(PlanRequest)} - optimize

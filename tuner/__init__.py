@@ -53,30 +53,26 @@ __all__ = [
     "tuning",
 ]
 
-_MODULES = {
-    "Cluster": "tuner.search_spaces.cluster",
-    "Configuration": "tuner.search_spaces.configuration",
-    "Constraints": "tuner.problem.constraints",
-    "InputError": "tuner.search_spaces.errors",
-    "Interval": "tuner.results.parts",
-    "Knob": "tuner.search_spaces.declared",
-    "Interrupted": "tuner.study.session",
-    "Point": "tuner.results.parts",
-    "Progress": "tuner.study.callbacks",
-    "Recommendation": "tuner.results.parts",
-    "Result": "tuner.results.result",
-    "Script": "tuner.workload.scripts.command",
-    "SearchSettings": "tuner.problem.settings",
-    "TrainingJob": "tuner.search_spaces.job",
-    "WindowPolicy": "tuner.workload.probe",
-    "fit": "tuner.planning.fit",
-    "load_result": "tuner.api",
-    "optimize": "tuner.api",
-    "plan": "tuner.api",
-    "replay": "tuner.api",
-    "track": "tuner.display.progress",
-    "tuning": "tuner.online.block",
+_NAMES = {
+    "tuner.api": ("load_result", "optimize", "plan", "replay"),
+    "tuner.display.progress": ("track",),
+    "tuner.online.block": ("tuning",),
+    "tuner.planning.fit": ("fit",),
+    "tuner.problem.constraints": ("Constraints",),
+    "tuner.problem.settings": ("SearchSettings",),
+    "tuner.results.parts": ("Interval", "Point", "Recommendation"),
+    "tuner.results.result": ("Result",),
+    "tuner.search_spaces.cluster": ("Cluster",),
+    "tuner.search_spaces.configuration": ("Configuration",),
+    "tuner.search_spaces.declared": ("Knob",),
+    "tuner.search_spaces.errors": ("InputError",),
+    "tuner.search_spaces.job": ("TrainingJob",),
+    "tuner.study.callbacks": ("Progress",),
+    "tuner.study.session": ("Interrupted",),
+    "tuner.workload.probe": ("WindowPolicy",),
+    "tuner.workload.scripts.command": ("Script",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

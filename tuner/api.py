@@ -10,29 +10,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints, Limits
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
-from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
-from tuner.study.request import Notify, StudyRequest
+from tuner.study.callbacks import Notify
+from tuner.study.request import PlanRequest, StudyRequest
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
+    from tuner.results.result import Result
     from tuner.study.callbacks import Callback
-    from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
 
 __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
+
+Request = TypeVar("Request", bound=StudyRequest)
 
 
 @contextmanager
@@ -44,12 +46,12 @@ def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
         yield ProgressLogger(view, on_progress)
 
 
-def _request(given: dict[str, Any]) -> StudyRequest:
+def _request(given: dict[str, Any], kind: type[Request]) -> Request:
     """Return the request of a function's arguments by their names, its `limits` included."""
-    values = {item.name: given[item.name] for item in fields(StudyRequest) if item.name in given}
+    values = {item.name: given[item.name] for item in fields(kind) if item.name in given}
     values["constraints"] = (given["constraints"] or Constraints()).limited(**given["limits"])
     values["search"] = given.get("search") or SearchSettings()
-    return StudyRequest(**values)
+    return kind(**values)
 
 
 def optimize(
@@ -152,7 +154,7 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    request = _request(locals())
+    request = _request(locals(), StudyRequest)
     return search_for(request, report=report, progress=progress, on_progress=on_progress)
 
 
@@ -246,24 +248,13 @@ def plan(
     Raises:
         InputError: the input is wrong, or nothing fits; one sentence.
     """
-    request = _request(locals())
-    return plan_for(
-        request,
-        gpus=gpus,
-        measured=measured,
-        run=run,
-        report=report,
-        progress=progress,
-        on_progress=on_progress,
-    )
+    request = _request(locals(), PlanRequest)
+    return plan_for(request, report=report, progress=progress, on_progress=on_progress)
 
 
 def plan_for(
-    request: StudyRequest,
+    request: PlanRequest,
     *,
-    gpus: Sequence[int] = (),
-    measured: str | Path | None = None,
-    run: str | Path | None = None,
     report: bool = True,
     progress: bool = True,
     on_progress: Notify | None = None,
@@ -272,14 +263,7 @@ def plan_for(
     from tuner.study.plan_run import run_plan
 
     with _receiver(progress, on_progress) as notify:
-        return run_plan(
-            request,
-            gpus,
-            measured,
-            probed=run,
-            show=lambda run: _callbacks(run, report),
-            notify=notify,
-        )
+        return run_plan(request, lambda run: _callbacks(run, report), notify)
 
 
 def replay(
@@ -316,7 +300,7 @@ def replay(
     Raises:
         InputError: the input is wrong; one sentence.
     """
-    request = _request(locals())
+    request = _request(locals(), StudyRequest)
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
@@ -350,42 +334,17 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
     return result_of(find_run(run, runs_dir))
 
 
-def front_of_csv(
-    paths: Sequence[str | Path],
-    options: CsvOptions | None = None,
-    *,
-    constraints: Constraints | None = None,
-    baseline: Sequence[str] = (),
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
-) -> tuple[Result, str]:
-    """Return the front of past runs, with its report in a run folder.
+def front_of_csv(*given: Any, **named: Any) -> tuple[Result, str]:
+    """Return the front of past runs, with its report, and a sentence on what was read as what.
 
-    Args:
-        paths: CSV files; columns that all of them have are read.
-        baseline: KNOB=VALUE of the configuration in use today, if there is one.
-
-    Returns:
-        The result, and a sentence on what was read as what.
-
-    Raises:
-        InputError: a file cannot be read, or its columns are ambiguous; one sentence.
+    Arguments and errors are those of `tuner.study.csv_import.import_runs`.
     """
     from tuner.deploy.study_callbacks import ReportCallback
-    from tuner.study.csv_import import CsvOptions, import_runs
+    from tuner.study.csv_import import import_runs
     from tuner.study.load import result_of
-    from tuner.workload.trace import read_trace
 
-    run, read = import_runs(
-        paths,
-        options or CsvOptions(),
-        constraints=constraints or Constraints(),
-        baseline=baseline,
-        name=name,
-        runs_dir=runs_dir,
-    )
-    result = ReportCallback(run).answered(result_of(run), read_trace(run.trace).records)
-    return result, read
+    run, read = import_runs(*given, **named)
+    return ReportCallback(run).answered(result_of(run), run.records()), read
 
 
 def _callbacks(run: RunFolder, report: bool) -> Sequence[Callback]:

@@ -89,7 +89,7 @@ class _FastestSearch(ProblemSearch):
 
     def __init__(self, problem: Problem, name: str, seed: int, prior: Prior | None) -> None:
         super().__init__(problem, name, seed, 1, False, prior)
-        self.sampler.question = Question(Constraints(objective="least-time"), steps=1)
+        self.sampler.question = Question(Constraints(objective="time"), steps=1)
         self._least_s = min(point.time_s for point in self.truth.points)
 
     def _note_ends(self, measured: Sequence[Configuration], kJ: float) -> None:

@@ -59,8 +59,12 @@ REVIEWED = [
     ),
     (4, [*PLAN, "--deadline-s", "2x"], ["--deadline-s: '2x' must be a number with a unit (s, "]),
     (5, [*PLAN, "--deadline", "7200"], ["--deadline: '7200' must be", "such as 2h, 90m or 7200s"]),
-    (6, [*PLAN, "--budget", "-5kJ"], ["budget_kJ is -5.0; it must be a number greater than 0"]),
-    (6, [*PLAN, "--budget-kJ", "-5"], ["budget_kJ is -5.0; it must be a number greater than 0"]),
+    (6, [*PLAN, "--budget", "-5kJ"], ["--budget is -5.0; it must be a number greater than 0"]),
+    (
+        6,
+        [*PLAN, "--max-slowdown", "-1%"],
+        ["--max-slowdown is -0.01; it must be"],
+    ),
     (10, [*PLAN, "--minimize", "cheapest"], ["unknown objective 'cheapest'", "knee", "cost"]),
     (11, [*PLAN, "--minimize", "cost"], ["needs price_per_kWh", "no price is assumed"]),
     (
@@ -93,7 +97,7 @@ REVIEWED = [
         ["optimize", "--script", "nowhere.py", "--cluster", "cpu-2"],
         ["there is no script 'nowhere.py' in /"],
     ),
-    (25, [*PLAN, "--max-probes", "0"], ["max_probes is 0; it must be an integer of at least 1"]),
+    (25, [*PLAN, "--max-probes", "0"], ["--max-probes is 0; it must be an integer of at least 1"]),
     (
         26,
         [*PLAN, "--space", "nosuch"],
@@ -126,7 +130,7 @@ OTHERS = [
     ([*PLAN, "--budget", "40"], ["--budget: '40' must be", "such as 11kWh or 40MJ"]),
     ([*PLAN, "--budget", "40mJ"], ["'40mJ' must be a number with a unit (J, kJ, MJ, "]),
     ([*PLAN, "--budget", "1.2.3kJ"], ["'1.2.3kJ' must be a number with a unit"]),
-    ([*PLAN, "--deadline-s", "nan"], ["deadline_s is nan; it must be a number greater"]),
+    ([*PLAN, "--deadline-s", "nan"], ["--deadline is nan; it must be a number greater"]),
     ([*PLAN, "--dead", "2h"], ["unknown arguments: --dead"]),
     ([*PLAN, "--deadlin-s=2"], ["unknown arguments: --deadlin-s=2; did you mean '--deadline-s"]),
     ([*PLAN, "--space", "fulll"], ["unknown space 'fulll'; did you mean 'full'?"]),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tuner.models.analytic.model import AnalyticModel
-from tuner.problem.batch_scaling import JobStepsPrior, in_job_steps, steps_a_job_step
+from tuner.problem.problem import JobStepsPrior, in_job_steps, steps_a_job_step
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError

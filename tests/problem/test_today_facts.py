@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.problem.study_file import parse_job
+from tuner.problem.study_spec import parse_job
 from tuner.problem.today_facts import today_facts
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job

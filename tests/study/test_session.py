@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import tuner
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
@@ -14,6 +15,7 @@ from tuner.pareto import hypervolume
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide
 from tuner.results.parts import Point
+from tuner.search import sampler
 from tuner.search.regret import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -30,7 +32,7 @@ from tuner.testing.studies import (
     table_point,
     write_table,
 )
-from tuner.workload.probe import Failure
+from tuner.workload.probe import Failure, MeterInfo
 from tuner.workload.trace import read_trace
 
 
@@ -577,3 +579,51 @@ def test_without_a_compiler_offload_is_left_out_and_said(monkeypatch, tmp_path):
     problem = problem_of_job()
     assert {c.get("optimizer_offload") for c in problem.candidates} == {"none"}
     assert any("no C++ compiler" in note for note in problem.notes)
+
+
+# Meters and threads.
+
+
+def test_a_study_on_a_twin_is_marked_and_continues_on_no_other_meter(options):
+    """A twin's figures are never a GPU's."""
+    real = MeterInfo("nvml", "gpu", "NVML total-energy counter of 8 GPUs")
+    twin = replace(real, source="NVML total-energy counter of 8 twin GPUs", twin=True)
+    result = optimize(ModelRunner(meter=twin), options, max_probes=2)
+    assert {p.meter.mark for p in result.points} == {"twin"}
+    assert "(twin)" in result.choice.sentence
+    assert result.to_json()["points"][0]["meter"]["twin"] is True
+    with pytest.raises(InputError, match=r"scope, twin\).*scope, metered\); give another"):
+        optimize(ModelRunner(meter=real), options, max_probes=3)
+    again = tuner.load_result("study", runs_dir=options["runs_dir"])
+    assert {p.meter.mark for p in again.points} == {"twin"}
+
+
+def blas_threads() -> set[int]:
+    np.linalg.eigvalsh(np.eye(3))  # loads the library
+    return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+
+def test_a_search_plans_in_one_thread_and_gives_the_others_back(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[int]] = []
+    plan = sampler.CandidateSampler.plan
+
+    def watched(self, *args, **kwargs):
+        seen.append(blas_threads())
+        return plan(self, *args, **kwargs)
+
+    monkeypatch.setattr(sampler.CandidateSampler, "plan", watched)
+    with threadpool_limits(2):
+        before = blas_threads()
+        tuner.optimize(
+            "opt-350m",
+            cluster="a100-8",
+            executor="simulated",
+            search=tuner.SearchSettings(max_probes=2),
+            runs_dir=tmp_path,
+            report=False,
+        )
+        assert blas_threads() == before
+    assert seen
+    assert set.union(*seen) == {1}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.models.analytic.model import AnalyticModel
-from tuner.problem.probe_limits import probe_limits
+from tuner.problem.probe_cost import probe_limits
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings

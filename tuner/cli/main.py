@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tuner.cli import catalog, demo, deploy, fit, optimize, plan, probe, runs
+from tuner.cli import catalog, demo, deploy, optimize, plan, probe, runs
 from tuner.cli.arguments import RUNS, RUNS_DIR
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
@@ -63,7 +63,7 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    for module in (optimize, plan, fit, demo, runs, deploy, catalog, probe):
+    for module in (optimize, plan, demo, runs, deploy, catalog, probe):
         module.add(commands)
     dev = commands.family("dev", "tools to develop with: one probe, recorded tables, drivers")
     optimize.add_replay(dev)

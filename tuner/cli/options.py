@@ -17,7 +17,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import EXAMPLES, Option, declared_options, parse_quantity
 from tuner.workload.node.rights import STORAGE
 
@@ -217,8 +217,13 @@ def made_of_options(
     args: argparse.Namespace, kind: type[Made], *, only: Sequence[str] = (), **more: Any
 ) -> Made:
     """Return the dataclass object of the options that were parsed; `more` are its other fields."""
-    values = {item.name: getattr(args, item.name) for item, _ in _on_command_line(kind, only)}
-    return kind(**values, **more)
+    declared = _on_command_line(kind, only)
+    try:
+        return kind(**{item.name: getattr(args, item.name) for item, _ in declared}, **more)
+    except InvalidValue as error:  # which names the field
+        flags = {item.name: made.alias or made.flag or item.name for item, made in declared}
+        what = f"--{flags[error.what]}".replace("_", "-") if error.what in flags else error.what
+        raise InvalidValue(what, error.value, error.legal) from error
 
 
 def given_options(args: argparse.Namespace, kind: type, *, only: Sequence[str] = ()) -> list[str]:

@@ -1,10 +1,10 @@
-"""`tuner plan`: the front of every configuration, predicted at once."""
+"""`tuner plan` predicts every configuration at once, `tuner fit` one: and what makes it fit."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -21,7 +21,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import declared_options
-from tuner.study.request import StudyRequest
+from tuner.study.request import PlanRequest
 
 if TYPE_CHECKING:
     from tuner.results.result import Result
@@ -38,7 +38,7 @@ def _plan(args: argparse.Namespace) -> int:
 
     request = made_of_options(
         args,
-        StudyRequest,
+        PlanRequest,
         only=[*(item.name for item, _ in declared_options(JobRequest)), "name"],
         job=args.job,
         cluster=args.cluster,
@@ -46,23 +46,19 @@ def _plan(args: argparse.Namespace) -> int:
         constraints=made_of_options(args, Constraints),
         baseline=args.baseline,
         runs_dir=args.runs_dir,
+        gpus=_numbers(args.gpus),
+        measured=args.measured,
+        run=args.run,
     )
     if several(args.cluster):
         return _plan_kinds(args, request)
     with progress(args) as on_progress:
-        result = plan_for(
-            request,
-            gpus=_numbers(args.gpus),
-            measured=args.measured,
-            run=args.run,
-            progress=False,
-            on_progress=on_progress,
-        )
+        result = plan_for(request, progress=False, on_progress=on_progress)
     answer(args, result.to_json(), answer_lines(result), fit=True)
     return OK if result.choice.met else UNMET
 
 
-def _plan_kinds(args: argparse.Namespace, request: StudyRequest) -> int:
+def _plan_kinds(args: argparse.Namespace, request: PlanRequest) -> int:
     """Compare several clusters; no run is kept."""
     import tempfile
 
@@ -100,8 +96,69 @@ def _numbers(text: str | None) -> list[int]:
     return found
 
 
+def _fit(args: argparse.Namespace) -> int:
+    from tuner.display.plan_text import fit_lines
+    from tuner.planning.fit import fit
+    from tuner.results.predict import forecast
+    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.knobs import split_words, values_of
+
+    jobs, knobs = split_words(args.what)
+    if len(jobs) > 1:
+        raise InputError(f"{jobs[1]!r} is a second job; tuner fit takes one job and KNOB=VALUE")
+    prediction = fit(
+        jobs[0] if jobs else None,
+        cluster=args.cluster,
+        configuration=Configuration.of(values_of(knobs)) if knobs else None,
+        space=args.space,
+        gpus=args.gpus,
+    )
+    windows: dict[str, Any] = {}
+    if args.run is not None:
+        from tuner.problem.run_folder import find_run
+        from tuner.problem.study_spec import parse_cluster
+        from tuner.workload.trace import read_trace
+
+        folder = find_run(args.run, args.runs_dir)
+        windows["records"] = read_trace(folder.trace).records
+        windows["probed_on"] = parse_cluster(folder.read_study() or {})
+    costs = forecast(prediction.job, prediction.cluster, prediction.configuration, **windows)
+    data = {**costs.to_json(), **prediction.to_json(), "known_error": list(costs.known_error)}
+    answer(args, data, fit_lines(prediction, costs))
+    return OK if prediction.fits else UNMET
+
+
 def add(commands: Commands) -> None:
-    """Add the command of this module."""
+    """Add the commands of this module."""
+    _add_plan(commands)
+    parser = commands.command(
+        "fit", _fit, "predict one configuration: memory, what would make it fit, time and energy"
+    )
+    add = parser.add_argument
+    add(
+        "what",
+        nargs="*",
+        metavar="[JOB] KNOB=VALUE",
+        help="job file or name, and knobs (default: plain data parallelism)",
+    )
+    add_shared(parser, "--cluster")
+    add(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="number of GPUs of the cluster's kind (default: the cluster's)",
+    )
+    add(
+        "--space",
+        default="full",
+        metavar="NAME",
+        help="search space file or name of the changes to try (default: full)",
+    )
+    add("--run", metavar="RUN", help="correct time and energy by the probes of this run")
+    add_shared(parser, "--runs-dir")
+
+
+def _add_plan(commands: Commands) -> None:
     parser = commands.command(
         "plan", _plan, "predict every configuration for a cluster; nothing is measured"
     )

@@ -56,7 +56,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.problem.file_starts import of_files
     from tuner.problem.from_job import cluster_of
     from tuner.problem.job_request import with_knobs
-    from tuner.problem.probe_limits import probe_limits
+    from tuner.problem.probe_cost import probe_limits
     from tuner.search_spaces.errors import InvalidConfiguration
     from tuner.search_spaces.rules import broken_rules
     from tuner.search_spaces.safe_files import require_own

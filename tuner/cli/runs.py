@@ -224,7 +224,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from tuner.problem.run_list import list_runs, remove_run, stop_run
+    from tuner.problem.run_folder import list_runs, remove_run, stop_run
 
     if args.action == "list":
         if args.run:
@@ -239,7 +239,7 @@ def _runs(args: argparse.Namespace) -> int:
             for e in entries
         ]
         lines = columns(rows) if entries else [f"no runs in {args.runs_dir}"]
-        answer(args, [entry.to_json() for entry in entries], lines)
+        answer(args, [vars(entry) for entry in entries], lines)
         return OK
     if not args.run:
         raise InputError(f"name the runs: tuner runs {args.action} NAME ...")

@@ -54,7 +54,7 @@ class DashboardCallback(Callback):
 
         self._open = study, Follower(study.recorder.study, study.so_far)
 
-    def finished(self, event: Progress) -> None:
+    def happened(self, event: Progress) -> None:
         if event.record is not None and self._open is not None:
             study, follower = self._open
             with storage_trouble(study.recorder.where):

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
 from tuner.deploy.launch_files import launch_of
-from tuner.problem.batch_scaling import steps_a_job_step
+from tuner.problem.problem import steps_a_job_step
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings

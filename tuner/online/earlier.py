@@ -19,7 +19,7 @@ from pathlib import Path
 from tuner.online.response import Studied
 from tuner.online.settings import mean_value
 from tuner.online.windows import Window
-from tuner.problem.batch_scaling import steps_a_job_step
+from tuner.problem.problem import steps_a_job_step
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings

@@ -198,7 +198,7 @@ def fit(
     searched = _launches_alone(load_space(space))
     request = _Request(job, cluster, configuration)
     breakdown = request.model.breakdown(configuration)
-    probability = float(request.probabilities(request.prediction, [configuration])[0])
+    probability = request.probability
     return Fit(
         job=job,
         cluster=cluster,
@@ -250,39 +250,16 @@ class _Request:
             np.where(prediction.host_memory_bytes > host, 0.0, probability) if host else probability
         )
 
-    def change_to(
-        self, configuration: Configuration, prediction: Prediction, probability: float
-    ) -> Change:
-        """Return a configuration as a change of the one that was asked about."""
-        time, energy = (
-            float(prediction.step_time_s[0]),
-            float(prediction.step_time_s[0] * prediction.power_W[0]),
-        )
-        now = float(self.prediction.step_time_s[0])
-        return Change(
-            configuration=configuration,
-            knobs=_differing(configuration, self.configuration),
-            probability=probability,
-            memory_bytes=float(prediction.memory_bytes[0]),
-            step_time_s=time,
-            energy_J=energy,
-            time_ratio=time / now,
-            energy_ratio=energy / float(now * self.prediction.power_W[0]),
-        )
+    @property
+    def probability(self) -> float:
+        """Probability that it fits."""
+        return float(self.probabilities(self.prediction, [self.configuration])[0])
 
 
 def _launches_alone(space: SearchSpace) -> SearchSpace:
     space = space.same_training()
-    kept = {name: c for name, c in space.choices.items() if KNOBS[name].kind == "launch"}
-    return replace(space, choices={n: c for n, c in kept.items() if n not in _KEPT})
-
-
-def _differing(one: Configuration, other: Configuration) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, knob in KNOBS.items()
-        if knob.kind == "launch" and one.get(name) != other.get(name)
-    )
+    kept = {n: c for n, c in space.choices.items() if KNOBS[n].kind == "launch" and n not in _KEPT}
+    return replace(space, choices=kept)
 
 
 def _with(configuration: Configuration, **values: int) -> Configuration:
@@ -292,24 +269,15 @@ def _with(configuration: Configuration, **values: int) -> Configuration:
 def _largest_micro_batch(request: _Request) -> Most:
     job = request.job.at(request.configuration)
     share = job.global_batch // request.configuration.data_parallel
-    valid = [
-        c
-        for c in (
-            _with(request.configuration, micro_batch=n)
-            for n in range(1, share + 1)
-            if share % n == 0
-        )
-        if not broken_rules(c, request.job, request.cluster)
-    ]
+    sizes = (n for n in range(1, share + 1) if share % n == 0)
+    every = (_with(request.configuration, micro_batch=n) for n in sizes)
+    valid = [c for c in every if not broken_rules(c, request.job, request.cluster)]
+    micro_batches = np.array([c.micro_batch for c in valid])
     probability = request.probabilities(request.model.predict(valid), valid)
     likely, sure = (
-        max(
-            (c.micro_batch for c, p in zip(valid, probability, strict=True) if p >= least),
-            default=0,
-        )
-        for least in (LIKELY, SURE)
+        int(micro_batches[probability >= least].max(initial=0)) for least in (LIKELY, SURE)
     )
-    return Most(likely, sure, capped=sure == max(c.micro_batch for c in valid))
+    return Most(likely, sure, capped=sure == micro_batches.max())
 
 
 def _longest_sequence(request: _Request) -> Most:
@@ -321,8 +289,7 @@ def _longest_sequence(request: _Request) -> Most:
     def fits(count: int, least: float) -> bool:
         longer = replace(request.job, sequence_length=count * step)
         there = _Request(longer, request.cluster, request.configuration)
-        probability = there.probabilities(there.prediction, [request.configuration])[0]
-        return bool(probability >= least) and not broken_rules(
+        return there.probability >= least and not broken_rules(
             request.configuration, longer, there.cluster
         )
 
@@ -363,22 +330,31 @@ def _launches(request: _Request, space: SearchSpace) -> list[Configuration]:
 
 
 def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list[Change]:
+    """Return those that surely fit, or else probably, the fastest first."""
     if not configurations:
         return []
     prediction = request.model.predict(configurations)
     probability = request.probabilities(prediction, configurations)
+    times_s, energies_J = prediction.step_time_s, prediction.step_time_s * prediction.power_W
+    now_s = float(request.prediction.step_time_s[0])
+    now_J = now_s * float(request.prediction.power_W[0])
     rows = np.flatnonzero(probability >= (SURE if (probability >= SURE).any() else LIKELY))
     return [
-        request.change_to(
-            configurations[row],
-            Prediction(
-                prediction.step_time_s[[row]],
-                prediction.power_W[[row]],
-                prediction.memory_bytes[[row]],
+        Change(
+            configuration=(changed := configurations[row]),
+            knobs=tuple(
+                name
+                for name, knob in KNOBS.items()
+                if knob.kind == "launch" and changed.get(name) != request.configuration.get(name)
             ),
-            float(probability[row]),
+            probability=float(probability[row]),
+            memory_bytes=float(prediction.memory_bytes[row]),
+            step_time_s=float(times_s[row]),
+            energy_J=float(energies_J[row]),
+            time_ratio=float(times_s[row]) / now_s,
+            energy_ratio=float(energies_J[row]) / now_J,
         )
-        for row in rows[np.argsort(prediction.step_time_s[rows], kind="stable")]
+        for row in rows[np.argsort(times_s[rows], kind="stable")]
     ]
 
 
@@ -405,11 +381,11 @@ def _fewest_replicas(request: _Request) -> int | None:
     for size in _sizes(request.cluster):
         if size % one:
             continue
-        there = request.on(enlarged(request.cluster, size))
+        job, there = request.job, enlarged(request.cluster, size)
         changed = _with(request.configuration, data_parallel=size // one)
-        if broken_rules(changed, there.job, there.cluster):
-            continue
-        if there.probabilities(there.model.predict([changed]), [changed])[0] >= LIKELY:
+        if not broken_rules(changed, job, there) and (
+            _Request(job, there, changed).probability >= LIKELY
+        ):
             return size
     return None
 

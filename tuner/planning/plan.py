@@ -1,19 +1,23 @@
 """A plan: every configuration predicted, the front of the models, and the choice on it.
 
 The front is exact for the models. How far they may be wrong is in the intervals and in the
-probability of being on the front (`tuner.models.analytic.model_error`). Nothing is measured.
+probability of being on the front (`tuner.models.analytic.model_error`). Nothing is measured. The
+run folder keeps the table, of which a result is made again under any constraints.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.analytic.model_error import (
     ModelError,
@@ -26,9 +30,8 @@ from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
 from tuner.planning.evaluate import Evaluated, evaluate
 from tuner.planning.measured import Correction
-from tuner.planning.table import PlanRow, PlanTable
 from tuner.problem.constraints import Constraints
-from tuner.problem.does_not_fit import does_not_fit
+from tuner.problem.from_job import does_not_fit
 from tuner.problem.problem import versions
 from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import front_of
@@ -40,7 +43,9 @@ from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
+from tuner.search_spaces.typed import read_fields, strict_json
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500
@@ -49,8 +54,98 @@ PROBES = 10
 #: A configuration is kept as possibly on the front up to this many standard deviations of the own
 #: part of the error of a difference.
 HOPE = 2.0
-#: Limit on the numbers of GPUs of one plan.
-MOST_SIZES = 16
+
+#: Name of the file in a run folder.
+PLAN_FILE = "plan.json"
+#: Version of the file.
+SCHEMA = 1
+#: Most that is read of it.
+MAX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One configuration; every figure but the memory is of a logarithm.
+
+    Attributes:
+        log_time, log_power: of a step, s and W.
+        time_ratio_sd, energy_ratio_sd: of the ratio to the baseline.
+        p_nondominated: probability of being on the front.
+    """
+
+    configuration: Configuration
+    log_time: float
+    log_power: float
+    time_se: float
+    power_se: float
+    time_ratio_sd: float
+    energy_ratio_sd: float
+    p_nondominated: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """The table of a plan.
+
+    Attributes:
+        baseline: number of the baseline's row.
+        configurations, fitting: how many were predicted, and how many of them fit in memory.
+        probes: rows whose measurement would teach most, the baseline first.
+    """
+
+    rows: tuple[PlanRow, ...]
+    baseline: int
+    configurations: int
+    fitting: int
+    seconds: float
+    gpus: tuple[int, ...]
+    probes: tuple[int, ...]
+    attainment: Mapping[str, Any]
+
+
+def write_plan(table: PlanTable, folder: Path) -> None:
+    """Write the table into a run folder."""
+    rows = [{**vars(row), "configuration": row.configuration.to_json()} for row in table.rows]
+    data = {"schema": SCHEMA, **vars(table), "rows": rows}
+    write_text(folder / PLAN_FILE, json.dumps(strict_json(data)) + "\n")
+
+
+def read_plan(folder: Path) -> PlanTable:
+    """Read the table of a run folder.
+
+    Raises:
+        InputError: it is no table of a plan, or a newer release wrote it.
+    """
+    path = folder / PLAN_FILE
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it holds more than {MAX_BYTES // 2**20} MiB")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise InputError(f"{path} was written by a newer joulefront; this one reads {SCHEMA}")
+        table = read_fields(PlanTable, data, "plan", rows=_rows, attainment=_attainment)
+        for number in (table.baseline, *table.probes):
+            if not 0 <= number < len(table.rows):
+                raise ValueError(f"it has no row {number}")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"cannot read the plan {path}: {error!r}") from error
+    return table
+
+
+def _rows(data: Iterable[Any]) -> tuple[PlanRow, ...]:
+    read = Configuration.from_json
+    return tuple(read_fields(PlanRow, row, "row of a plan", configuration=read) for row in data)
+
+
+def _attainment(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: int(value)
+        if name == "draws"
+        else tuple(math.inf if number is None else float(number) for number in value)
+        for name, value in data.items()
+    }
+
 
 OnBlock = Callable[[int], None]
 
@@ -78,10 +173,9 @@ def plan_table(
         raise InputError(
             f"a plan needs the model and sequence length of job {job.name!r}, which are not known"
         )
-    if len(gpus) > MOST_SIZES:
-        raise InputError(f"{len(gpus)} numbers of GPUs are given; a plan takes up to {MOST_SIZES}")
     sizes = tuple(sorted(set(gpus)))
-    parts, done = [], 0
+    parts, done = list[Evaluated](), 0
+    constants = None if correction is None else correction.constants
     for size in sizes or (None,):
         before = done
         part = evaluate(
@@ -91,14 +185,21 @@ def plan_table(
             gpus=size,
             slack=_slack(),
             seed=seed,
-            constants=None if correction is None else correction.constants,
+            constants=constants,
             on_block=None if on_block is None else lambda n, b=before: on_block(b + n),  # type: ignore[misc]
         )
         done += part.count
         parts.append(part)
-    _require_fitting(job, cluster, space, sizes, parts)
-    found = _joined(parts)
-    found, today = _with_baseline(job, cluster, baseline, found, correction)
+    for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
+        if not part.count:
+            raise InputError(
+                f"space {space.name!r} has no configuration of job {job.name!r} on {size} GPUs; a "
+                f"larger global batch than {job.global_batch} feeds more"
+            )
+    if not any(part.fitting for part in parts):
+        smallest = min(parts, key=lambda part: part.least_bytes)
+        raise InputError(does_not_fit(job, cluster, space, smallest.count, smallest.least_bytes))
+    found, today = _with_baseline(job, cluster, baseline, _joined(parts), constants)
     if correction is not None:
         found = replace(
             found,
@@ -109,39 +210,20 @@ def plan_table(
     return _table(today, found, job.steps, spreads, sizes, seed, started)
 
 
-def _require_fitting(
-    job: TrainingJob,
-    cluster: Cluster,
-    space: SearchSpace,
-    sizes: tuple[int, ...],
-    parts: list[Evaluated],
-) -> None:
-    for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
-        if not part.count:
-            raise InputError(
-                f"space {space.name!r} has no configuration of job {job.name!r} on {size} GPUs; a "
-                f"larger global batch than {job.global_batch} feeds more"
-            )
-    if not any(part.fitting for part in parts):
-        smallest = min(parts, key=lambda part: part.least_bytes)
-        raise InputError(does_not_fit(job, cluster, space, smallest.count, smallest.least_bytes))
-
-
 def _slack() -> float:
     own = math.hypot(Spread.of("step time").own, Spread.of("power").own)
     return HOPE * math.sqrt(2) * own
 
 
 def _joined(parts: Sequence[Evaluated]) -> Evaluated:
+    arrays = ("log_time", "log_power", "memory_bytes", "listed")
+    joined: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in arrays}
     return Evaluated(
         configurations=tuple(c for part in parts for c in part.configurations),
-        log_time=np.concatenate([part.log_time for part in parts]),
-        log_power=np.concatenate([part.log_power for part in parts]),
-        memory_bytes=np.concatenate([part.memory_bytes for part in parts]),
-        listed=np.concatenate([part.listed for part in parts]),
         count=sum(part.count for part in parts),
         fitting=sum(part.fitting for part in parts),
         least_bytes=min(part.least_bytes for part in parts),
+        **joined,
     )
 
 
@@ -189,13 +271,11 @@ def _with_baseline(
     cluster: Cluster,
     baseline: Configuration,
     found: Evaluated,
-    correction: Correction | None,
+    constants: Constants | None,
 ) -> tuple[Evaluated, int]:
     if baseline in found.configurations:
         return found, found.configurations.index(baseline)
-    constants = None if correction is None else correction.constants
-    model = AnalyticModel(job, cluster, constants=constants)
-    prediction = model.predict([baseline])
+    prediction = AnalyticModel(job, cluster, constants=constants).predict([baseline])
     added = replace(
         found,
         configurations=(*found.configurations, baseline),
@@ -223,7 +303,8 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
             source="predicted",
             windows=0,
             meter=meter,
-            **row.of_point,
+            p_nondominated=row.p_nondominated,
+            peak_memory_bytes=int(row.memory_bytes),
         )
         for row in table.rows
     )

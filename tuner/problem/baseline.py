@@ -23,10 +23,10 @@ from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
 from tuner.search_spaces.rules import broken_rules
 from tuner.workload.scripts.script_job import ScriptJob
 
-#: Keys of DeepSpeed's JSON that say how the batch is split, which the knobs say.
-_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-#: Keys that change nothing of a step's work.
-_SILENT = ("steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard", "wandb")
+#: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
+_KNOWN = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_parallel_size"}
+_KNOWN |= {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
+_KNOWN |= {"steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard", "wandb"}
 #: Parts of "zero_optimization" that are knobs.
 _ZERO = ("stage", "offload_optimizer", "offload_param")
 #: Beginning of the name of a default baseline.
@@ -93,8 +93,13 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         fitting = [n for n in degrees(cluster.devices // inside) if job.global_batch % n == 0]
         values["data_parallel"] = max(fitting, default=1)
     if files and "micro_batch" not in values:
-        replicas = int(str(values["data_parallel"]))
-        values["micro_batch"] = _micro_batch(config, job, replicas, notes)
+        times = config.get("gradient_accumulation_steps")
+        times = times if isinstance(times, int) and times > 0 else 1
+        share = max(1, job.global_batch // (int(str(values["data_parallel"])) * times))
+        values["micro_batch"] = share
+        notes.append(
+            f"no micro-batch is named, so it is the global batch's share of a rank: {share}"
+        )
     configuration = Configuration.of(values)
     launch = Settings({**configuration.launch, **declared})
     configuration = with_baseline(Configuration(launch, configuration.live), job.knobs)
@@ -128,12 +133,11 @@ def _knobs_of(
 ) -> tuple[dict[str, Value], list[str]]:
     values: dict[str, Value] = {}
     notes = []
-    zero = _section(config, "zero_optimization")
+    zero, tensor = _section(config, "zero_optimization"), _section(config, "tensor_parallel")
     stage = zero.get("stage", 0)
     if stage == "auto":
         notes.append(f"{file} leaves the ZeRO stage to its caller ('auto'); 0 is taken")
         stage = 0
-    values["zero_stage"] = KNOBS["zero_stage"].check(stage)
     offload = _section(zero, "offload_optimizer")
     for knob, section in (
         ("optimizer_offload", offload),
@@ -147,15 +151,15 @@ def _knobs_of(
             values[knob] = device
     if offload.get("super_offload"):
         values["optimizer_offload"] = "async"
-    tensor = _section(config, "tensor_parallel")
-    degree = tensor.get("autotp_size", tensor.get("tp_size", 1))
-    sequence = config.get("sequence_parallel_size", 1)
-    for knob, value in (("tensor_parallel", degree), ("sequence_parallel", sequence)):
-        if value != 1:
-            values[knob] = KNOBS[knob].check(value)
     micro = config.get("train_micro_batch_size_per_gpu")
-    if isinstance(micro, int):
-        values["micro_batch"] = KNOBS["micro_batch"].check(micro)
+    for knob, value, default in (
+        ("zero_stage", stage, None),
+        ("tensor_parallel", tensor.get("autotp_size", tensor.get("tp_size", 1)), 1),
+        ("sequence_parallel", config.get("sequence_parallel_size", 1), 1),
+        ("micro_batch", micro if isinstance(micro, int) else None, None),
+    ):
+        if value != default:
+            values[knob] = KNOBS[knob].check(value)
     whole = config.get("train_batch_size")
     if isinstance(whole, int) and whole != job.global_batch:
         notes.append(
@@ -166,22 +170,8 @@ def _knobs_of(
         enabled = _section(config, precision).get("enabled")
         if enabled is True and job.precision != precision:
             notes.append(f"{file} trains in {precision}; the job's {job.precision} is used")
-    known = {*_BATCH, *_SILENT, "zero_optimization", "tensor_parallel", "fp16", "bf16"}
-    known |= {"sequence_parallel_size"}
-    left = [name for name in config if name not in known]
-    if left:
+    if left := [name for name in config if name not in _KNOWN]:
         notes.append(f"no knob, so the job's own holds: {', '.join(left)} of {file}")
-    parts = [name for name in zero if name not in _ZERO]
-    if parts:
+    if parts := [name for name in zero if name not in _ZERO]:
         notes.append(f"no knob, so DeepSpeed's default holds: {', '.join(parts)} of ZeRO in {file}")
     return values, notes
-
-
-def _micro_batch(
-    config: Mapping[str, Any], job: TrainingJob, replicas: int, notes: list[str]
-) -> int:
-    times = config.get("gradient_accumulation_steps")
-    times = times if isinstance(times, int) and times > 0 else 1
-    share = max(1, job.global_batch // (replicas * times))
-    notes.append(f"no micro-batch is named, so it is the global batch's share of a rank: {share}")
-    return share

@@ -202,8 +202,6 @@ class Constraints:
     baseline_time_s: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.objective, str):  # "least-energy" in the release before
-            object.__setattr__(self, "objective", self.objective.removeprefix("least-"))
         check_options(self)
         if self.objective == "cost" and not any(self.prices):
             raise InputError(

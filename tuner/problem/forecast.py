@@ -65,14 +65,12 @@ def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
     each_s = each_kJ = job_kJ = None
     if problem.prior is not None and problem.baseline is not None:
         each_s, each_kJ, job_kJ = _launch(problem, settings, visits)
-        if job_kJ is not None:
-            repaid = USUAL_SAVING * job_kJ / each_kJ
-            launches = min(launches, max(LEAST_LAUNCHES // 2, math.floor(repaid)))
-        if (
-            job_kJ is not None and settings.search_share is not None
-        ):  # it limits the launches of the search alone
-            allowed = math.floor(settings.search_share * job_kJ / each_kJ)
-            launches = min(launches, max(LEAST_LAUNCHES, allowed))
+        for share, least in (
+            (USUAL_SAVING, LEAST_LAUNCHES // 2),
+            (settings.search_share, LEAST_LAUNCHES),  # of the launches of the search alone
+        ):
+            if job_kJ is not None and share is not None:
+                launches = min(launches, max(least, math.floor(share * job_kJ / each_kJ)))
     probes = launches + (2 * USUAL_PAIRS if settings.verify else 0)
     limits = [float(probes), settings.max_probes or math.inf]
     if each_s is not None and each_kJ is not None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.memory_margin import CANDIDATE_FACTOR
 from tuner.problem.baseline import Baseline, default_name, read_baseline
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import plain
-from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.cluster import Cluster, cluster_names, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -25,6 +29,7 @@ from tuner.search_spaces.space import (
     SearchSpace,
     default_configuration,
     load_space,
+    space_names,
 )
 from tuner.workload.node.ops import cannot_build, cannot_compile
 from tuner.workload.scripts.command import Script
@@ -32,6 +37,8 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 #: Spaces of a new run without --space: every rank holds the whole model, or its parts as well.
 SMALL, LARGE = "default", "large"
+#: Multiples of the cluster's GPUs that are tried.
+MULTIPLES = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -126,20 +133,21 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     needs more GPUs than the job may have could not be chosen, so it is left out.
     """
     asked, most = question_of(request, plan=plan), request.constraints.max_gpus
-    job, cluster, searched = asked.job, asked.cluster, asked.whole
-    candidates, notes = _runnable(job, cluster, asked.space, plan)
-    candidates, left_out = _fitting(candidates, job, cluster, searched, plan)
-    notes += [*left_out, *asked.notes]
-    if request.cluster == "auto":
-        candidates, left_out = _usable_here(candidates, cluster, request.clocks)
-        notes += left_out
-    configuration = asked.today.configuration
-    allowed, left_out = _allowed(candidates, most, asked.space_name, configuration)
-    notes += left_out
+    job, cluster = asked.job, asked.cluster
     script = job if isinstance(job, ScriptJob) else None
+    found = _of_script(asked, script) if script else _Found(asked.space.candidates(job, cluster))
+    if not plan and not script:
+        _leave_out_unrunnable(found, asked)
+    _leave_out_unfitting(found, asked, plan)
+    found.notes += asked.notes
+    if request.cluster == "auto":
+        _leave_out_unusable_here(found, cluster, request.clocks)
+    configuration = asked.today.configuration
+    allowed = _allowed(found, most, asked.space_name, configuration)
     if not script:
-        notes += knobs_in_play(allowed, searched, job, cluster)
-    sized = "global_batch" in searched.choices and not script
+        found.notes += knobs_in_play(allowed, asked.whole, job, cluster)
+    candidates = found.candidates
+    sized = "global_batch" in asked.whole.choices and not script
     if sized and configuration.get("global_batch") is None:
         # The candidates have it, so that their sizes are numbers on one scale.
         whole = {**configuration.launch, "global_batch": job.global_batch}
@@ -153,7 +161,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
         space_section(asked.space_name, candidates),
         baseline=configuration,
         cost=replace(REAL_COST, micro_batches=not script or not script.why_accumulation_stays),
-        notes=tuple(notes),
+        notes=tuple(found.notes),
     )
 
 
@@ -189,48 +197,52 @@ def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
     return Baseline(configuration, default_name(configuration))
 
 
-def _runnable(
-    job: TrainingJob, cluster: Cluster, space: SearchSpace, plan: bool
-) -> tuple[Candidates, list[str]]:
-    if isinstance(job, ScriptJob):
-        narrowed = job.narrowed(space)
-        turned = [c for c in narrowed.candidates(job, cluster) if not job.refused(c)]
-        if not turned:
-            raise InputError(
-                f"of space {space.name!r} nothing can be turned on the script {job.name!r}"
-            )
-        values = narrowed.choices.items()
-        varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
-        notes = list(job.sentences({*space.choices, *varied}))
-        return Candidates.from_configurations(turned), notes
-    valid = space.candidates(job, cluster)
-    if plan:
-        return valid, []
-    able = [c for c in valid if not unrunnable(c, job)]
+@dataclass
+class _Found:
+    """Candidates that are narrowed step by step, with a note on each step."""
+
+    candidates: Candidates
+    notes: list[str] = field(default_factory=list)
+
+    def keep(self, kept: Sequence[Configuration], why: str, what: str = "") -> None:
+        """Keep these, and note why the others, by default a number of them, are left out."""
+        if left := len(self.candidates) - len(kept):
+            what = what or f"{left} of {len(self.candidates)} configurations are"
+            self.notes.append(f"{what} left out: {why}")
+            self.candidates = Candidates.from_configurations(kept)
+
+
+def _of_script(asked: Question, script: ScriptJob) -> _Found:
+    space, narrowed = asked.space, script.narrowed(asked.space)
+    turned = [c for c in narrowed.candidates(script, asked.cluster) if not script.refused(c)]
+    if not turned:
+        raise InputError(
+            f"of space {space.name!r} nothing can be turned on the script {script.name!r}"
+        )
+    values = narrowed.choices.items()
+    varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
+    sentences = script.sentences({*space.choices, *varied})
+    return _Found(Candidates.from_configurations(turned), list(sentences))
+
+
+def _leave_out_unrunnable(found: _Found, asked: Question) -> None:
+    able = [c for c in found.candidates if not unrunnable(c, asked.job)]
     if not able:
         raise InputError(
-            f"of space {space.name!r} nothing can be run yet: "
-            + "; ".join(unrunnable(valid.configurations[0], job))
+            f"of space {asked.space.name!r} nothing can be run yet: "
+            + "; ".join(unrunnable(found.candidates.configurations[0], asked.job))
         )
-    if len(able) == len(valid):
-        return valid, []
-    return Candidates.from_configurations(able), [
-        f"{len(valid) - len(able)} of {len(valid)} configurations of space {space.name!r} are "
-        "left out: the built-in training program cannot run them yet"
-    ]
+    found.keep(able, "the built-in training program cannot run them yet")
 
 
-def _usable_here(
-    candidates: Candidates, cluster: Cluster, clocks: bool
-) -> tuple[Candidates, list[str]]:
-    notes = []
-    if clocks and cluster.device.type == "cuda" and not cluster.clock_control:
+def _leave_out_unusable_here(found: _Found, cluster: Cluster, clocks: bool) -> None:
+    on_gpus = cluster.device.type == "cuda"
+    if clocks and on_gpus and not cluster.clock_control:
         from tuner.workload.platforms import platform_of
 
-        notes.append(
+        found.notes.append(
             f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"
         )
-    on_gpus = cluster.device.type == "cuda"
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""
     for what, why, needs in (
@@ -238,11 +250,8 @@ def _usable_here(
         ("offload to nvme", no_drive, lambda c: "nvme" in c.launch.values()),
         ("compilation", cannot_compile(), lambda c: c.get("compilation") != "none"),
     ):
-        kept = [c for c in candidates if not needs(c)] if why else candidates
-        if len(kept) < len(candidates):
-            notes.append(f"{what} is left out: {why}")
-            candidates = Candidates.from_configurations(kept)
-    return candidates, notes
+        if why:
+            found.keep([c for c in found.candidates if not needs(c)], why, f"{what} is")
 
 
 def _job_section(job: TrainingJob) -> dict[str, Any]:
@@ -255,11 +264,12 @@ def _uses_at_most(launch: Settings, gpus: int | None) -> bool:
 
 
 def _allowed(
-    candidates: Candidates, max_gpus: int | None, space: str, baseline: Configuration
-) -> tuple[Candidates, list[str]]:
+    found: _Found, max_gpus: int | None, space: str, baseline: Configuration
+) -> Candidates:
+    candidates = found.candidates
     allowed = candidates.where(lambda launch: _uses_at_most(launch, max_gpus))
     if len(allowed) == len(candidates):
-        return candidates, []
+        return candidates
     if not len(allowed):
         least = min(Configuration(launch).world_size for launch in candidates.launches)
         raise InputError(
@@ -272,29 +282,58 @@ def _allowed(
     )
     if not _uses_at_most(baseline.launch, max_gpus):
         note += f"; today's needs {baseline.world_size}, and is measured for comparison only"
-    return allowed, [note]
+    found.notes.append(note)
+    return allowed
 
 
-def _fitting(
-    candidates: Candidates, job: TrainingJob, cluster: Cluster, space: SearchSpace, plan: bool
-) -> tuple[Candidates, list[str]]:
-    if not job.is_modelled:
-        return candidates, []  # nothing to predict the memory from
-    if cluster.device.type == "cpu" or not cluster.device.memory_bytes:
-        return candidates, []  # a process's share of host memory is no hard limit
-    from tuner.models.analytic.model import AnalyticModel
-    from tuner.models.memory_margin import CANDIDATE_FACTOR
-    from tuner.problem.does_not_fit import does_not_fit
+def _leave_out_unfitting(found: _Found, asked: Question, plan: bool) -> None:
+    job, cluster, device = asked.job, asked.cluster, asked.cluster.device
+    # Without a model nothing predicts memory; a process's share of a host's is no hard limit.
+    if not job.is_modelled or device.type == "cpu" or not device.memory_bytes:
+        return
+    every = found.candidates.configurations
+    need = AnalyticModel(job, cluster).memory_bytes(every)
+    if plan and len(need) and need.min() > device.memory_bytes:
+        raise InputError(does_not_fit(job, cluster, asked.whole, len(every), float(need.min())))
+    most = CANDIDATE_FACTOR
+    fits = need <= most * device.memory_bytes
+    if fits.any():
+        found.keep(
+            [c for c, fit in zip(every, fits, strict=True) if fit],
+            f"they are predicted to need more than {most:g} times the memory of {device.name}",
+        )
 
-    need = AnalyticModel(job, cluster).memory_bytes(candidates.configurations)
-    if plan and len(need) and need.min() > cluster.device.memory_bytes:
-        raise InputError(does_not_fit(job, cluster, space, len(candidates), float(need.min())))
-    fits = need <= CANDIDATE_FACTOR * cluster.device.memory_bytes
-    if fits.all() or not fits.any():
-        return candidates, []
-    kept = [c for c, fit in zip(candidates.configurations, fits, strict=True) if fit]
-    return Candidates.from_configurations(kept), [
-        f"{int((~fits).sum())} of {len(candidates)} configurations are left out: they are "
-        f"predicted to need more than {CANDIDATE_FACTOR:g} times the memory of "
-        f"{cluster.device.name}"
-    ]
+
+def _fits(job: TrainingJob, cluster: Cluster, space: SearchSpace) -> bool:
+    memory = cluster.device.memory_bytes
+    if cluster.device.type == "cpu" or not memory:
+        return False
+    every = space.candidates(job, cluster).configurations
+    need = AnalyticModel(job, cluster).memory_bytes(every) if every else np.full(1, np.inf)
+    return bool(need.min() <= memory)
+
+
+def does_not_fit(
+    job: TrainingJob, cluster: Cluster, searched: SearchSpace, count: int, need: float
+) -> str:
+    """Return a sentence: how much memory is missing, and which space, size or cluster has it.
+
+    The smallest configuration needs `need` bytes on a GPU.
+    """
+    has = float(cluster.device.memory_bytes or 0)
+    spaces = [load_space(name) for name in space_names() if name != searched.name]
+    larger = [s for s in spaces if s.choices.keys() > searched.choices.keys()]
+    # More parallelism costs less time than offload does.
+    larger.sort(key=lambda s: ("tensor_parallel" not in s.choices, len(s.choices)))
+    ways = [f"--space {s.name}" for s in larger if _fits(job, cluster, s)][:1]
+    sizes = [n * cluster.devices for n in MULTIPLES]
+    enough = next((n for n in sizes if _fits(job, enlarged(cluster, n), searched)), None)
+    ways += [f"{enough} GPUs"] if enough else []
+    others = [name for name in cluster_names() if name != cluster.name]
+    ways += [f"--cluster {n}" for n in others if _fits(job, load_cluster(n), searched)][:1]
+    tried = f"try {' or '.join(ways)}" if ways else "no built-in space, cluster or size has room"
+    return (
+        f"{job.name} does not fit on {cluster.name}: the smallest of {count:,} configurations of "
+        f"space {searched.name!r} needs {need / 1e9:.1f} GB of a GPU's {has / 1e9:.1f} GB "
+        f"({(need - has) / 1e9:.1f} GB too many); {tried}"
+    )

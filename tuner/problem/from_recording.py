@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.problem import REAL_COST, Problem, space_section
 from tuner.problem.run_folder import RunFolder, plain
-from tuner.problem.study_file import parse_cluster, parse_job
+from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.space import Candidates
-from tuner.workload.table import RecordedTable, TableGroup, load_table
+from tuner.workload.table import RecordedTable, load_table
 
 if TYPE_CHECKING:
     from tuner.workload.runners import Runner
@@ -26,28 +27,18 @@ def _rank(value: Any) -> tuple[int, float]:
     return (0, float(value)) if number else (1, 0.0)
 
 
-def _table_baseline(table: RecordedTable, group: TableGroup) -> Configuration:
+def _table_baseline(table: RecordedTable, configurations: Sequence[Configuration]) -> Configuration:
     """Return the table's baseline; else its first launch, at full clock and power.
 
     An untuned device runs at its highest clock and power limit, so among the first row's
     launch the highest live setting is taken. No measured value is looked at.
     """
-    configurations = [point.configuration for point in group.points]
-    for configuration in configurations:
-        if table.baseline and all(
-            configuration.get(name) == value for name, value in table.baseline.items()
-        ):
-            return configuration
+    given = table.baseline.items() if table.baseline else ()
+    found = (c for c in configurations if all(c.get(name) == value for name, value in given))
+    if given and (named := next(found, None)):
+        return named
     first = [c for c in configurations if c.launch == configurations[0].launch]
     return max(first, key=lambda c: [_rank(value) for value in c.live.values()])
-
-
-def _varies(table: RecordedTable, group: TableGroup) -> bool:
-    if table.noise.time_cv > 0 or table.noise.power_cv > 0:
-        return True
-    return any(
-        len(point.repeats) > 1 or point.time_sd_s or point.power_sd_W for point in group.points
-    )
 
 
 def table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[Problem, Runner]:
@@ -56,32 +47,30 @@ def table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[P
 
     table = load_table(folder)
     runner = TableRunner(table, group)
-    candidates = Candidates.from_configurations(p.configuration for p in runner.group.points)
-    baseline = _table_baseline(table, runner.group)
+    points = runner.group.points
+    candidates = Candidates.from_configurations(point.configuration for point in points)
+    baseline = _table_baseline(table, [point.configuration for point in points])
+    noise = table.noise.time_cv > 0 or table.noise.power_cv > 0
+    recorded = {
+        "table": table.name,
+        "path": str(folder.resolve()),
+        "group": runner.group.name,
+        "steps": steps or 1,
+        "unit_of_work": table.unit_of_work,
+        "varies": noise or any(len(p.repeats) > 1 or p.time_sd_s or p.power_sd_W for p in points),
+    }
+    own, first = (
+        "the recorded table's",
+        "the table's first launch, left at its highest live settings",
+    )
     problem = Problem(
         name=table.name,
         candidates=candidates,
         steps=steps or 1,
         baseline=baseline,
         cost=ProbeCost(**asdict(table.cost)),
-        identity=plain(
-            {
-                "recorded": {
-                    "table": table.name,
-                    "path": str(folder.resolve()),
-                    "group": runner.group.name,
-                    "steps": steps or 1,
-                    "unit_of_work": table.unit_of_work,
-                    "varies": _varies(table, runner.group),
-                },
-                "space": space_section("recorded table", candidates),
-                "baseline": {
-                    "name": "the recorded table's"
-                    if table.baseline
-                    else "the table's first launch, left at its highest live settings",
-                    "configuration": baseline.key,
-                },
-            }
+        identity=_identity(
+            "table", recorded, candidates, baseline, own if table.baseline else first
         ),
         unit_of_work=table.unit_of_work,
         notes=table.notes,
@@ -89,37 +78,40 @@ def table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[P
     return problem, runner
 
 
+def _identity(
+    what: str,
+    recorded: Mapping[str, Any],
+    candidates: Candidates,
+    baseline: Configuration,
+    name: str,
+    **more: Any,
+) -> Any:
+    space = space_section(f"recorded {what}", candidates)
+    of_baseline = {"name": name, "configuration": baseline.key}
+    return plain({**more, "recorded": recorded, "space": space, "baseline": of_baseline})
+
+
 def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
     from tuner.workload.replay import TraceRunner
 
     runner = TraceRunner(path)
-    folder = RunFolder(runner.path.parent.parent)
-    study = folder.read_study() or {}
+    study = RunFolder(runner.path.parent.parent).read_study() or {}
     job, cluster = parse_job(study), parse_cluster(study)
     launch_s = sorted(record.launch_s for record in runner.records)[len(runner.records) // 2]
     baselines = [r for r in runner.records if r.request.purpose == "baseline"]
-    first = (baselines or list(runner.records))[0]
+    baseline = [*baselines, *runner.records][0].request.configurations()[0]
     candidates = Candidates.from_configurations(runner.configurations)
     steps = steps or (job.steps if job else 1)
     recorded = {"trace": str(runner.path.resolve()), "steps": steps, "varies": False}
-    baseline = first.request.configurations()[0]
+    name = "that of the recorded study" if baselines else "the first probe's"
+    more = {key: study[key] for key in ("job", "cluster") if key in study}
     problem = Problem(
         name=job.name if job else runner.path.stem,
         candidates=candidates,
         steps=steps,
         baseline=baseline,
         cost=replace(REAL_COST, launch_s=launch_s),
-        identity=plain(
-            {
-                **{key: study[key] for key in ("job", "cluster") if key in study},
-                "recorded": recorded,
-                "space": space_section("recorded trace", candidates),
-                "baseline": {
-                    "name": "that of the recorded study" if baselines else "the first probe's",
-                    "configuration": baseline.key,
-                },
-            }
-        ),
+        identity=_identity("trace", recorded, candidates, baseline, name, **more),
         job=job,
         cluster=cluster,
         notes=runner.notes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
@@ -13,10 +13,12 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, fixed, load_pack, parse_knob
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.options import option
-from tuner.search_spaces.space import Candidates, SearchSpace
 from tuner.workload.declared_knobs import program_knobs
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
+
+if TYPE_CHECKING:
+    from tuner.search_spaces.space import Candidates, SearchSpace
 
 Given = Configuration | str | Path | Sequence[str | Path] | None
 

@@ -1,4 +1,4 @@
-"""Predicted cost of a probe in joules, so that its worth can be expressed per joule."""
+"""Predicted cost of a probe in joules, which its worth is compared with, and its time limits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
 from tuner.workload.accumulation import WHOLE_STEPS_WINDOWS
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.limits import ProbeLimits, limits_of
+from tuner.workload.probe import ProbeRecord, WindowPolicy
+from tuner.workload.scripts.script_job import ScriptJob
+
+if TYPE_CHECKING:
+    from tuner.models.analytic.model import Prior
 
 
 @dataclass(frozen=True)
@@ -70,3 +78,25 @@ class ProbeCost:
             short = window > WHOLE_STEPS_WINDOWS * self.window_s
             window = np.where(short, self.window_s, window)
         return np.asarray((self.settle_s + window) * power_W)
+
+
+def inspected_s(job: TrainingJob | None) -> float:
+    """Return the seconds that the inspection of a script took to its first step; 0 without one."""
+    return job.frame.first_step_s if isinstance(job, ScriptJob) else 0.0
+
+
+def probe_limits(
+    job: TrainingJob | None,
+    prior: Prior | None,
+    configurations: Sequence[Configuration],
+    window: WindowPolicy,
+    *,
+    visits: int = 1,
+    **limits_s: float | None,
+) -> ProbeLimits:
+    """Return the limits of a probe of these configurations (`tuner.workload.limits.limits_of`)."""
+    step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
+    inspected = inspected_s(job)
+    return limits_of(
+        window, visits=visits, predicted_step_s=step, inspected_s=inspected, **limits_s
+    )

@@ -1,7 +1,7 @@
 """The problem of a study: the candidates, the work that makes the solution, and prior knowledge.
 
 A problem is built from a job, a cluster and a space (`tuner.problem.from_job`), from a recorded
-table or a trace (`tuner.problem.from_recording`), or from a run folder (`tuner.problem.from_run`).
+table or a trace (`tuner.problem.from_recording`), or from a run folder (`tuner.study.load`).
 Session, sampler and result see only the problem, so a replayed study is the same study. `identity`
 is what study.toml keeps of it, and what a resumed study is compared with.
 """
@@ -9,19 +9,21 @@ is what study.toml keeps of it, and what a resumed study is compared with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from tuner.models.analytic.constants import Constants
+from tuner.models.analytic.model import AnalyticModel, Correctable, Prediction, Prior
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import Candidates
-
-if TYPE_CHECKING:
-    from tuner.models.analytic.model import Prior
+from tuner.workload.probe import Measurement, ProbeRecord
 
 #: Cost of probing before any probe was made: a launch of the built-in program on a CPU machine,
 #: settling and a window (`tuner.workload.probe.WindowPolicy`).
@@ -77,13 +79,9 @@ class Problem:
         """The analytic model of this job on this cluster; None if it has no such model."""
         if self.job is None or self.cluster is None or not self.job.is_modelled:
             return None
-        from tuner.models.analytic.model import AnalyticModel
-
         model = AnalyticModel(self.job, self.cluster)
         if len(self.job.global_batches) == 1:
             return model
-        from tuner.problem.batch_scaling import JobStepsPrior
-
         return JobStepsPrior(model, self.job)
 
     @property
@@ -132,3 +130,56 @@ def space_section(name: str, candidates: Candidates) -> dict[str, Any]:
     """Return the section [space] of study.toml."""
     count = len(candidates.whole)
     return {"name": name, "configurations": count, "digest": digest_of(candidates)}
+
+
+# Where the global batch is a knob (`TrainingJob.steps_at`, or its noise scale), configurations need
+# different numbers of steps. Everything that searches and answers multiplies a step's time and
+# energy by one number, the job's steps: so a measurement at another batch enters the study as what
+# one of the job's own steps would cost there. The trace keeps the steps as they were measured.
+
+
+def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
+    """Return the steps at the configuration's global batch that replace one of the job's."""
+    if job is None or not job.length_known:
+        return 1.0
+    return job.at(configuration).steps / job.steps
+
+
+def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:
+    """Return the record with step times, and so energies per step, of the job's own steps."""
+    share = steps_a_job_step(Configuration(record.request.launch), job)
+    if share == 1.0:
+        return record
+
+    def scaled(m: Measurement) -> Measurement:
+        return replace(
+            m,
+            step_time_s=m.step_time_s * share,
+            step_time_se_s=m.step_time_se_s * share,
+            step_times_s=tuple(time * share for time in m.step_times_s),
+        )
+
+    return replace(record, measurements=tuple(map(scaled, record.measurements)))
+
+
+@dataclass(frozen=True)
+class JobStepsPrior:
+    """Prediction in the job's own steps."""
+
+    plain: Correctable
+    job: TrainingJob
+
+    @property
+    def constants(self) -> Constants:
+        """Constants of the plain prediction."""
+        return self.plain.constants
+
+    def with_constants(self, constants: Constants) -> JobStepsPrior:
+        """Return the same prior by other constants."""
+        return replace(self, plain=self.plain.with_constants(constants))
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        """Predict as `Prior.predict`, with the time of the steps that replace one of the job's."""
+        predicted = self.plain.predict(configurations)
+        shares = np.array([steps_a_job_step(c, self.job) for c in configurations], dtype=float)
+        return replace(predicted, step_time_s=predicted.step_time_s * shares)

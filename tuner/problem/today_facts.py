@@ -37,16 +37,19 @@ class TodayFacts:
             micro, times = self.micro_batch or "?", self.accumulation or "?"
             batch = f"global batch {self.global_batch} = micro-batch {micro} x accumulation {times}"
             batch += f" x {self.replicas} replica{'s' * (self.replicas != 1)}"
-        named = {"micro_batch": "micro-batch", "accumulation": "accumulation"}
         found: dict[str, list[str]] = {}
-        for name, words in named.items():
+        for name in ("micro_batch", "accumulation"):
             if name in self.sources:
-                found.setdefault(self.sources[name], []).append(words)
+                found.setdefault(self.sources[name], []).append(name.replace("_", "-"))
         of = "; ".join(f"{' and '.join(names)}: {source}" for source, names in found.items())
         length = "unknown, so figures are those of one optimizer step (--steps N tells it)"
         if self.steps:
             length = f"{self.steps:,} optimizer steps{self._source('steps')}"
-        knobs = ", ".join(f"{name}={value}{self._source(name)}" for name, value in self._others)
+        knobs = ", ".join(
+            f"{name}={value}{self._source(name)}"
+            for name, value in self.knobs.items()
+            if name not in ("data_parallel", "micro_batch")  # in the first line
+        )
         plural = "s" * (self.ranks != 1)
         return (
             f"today: {self.ranks} rank{plural}{self._source('ranks')}, {batch}"
@@ -54,11 +57,6 @@ class TodayFacts:
             f"length: {length}",
             f"knobs: {knobs or 'none is set'}",
         )
-
-    @property
-    def _others(self) -> list[tuple[str, Value]]:
-        shown = ("data_parallel", "micro_batch")  # in the first line
-        return [(name, value) for name, value in self.knobs.items() if name not in shown]
 
     def _source(self, name: str) -> str:
         return f" ({self.sources[name]})" if name in self.sources else ""
@@ -92,13 +90,5 @@ def today_facts(job: TrainingJob | None, baseline: Configuration | None) -> Toda
     own = job.baseline
     if (today.micro_batch, replicas) != (own.micro_batch, own.data_parallel):
         sources |= dict.fromkeys(("micro_batch", "accumulation"), "--today")
-    return TodayFacts(
-        today.world_size,
-        replicas,
-        whole,
-        micro,
-        times,
-        job.steps,
-        knobs,
-        sources,
-    )
+    ranks, steps = today.world_size, job.steps
+    return TodayFacts(ranks, replicas, whole, micro, times, steps, knobs, sources)

@@ -78,7 +78,7 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
 
 def _where(result: Result, point: Point) -> dict[str, Mapping[str, float]]:
     from tuner.models.analytic.model import AnalyticModel
-    from tuner.problem.batch_scaling import steps_a_job_step
+    from tuner.problem.problem import steps_a_job_step
 
     job, cluster = result.job, result.cluster
     assert job is not None and cluster is not None  # noqa: PT018

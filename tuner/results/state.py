@@ -18,8 +18,7 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints
-from tuner.problem.study_file import parse_cluster, parse_job
-from tuner.problem.study_spec import StudySpec
+from tuner.problem.study_spec import StudySpec, parse_cluster, parse_job
 from tuner.results.calibration import last_calibration
 from tuner.results.choice import front_of, never_measured, with_unmeasured
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points

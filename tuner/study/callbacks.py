@@ -53,6 +53,9 @@ class Progress:
     detail: bool = False
 
 
+Notify = Callable[[Progress], None]
+
+
 @dataclass(frozen=True)
 class OpenStudy:
     """A study whose session is running; `so_far` returns its result and records by now."""
@@ -68,31 +71,9 @@ class Callback:
     def opened(self, study: OpenStudy) -> None:
         """Receive the open study, before anything is probed."""
 
-    def note(self, event: Progress) -> None:
-        """Receive a sentence for the user."""
-
-    def started(self, event: Progress) -> None:
-        """Receive a probe that is about to be submitted."""
-
-    def finished(self, event: Progress) -> None:
-        """Receive a probe that is in trace and study, its record in steps of the job."""
+    def happened(self, event: Progress) -> None:
+        """Receive an event: of a finished probe once it is in trace and study, in job steps."""
 
     def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
         """Return the result of the study, with what this callback adds to it."""
         return result
-
-
-class ProgressCallback(Callback):
-    """Passes progress events on to a function."""
-
-    def __init__(self, notify: Callable[[Progress], None]) -> None:
-        self._notify = notify
-
-    def note(self, event: Progress) -> None:
-        self._notify(event)
-
-    def started(self, event: Progress) -> None:
-        self._notify(event)
-
-    def finished(self, event: Progress) -> None:
-        self._notify(event)

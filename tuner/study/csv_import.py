@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,12 +20,7 @@ from typing import Any, NamedTuple
 
 from tuner.problem.configuration_names import same_value
 from tuner.problem.constraints import Constraints
-from tuner.problem.problem import Problem, space_section
 from tuner.problem.run_folder import RunFolder, new_name, write_toml
-from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import StopReason
-from tuner.problem.study_spec import SessionEnd, StudySpec
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS, parse_words
@@ -226,7 +221,7 @@ def _record(
     return ProbeRecord(request, tuple(windows), meter, host="past runs")
 
 
-def _baseline(words: Sequence[str], candidates: Candidates) -> Configuration | None:
+def _baseline(words: Sequence[str], candidates: Iterable[Configuration]) -> Configuration | None:
     given = parse_words(" ".join(words), standard=False)
     found = [c for c in candidates if all(same_value(c.get(n), v) for n, v in given.items())]
     if words and len(found) != 1:
@@ -239,18 +234,29 @@ def _baseline(words: Sequence[str], candidates: Candidates) -> Configuration | N
 
 def import_runs(
     paths: Sequence[str | Path],
-    options: CsvOptions,
+    options: CsvOptions | None = None,
     *,
-    constraints: Constraints,
+    constraints: Constraints | None = None,
     baseline: Sequence[str] = (),
     name: str | None = None,
     runs_dir: str | Path = "runs",
 ) -> tuple[RunFolder, str]:
     """Make a run folder of past runs; return it and a sentence on what was read as what.
 
-    The arguments are those of `tuner.api.front_of_csv`.
+    Args:
+        paths: CSV files; columns that all of them have are read.
+        baseline: KNOB=VALUE of the configuration in use today, if there is one.
+
+    Raises:
+        InputError: a file cannot be read, or its columns are ambiguous; one sentence.
     """
-    files = [Path(path) for path in paths]
+    from tuner.problem.problem import Problem, space_section
+    from tuner.problem.settings import SearchSettings
+    from tuner.problem.stop_reason import StopReason
+    from tuner.problem.study_spec import SessionEnd, StudySpec
+    from tuner.search_spaces.candidates import Candidates
+
+    files, options = [Path(path) for path in paths], options or CsvOptions()
     header, rows = _read(files)
     where = str(files[0]) if len(files) == 1 else f"the {len(files)} files"
     columns = read_columns(header, rows, options, where=where)
@@ -277,7 +283,7 @@ def import_runs(
         name=run.name,
         run_dir=run.path,
         problem=Problem(stem, candidates, options.steps, None, identity),
-        constraints=constraints,
+        constraints=constraints or Constraints(),
         settings=SearchSettings(verify=False),
         created=datetime.now().isoformat(timespec="seconds"),
         ended=SessionEnd(StopReason("past_runs"), time_s=0.0),

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tuner.models.surrogate.surrogate_choice import regressor_of
-from tuner.planning.plan import plan_result
-from tuner.planning.table import PLAN_FILE, read_plan
-from tuner.problem.batch_scaling import in_job_steps
+from tuner.planning.plan import PLAN_FILE, plan_result, read_plan
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.from_recording import table_problem
 from tuner.problem.job_request import JobRequest
-from tuner.problem.problem import Problem, digest_of
+from tuner.problem.problem import Problem, digest_of, in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import (
@@ -28,8 +26,14 @@ from tuner.problem.stop_reason import (
     StopReason,
     stop_sentence,
 )
-from tuner.problem.study_file import parse_cluster, parse_job, parse_surrogate
-from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
+from tuner.problem.study_spec import (
+    SessionEnd,
+    StudySpec,
+    parse_cluster,
+    parse_job,
+    parse_surrogate,
+    why_unverified,
+)
 from tuner.results.result import Result
 from tuner.results.state import build_result
 from tuner.search_spaces.candidates import Candidates

@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_limits
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
-from tuner.problem.batch_scaling import in_job_steps, steps_a_job_step
-from tuner.problem.probe_limits import inspected_s, probe_limits
+from tuner.problem.probe_cost import inspected_s, probe_limits
+from tuner.problem.problem import in_job_steps, steps_a_job_step
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS, StopReason
@@ -30,7 +30,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError, storage_trouble
 from tuner.study.budget import Budget, CostEstimate, SearchStatus, most_left_s
-from tuner.study.callbacks import Callback, Progress
+from tuner.study.callbacks import Callback, Notify, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
@@ -71,13 +71,14 @@ class SearchLoop:
         records: Sequence[ProbeRecord],
         trace: TraceWriter | None = None,
         callbacks: Sequence[Callback] = (),
+        notify: Notify = lambda event: None,
         first_number: int = 0,
         spent_s: float = 0.0,
     ) -> None:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
         self._executor, self._sampler, self._recorder = executor, sampler, recorder
-        self._trace, self._callbacks = trace, callbacks
+        self._trace, self._callbacks, self._notify = trace, callbacks, notify
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
         self._flying: dict[str, _Flight] = {}
@@ -117,12 +118,9 @@ class SearchLoop:
         count: int = 1,
         expected_s: float | None = None,
     ) -> StopReason | None:
-        """Return the limit that forbids probes of this cost (`Budget.check`), or None.
-
-        The search leaves the reserve of a verification that would launch something now; repeats
-        of today leave it in any case.
-        A user who asked the search to stop (`tuner runs stop`) forbids all of them.
-        """
+        # Return the limit that forbids probes of this cost (`Budget.check`), or None. The search
+        # leaves the reserve of a verification that would launch something now; repeats of today
+        # leave it in any case. `tuner runs stop` forbids all of them.
         run_dir = self._spec.run_dir
         if run_dir is not None and RunFolder(run_dir).stop_file.exists():
             return StopReason("stopped")
@@ -150,10 +148,7 @@ class SearchLoop:
         return self._cost.expected_kJ(self.records, configurations, planned_kJ)
 
     def _limits(self, configurations: Sequence[Configuration], extendable: bool) -> ProbeLimits:
-        """Return the limits of a probe, derived from the prediction and the script's inspection.
-
-        Once two probes have ended well, the whole is at most five times the longest of them.
-        """
+        # Once two probes have ended well, the whole is at most five times the longest of them.
         settings, job = self._settings, self._problem.job
         visits = self._sampler.max_live if extendable else len(configurations)
         limits = probe_limits(
@@ -180,9 +175,8 @@ class SearchLoop:
         flying = any(f.request.purpose == "baseline" for f in self._flying.values())
         baseline = None if flying else baseline_due(self._problem, self.records)
         if baseline is not None and not self._limit(self.expected_kJ([baseline])):
-            why = "today"
-            if baseline != self._problem.baseline:
-                why += ", because the default runs out of memory"
+            lighter = baseline != self._problem.baseline
+            why = "today" + ", because the default runs out of memory" * lighter
             return self._request([baseline], "baseline"), math.nan, why
         if self._repeats_baseline() and not flying:
             today = self.state.today
@@ -196,10 +190,7 @@ class SearchLoop:
         return None
 
     def _repeats_baseline(self) -> bool:
-        """Return whether the baseline is due for another launch.
-
-        It tells how far launches differ, and counts among those that make the choice sure.
-        """
+        # Another launch tells how far launches differ, and counts for the certainty of the choice.
         today = self.state.today
         launches = self._problem.candidates.launches
         if today is None or not self._verifies or len(launches) < 2:  # of one launch, one effect
@@ -233,10 +224,8 @@ class SearchLoop:
         )
 
     def _planned(self) -> ProbePlan | None:
-        """Return the sampler's next probe if it is worth its cost and affordable.
-
-        If not, and no result in flight can change that, `_stopped` is set.
-        """
+        # Return the sampler's next probe if it is worth its cost and affordable. If not, and no
+        # result in flight can change that, `_stopped` is set.
         self._stopped = node_failures(self.records, self._earlier)
         self._stopped = self._stopped or self._limit(0.0, searching=True)
         sampler, study = self._sampler, self._recorder.study
@@ -327,8 +316,7 @@ class SearchLoop:
         self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
         event = replace(self._event(), kind="started", message=why, request=request)
         self._recorder.start(request)
-        for callback in self._callbacks:
-            callback.started(event)
+        self._tell(event)
         self._executor.submit(request)
 
     def _ask(self) -> None:
@@ -366,7 +354,7 @@ class SearchLoop:
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
         if self._limit(more_kJ, searching=True, count=0):
             return ()
-        self._recorder.extend(request, plan.live)
+        self._recorder.start(request, plan.live)
         self._flying[request.probe_id] = replace(
             flight,
             request=replace(request, live=(*request.live, *plan.live)),
@@ -393,14 +381,16 @@ class SearchLoop:
         self._cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
         self._recorder.finish(record)
-        for callback in self._callbacks:
-            callback.finished(event)
+        self._tell(event)
 
     def note(self, sentence: str, *, detail: bool = False) -> None:
         """Pass a sentence for the user to the callbacks."""
-        event = Progress("note", self._executor.meter, message=sentence, detail=detail)
+        self._tell(Progress("note", self._executor.meter, message=sentence, detail=detail))
+
+    def _tell(self, event: Progress) -> None:
+        self._notify(event)
         for callback in self._callbacks:
-            callback.note(event)
+            callback.happened(event)
 
     def _event(self) -> Progress:
         return Progress(

@@ -9,12 +9,10 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.planning.measured import Correction, correction, read_correction
-from tuner.planning.plan import plan_result, plan_table
-from tuner.planning.table import write_plan
-from tuner.problem.batch_scaling import in_job_steps
+from tuner.planning.plan import plan_result, plan_table, write_plan
 from tuner.problem.from_job import question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
-from tuner.problem.problem import Problem
+from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec
@@ -24,31 +22,21 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.study.callbacks import Callback, Progress
+from tuner.study.callbacks import Callback, Notify, Progress
 from tuner.study.load import load_spec
-from tuner.study.request import Notify, StudyRequest
+from tuner.study.request import PlanRequest
 
 #: Seconds between two sentences on progress.
 SAY_EVERY_S = 2.0
 
 
 def run_plan(
-    request: StudyRequest,
-    gpus: Sequence[int],
-    measured: str | Path | None,
-    *,
-    probed: str | Path | None = None,
-    show: Callable[[RunFolder], Sequence[Callback]],
-    notify: Notify,
+    request: PlanRequest, show: Callable[[RunFolder], Sequence[Callback]], notify: Notify
 ) -> Result:
-    """Make a plan, keep it in a run folder and return its result.
-
-    Args:
-        gpus, measured: as of `tuner.plan`; `probed` is its `run`.
-    """
-    corrects: Correction | None = None
-    if probed is not None:
-        request, corrects = _of_run(request, probed, max(gpus, default=0))
+    """Make a plan, keep it in a run folder and return its result."""
+    corrects, gpus = None, request.gpus
+    if request.run is not None:
+        request, corrects = _of_run(request, request.run)
     asked = question_of(request, plan=True)
     job, cluster = asked.job, asked.cluster
     if most := [number for number in gpus if number > cluster.devices]:
@@ -56,8 +44,8 @@ def run_plan(
             f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
             " name a cluster of that size, such as a copy of its file with more nodes"
         )
-    if measured is not None:
-        corrects = read_correction(measured, job, cluster)
+    if request.measured is not None:
+        corrects = read_correction(request.measured, job, cluster)
     run = RunFolder.named(
         request.runs_dir, request.name or new_name(f"plan-{job.name}", request.runs_dir)
     )
@@ -106,10 +94,8 @@ def run_plan(
     return result
 
 
-def _of_run(
-    request: StudyRequest, probed: str | Path, gpus: int
-) -> tuple[StudyRequest, Correction]:
-    if not gpus:
+def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Correction]:
+    if not request.gpus:
         raise InputError("--run needs --gpus, the numbers of GPUs to predict")
     folder = find_run(probed, request.runs_dir)
     records = folder.records()
@@ -122,7 +108,7 @@ def _of_run(
     launches = [record.request.launch.key for record in windows.records]
     asked = replace(
         request,
-        **request.about(problem.job, enlarged(cluster, gpus), problem.candidates),
+        **request.about(problem.job, enlarged(cluster, max(request.gpus)), problem.candidates),
         space=str(problem.identity["space"]["name"]),
         constraints=request.constraints if request.constraints.given else spec.constraints,
     )

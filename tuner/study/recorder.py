@@ -125,19 +125,15 @@ class StudyRecorder:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
 
-    def start(self, request: ProbeRequest) -> None:
-        """Start one trial per configuration of the probe; the sampler sees them as pending."""
-        self._open[request.probe_id] = {}
-        self._ask_each(request, request.live)
+    def start(self, request: ProbeRequest, further: Sequence[Settings] | None = None) -> None:
+        """Start a trial per live setting of a probe, or per further one of a running probe.
 
-    def extend(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
-        """Start one trial per further live setting of a running probe."""
-        self._ask_each(request, live)
-
-    def _ask_each(self, request: ProbeRequest, live: Sequence[Settings]) -> None:
-        trials = self._open[request.probe_id]
+        The sampler sees them as pending.
+        """
+        trials = self._open.setdefault(request.probe_id, {})
         with storage_trouble(self.where):
-            for configuration in (Configuration(request.launch, one) for one in live):
+            for live in request.live if further is None else further:
+                configuration = Configuration(request.launch, live)
                 trial = trials[configuration] = self._ask_for(request, configuration)
                 for name, value in _identity(request, configuration).items():
                     trial.set_user_attr(name, value)
@@ -244,17 +240,11 @@ class StudyRecorder:
             missing = [place for place in due if place not in told]
             for place in missing:
                 self._add(*due[place])
-        notes = []
-        if missing:
-            count = len(missing)
-            notes.append(f"{count} measurement{'s' * (count != 1)} of the trace added to the study")
-        if running:
-            count = len(running)
-            notes.append(
-                f"{count} trial{'s' * (count != 1)} that an earlier session left running marked "
-                "interrupted"
-            )
-        return tuple(notes)
+        notes = (
+            (len(missing), "measurement", "of the trace added to the study"),
+            (len(running), "trial", "that an earlier session left running marked interrupted"),
+        )
+        return tuple(f"{n} {what}{'s' * (n != 1)} {done}" for n, what, done in notes if n)
 
     def _add(self, record: ProbeRecord, configuration: Configuration) -> None:
         outcome = self._outcome(record, configuration)

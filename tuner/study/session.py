@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -22,31 +22,35 @@ from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
 from tuner.models.surrogate.regressors import check_surrogate
 from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
-from tuner.problem.batch_scaling import in_job_steps
 from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
-from tuner.problem.problem import Problem
-from tuner.problem.run_folder import RunFolder, plain
+from tuner.problem.problem import Problem, in_job_steps
+from tuner.problem.run_folder import RunFolder
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_file import parse_cluster, parse_surrogate
-from tuner.problem.study_spec import StudySpec, why_unverified
+from tuner.problem.study_spec import StudySpec, parse_surrogate, why_unverified
 from tuner.problem.today_facts import today_facts
+from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.results.state import build_result
 from tuner.search.optuna_samplers import check_sampler, first_tries, make_sampler
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
-from tuner.study.callbacks import Callback, OpenStudy, Progress, ProgressCallback
+from tuner.study.callbacks import Callback, Notify, OpenStudy, Progress
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder, next_probe_number
-from tuner.study.request import Notify, StudyRequest
-from tuner.study.verification_run import verify
+from tuner.study.request import StudyRequest
+from tuner.study.rules import further_launches
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pending
 
 #: Share by which the memory of the same machine may differ from one session to the next.
-MEMORY_SHARE = 0.1
+MEMORY_SHARE, _ABOUT_EQUAL = 0.1, ("host_memory_bytes", "memory_bytes")
+#: Where a device's figures come from makes no other device.
+_NO_QUESTION = ("sources",)
+
+#: A launch that the node spoiled (no fault of the configuration) is made again so often.
+SPOILED = 2
 
 MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
 
@@ -87,7 +91,7 @@ class Session:
         check_surrogate(surrogate)
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
-        self._shown = (ProgressCallback(self._notify), *callbacks)
+        self._shown = callbacks
         before = run.read_study() or {}
         _check_question(run, problem, before)
         if surrogate is None:
@@ -172,18 +176,17 @@ class Session:
                 records=records,
                 trace=writer,
                 callbacks=self._shown,
+                notify=self._notify,
                 first_number=next_probe_number(records, recorder.study),
                 spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
             )
             study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
             for callback in self._shown:
                 callback.opened(study)
-            cost = () if records else _forecast(spec)
-            opening = _opening(problem, executor, run, records)
-            today = today_facts(problem.job, problem.baseline)
-            lines = today.lines if today is not None else ()
-            for sentence in (*_simulated(problem), opening, *lines, *notes, *cost):
+            for sentence in (*_opening(spec, executor, run, records), *notes):
                 loop.note(sentence)
+            if not (records or problem.simulated) and problem.job and problem.cluster:
+                loop.note(forecast(problem, spec.settings).sentence)
             for sentence in problem.notes:
                 loop.note(sentence, detail="recorded" not in problem.identity)
             yield loop
@@ -195,7 +198,7 @@ class Session:
             if stop.kind == "stopped":
                 no_verdict = NoVerdict("stopped")
             elif self._spec.settings.verify and self._spec.unverified is None:
-                no_verdict = verify(loop)
+                no_verdict = _verify(loop)
         except KeyboardInterrupt:
             raise Interrupted(self._run) from None
         finally:
@@ -228,6 +231,36 @@ class Session:
         self._notify(Progress("note", None, sentence))
 
 
+def _verify(search: SearchLoop) -> NoVerdict | None:
+    # Launch the choice and the baseline again, one at a time, until the choice is sure or no launch
+    # is worth its energy; return why no more were made although they were worth it. All windows so
+    # far say which is next, so that a study that continues needs no memory of its own.
+    spoiled = 0
+    told: Point | None = None
+    while True:
+        state = search.state
+        choice, more = further_launches(state, search.expected_kJ)
+        if more is None or choice is None or state.baseline is None:
+            return None
+        what, whose = (state.baseline, "today's") if more.of_baseline else (choice, "the choice")
+        if not search.affords(what.configuration):
+            return NoVerdict("limits_reached")
+        if told is None or told.configuration != choice.configuration:
+            told = choice
+            count = f"{more.launches} launch{'es' * (more.launches != 1)}"
+            search.note(
+                f"{choice.configuration.short} and today's are launched again until the "
+                f"choice is sure: about {count}"
+            )
+        record = search.probe_now(what.configuration, "verify", f"{whose} again")
+        if record is None:
+            return NoVerdict("limits_reached")
+        if record.failure is not None and not record.failure.blames_configuration:
+            spoiled += 1
+            if spoiled > SPOILED:
+                return NoVerdict("spoiled", message=record.failure.message)
+
+
 def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str = "") -> list[str]:
     found = []
     for key in dict.fromkeys((*before, *now)):
@@ -235,7 +268,11 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str =
         name = f"{where}{key}"
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             found += _differences(new, old, f"{name}.")
-        elif old != new and (key in before or new):  # an older release lacks what is not used
+        elif old == new or (key not in before and not new):  # an older study lacks what is not used
+            continue
+        elif key in _ABOUT_EQUAL and old and new and abs(new - old) < MEMORY_SHARE * old:
+            continue  # the kernel and a display take some of it
+        elif key not in _NO_QUESTION:
             short = [str(value) if value is not None else "not given" for value in (old, new)]
             same = any(len(text) > 60 for text in short)
             found.append(f"{name} differs" if same else f"{name} was {short[0]} and is {short[1]}")
@@ -259,32 +296,14 @@ def _check_peaks(constraints: Constraints, problem: Problem) -> None:
 
 
 def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
-    if not before:
-        return
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
-    then = parse_cluster(before)
-    if then is not None:  # with the defaults of fields that its release did not have
-        filled = dict(plain(asdict(then)))
-        told, today = before["cluster"]["device"], problem.identity.get("cluster", {})
-        # Where figures come from, and rates that a release did not know, make no other device.
-        learnt = {n for n in ("fp8_flops", "mxfp8_flops") if n not in told} | {"sources"}
-        device = today.get("device", {})
-        filled["device"] |= {n: v for n, v in device.items() if n in learnt}
-        # Nor does what the kernel and a display take of the memory this time.
-        for was, now, name in (
-            (filled, today, "host_memory_bytes"),
-            (filled["device"], device, "memory_bytes"),
-        ):
-            if abs(now.get(name, 0) - was[name]) < MEMORY_SHARE * was[name]:
-                was[name] = now[name]
-        before = {**before, "cluster": filled}
     names = ("job", "cluster", "recorded", "space")
-    found = _differences(
-        {name: problem.identity[name] for name in names if name in problem.identity},
-        {name: before[name] for name in names if name in before},
+    now, then = (
+        {name: study[name] for name in names if name in study}
+        for study in (problem.identity, before)
     )
-    if found:
+    if before and (found := _differences(now, then)):
         raise InputError(
             f"the run {run.name!r} is about another question ({found[0]}); "
             "give another name, or ask the same"
@@ -315,32 +334,24 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
     return (f"an earlier session ended before it recorded {names}, which {now} now in the trace",)
 
 
-def _forecast(spec: StudySpec) -> tuple[str, ...]:
-    problem = spec.problem
-    if problem.simulated or problem.job is None or problem.cluster is None:
-        return ()
-    return (forecast(problem, spec.settings).sentence,)
-
-
-def _simulated(problem: Problem) -> tuple[str, ...]:
-    if not problem.simulated or problem.job is None or problem.cluster is None:
-        return ()
-    return (
-        "nothing is measured: this search tries its probes on predictions of the models; `tuner "
-        f"plan` predicts all {len(problem.candidates):,} configurations at once",
-    )
-
-
 def _opening(
-    problem: Problem, executor: Executor, run: RunFolder, records: list[ProbeRecord]
-) -> str:
-    candidates = problem.candidates
-    where = f" on {problem.cluster.name} ({problem.cluster.devices} x " if problem.cluster else ""
-    where += f"{problem.cluster.device.name})" if problem.cluster else ""
-    meter = executor.meter
-    how = meter.label
-    energy = f"{meter.scope} scope, {how} ({meter.source})"
-    again = f"; {len(records)} probes are in {run.path}" if records else f"; run {run.path}"
-    knobs = ", ".join(varying_knobs(candidates.configurations)) or "no knob"
-    count = f"{len(candidates):,} configuration{'s' * (len(candidates) != 1)} of {knobs}"
-    return f"{problem.name}{where}: {count}; energy: {energy}{again}"
+    spec: StudySpec, executor: Executor, run: RunFolder, records: list[ProbeRecord]
+) -> list[str]:
+    """Return what is searched, how it is measured, and what that will take."""
+    problem, meter = spec.problem, executor.meter
+    count, cluster = len(problem.candidates), problem.cluster
+    lines = []
+    if problem.simulated:
+        lines.append(
+            "nothing is measured: this search tries its probes on predictions of the models; "
+            f"`tuner plan` predicts all {count:,} configurations at once"
+        )
+    where = f" on {cluster.name} ({cluster.devices} x {cluster.device.name})" if cluster else ""
+    knobs = ", ".join(varying_knobs(problem.candidates.configurations)) or "no knob"
+    again = f"{len(records)} probes are in {run.path}" if records else f"run {run.path}"
+    lines.append(
+        f"{problem.name}{where}: {count:,} configuration{'s' * (count != 1)} of {knobs}; energy: "
+        f"{meter.scope} scope, {meter.label} ({meter.source}); {again}"
+    )
+    today = today_facts(problem.job, problem.baseline)
+    return [*lines, *(today.lines if today is not None else ())]

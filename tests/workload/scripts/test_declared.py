@@ -15,7 +15,7 @@ from tuner.cli.probe import _changed
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.configuration_names import named_configurations
 from tuner.problem.job_request import with_knobs
-from tuner.problem.study_file import parse_job
+from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError

@@ -13,7 +13,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.deploy.launch_files import write_launch_files
-from tuner.problem.study_file import parse_job
+from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tuner.cli.main import main
-from tuner.problem.batch_scaling import steps_a_job_step
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import baseline_of
+from tuner.problem.problem import steps_a_job_step
 from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
 from tuner.search.regret import RegretEstimate
@@ -151,7 +151,7 @@ def test_nothing_to_turn_ends_after_the_look(
     job = script_job("train.py", tmp_path, Framework("torch", micro_batch=32, accumulation=4))
     job = replace(job, devices=1, global_batch=128)
     (tmp_path / "train.py").write_text(SOURCE)
-    monkeypatch.setattr("tuner.study.user_script.job_of_script", lambda *_, **__: job)
+    monkeypatch.setattr("tuner.study.request.job_of_script", lambda *_, **__: job)
     words = ["optimize", "--no-clocks", "--runs-dir", str(tmp_path / "runs")]
     assert main([*words, "--", str(tmp_path / "train.py")]) == 1
     said = capsys.readouterr().err

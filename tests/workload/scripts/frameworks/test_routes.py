@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tuner.problem.from_job import _runnable
+from tuner.problem.from_job import _of_script, question_of
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -236,10 +237,11 @@ def test_a_space_with_zero_stages_searches_fsdp2_where_that_is_what_there_is(
     narrowed = titan(tmp_path).narrowed(space)
     assert {*narrowed.choices["sharding"]} == {"deepspeed", "fsdp2", "fsdp2_no_reshard"}  # type: ignore[misc]
     assert narrowed.choices.get("zero_stage", (0,)) == (0,)
-    candidates, notes = _runnable(titan(tmp_path), NODE, space, plan=False)
-    assert {c.get("sharding") for c in candidates} == {*narrowed.choices["sharding"]}  # type: ignore[misc]
-    assert "sharding" in notes[0]
-    assert "sharding" not in notes[1]
+    found = _of_script(question_of(JobRequest(titan(tmp_path), NODE, "default")), titan(tmp_path))
+    shardings = {c.get("sharding") for c in found.candidates}
+    assert shardings == {*narrowed.choices["sharding"]}  # type: ignore[misc]
+    assert "sharding" in found.notes[0]
+    assert "sharding" not in found.notes[1]
     fixed = titan(tmp_path).narrowed(load_space("clocks"))
     assert fixed.choices["sharding"] == ("deepspeed", "fsdp2")
     # Not a value that the framework cannot take.
