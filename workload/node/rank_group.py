@@ -10,12 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tuner.workload.probe import shown_by
-
-if TYPE_CHECKING:
-    from tuner.workload.node.rank_server import RankServer
 
 
 class ServerError(RuntimeError):
@@ -60,13 +57,13 @@ class Ranks(Protocol):
 
 
 class RankGroup:
-    """The ranks of one probe on this node."""
+    """The ranks of one probe on this node, whose processes a `RankServer` started."""
 
     patience_s = 1.0
 
     def __init__(
         self,
-        server: RankServer,
+        server: Any,
         pids: Sequence[int],
         listener: socket.socket,
         *,
@@ -168,7 +165,7 @@ class RankGroup:
             return Event(kind, rank, time_s=float(at), detail={"name": name})
         return Event("end", rank) if kind == "end" else None
 
-    def _exited(self, server: RankServer, timeout_s: float = 0.0) -> None:
+    def _exited(self, server: Any, timeout_s: float = 0.0) -> None:
         for pid, code in server.exits(timeout_s):
             if pid in self._running:
                 self._running.discard(pid)
