@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import FILE_KINDS, Knob
@@ -21,9 +21,7 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge
 from tuner.workload.key_files import changed_text, read_key, renamed
-
-if TYPE_CHECKING:
-    from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.script_facts import ScriptFacts
 
 #: Variables that joulefront sets for each rank.
 _OWN = (
@@ -147,7 +145,7 @@ def _variable(knob: Knob, env: Mapping[str, str]) -> str | None:
     return env.get(name)
 
 
-def resolved(declared: Knob, job: ScriptJob) -> Knob:
+def resolved(declared: Knob, job: ScriptFacts) -> Knob:
     """Return a declared knob of a script with `how` and the baseline filled in.
 
     InputError if it cannot be applied, or its baseline contradicts what is found, in an inspection
@@ -174,7 +172,7 @@ def resolved(declared: Knob, job: ScriptJob) -> Knob:
     return knob
 
 
-def _found(knob: Knob, job: ScriptJob) -> Knob:
+def _found(knob: Knob, job: ScriptFacts) -> Knob:
     (way, key), cwd, named = knob.target, Path(job.cwd), job.config_word
     if way.endswith(FILE_KINDS) and named and (cwd / way).resolve() == named[1].resolve():
         read_key(cwd / way, key)

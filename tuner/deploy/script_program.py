@@ -21,7 +21,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
-from tuner.workload.scripts.launchers.launcher import Rewriting
+from tuner.workload.scripts.launchers.writing import Rewriting
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Options and variables in which launchers take the number of the node that they are started on.
@@ -118,7 +118,7 @@ def _relaunched(
     always: bool,
 ) -> Program:
     typed = replace(job, words=launcher.script, launcher=None)  # as the launcher passes it on
-    kind, made = kind_of(launcher), Rewriting(launcher, configuration, job, folder)
+    kind, made = kind_of(launcher), Rewriting(launcher, configuration, job, folder, start.config)
     assert kind is not None  # its words have one
     once = is_srun(launcher.words) or kind.reaches_nodes(launcher)
     words = list(typed.start(configuration, folder, probe=False).words)

@@ -3,8 +3,8 @@
 # Both modules register their launchers.
 from tuner.workload.scripts.launchers import slurm, trainers  # noqa: F401
 from tuner.workload.scripts.launchers.kinds import KINDS, UNREAD, kind_of, read_command
-from tuner.workload.scripts.launchers.launcher import Launcher
 from tuner.workload.scripts.launchers.slurm import is_srun
+from tuner.workload.scripts.script_facts import Launcher
 
 #: Words of launchers, which say nothing of a user.
 LAUNCHER_WORDS = frozenset(

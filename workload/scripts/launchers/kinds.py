@@ -22,17 +22,15 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.key_files import check_plain, read_text
 from tuner.workload.scripts.frameworks.settings import ask_interpreter
 from tuner.workload.scripts.launchers import vendor
-from tuner.workload.scripts.launchers.launcher import (
-    ASSIGNMENT,
-    Launcher,
+from tuner.workload.scripts.launchers.writing import (
     Rewriting,
     load,
-    names_taken,
     place,
     text_of,
     value_at,
     with_value,
 )
+from tuner.workload.scripts.script_facts import ASSIGNMENT, Launcher, names_taken
 
 PYTHON = re.compile(r"python[\d.]*")
 _GUARD = re.compile(r"""__name__\s*==\s*["']__main__["']""")

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.launchers.launcher import ASSIGNMENT, TAKEN, names_taken
 from tuner.workload.scripts.launchers.slurm import is_srun, options_of_srun
+from tuner.workload.scripts.script_facts import ASSIGNMENT, TAKEN, names_taken
 
 _PLACED = re.compile(r"\{(env:)?\w+(=[^{}]*)?\}")
 _NUMBERED = r"(?:[-_]?(?:id|value|str|string|\d+))?"

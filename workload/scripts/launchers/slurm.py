@@ -22,7 +22,7 @@ from tuner.workload.scripts.launchers.kinds import (
     read_words,
     without_python,
 )
-from tuner.workload.scripts.launchers.launcher import Launcher
+from tuner.workload.scripts.script_facts import Launcher
 
 #: Long options that take no word after them, and those that do.
 _ALONE = """

@@ -21,8 +21,7 @@ from tuner.workload.scripts.launchers.kinds import (
     read_words,
     spellings,
 )
-from tuner.workload.scripts.launchers.launcher import (
-    Launcher,
+from tuner.workload.scripts.launchers.writing import (
     Rewriting,
     load,
     place,
@@ -30,6 +29,7 @@ from tuner.workload.scripts.launchers.launcher import (
     value_at,
     with_value,
 )
+from tuner.workload.scripts.script_facts import Launcher
 
 
 class _Framework(Kind):

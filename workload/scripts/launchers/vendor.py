@@ -10,7 +10,7 @@ is started.
     given       the number of words at the end of the arguments that the launcher leaves alone
     refuse      in place of all others, the sentence why it cannot be honoured
     binding     "numa:MODE" or "cores:LIST"; absent if it does not bind ranks to cores
-    processes, nodes, env, config, notes    as in `launcher.Launcher`
+    processes, nodes, env, config, notes    as in `script_facts.Launcher`
 """
 
 import argparse

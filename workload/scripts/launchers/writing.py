@@ -1,31 +1,23 @@
-"""The launcher in front of a user's script, kept with its job, and the command written back.
+"""A pasted command written back: the same launcher, with what the configuration changes alone.
 
-It is the same launcher, with what the configuration changes alone: the number of processes, and the
-batches and ZeRO settings where the launcher or its framework takes them, are changed where they
-stand: in an option, in a variable, or in a copy of the configuration file beside the launch files.
-What each launcher takes, its class says (`kinds`).
+The number of processes, and the batches and ZeRO settings where the launcher or its framework takes
+them, are changed where they stand: in an option, in a variable, or in a copy of the configuration
+file beside the launch files. What each launcher takes, its class says (`kinds`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.key_files import changed_text, parsed_file
 from tuner.workload.scripts.frameworks import shipped_drivers
+from tuner.workload.scripts.knob_support import SupportedScript
+from tuner.workload.scripts.script_facts import Launcher
 
-if TYPE_CHECKING:
-    from tuner.workload.scripts.script_job import ScriptJob
-
-#: Variable in front of a command.
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
-#: Place of a value that is not kept; `${env:NAME}` is OmegaConf's own.
-TAKEN = re.compile(r"(?<!\$)\{env:([A-Za-z_]\w*)\}")
 #: Keys of Accelerate's file, below its section `deepspeed_config`, by the section or key of
 #: DeepSpeed's own configuration.
 _ACCELERATE_OFFLOAD = {
@@ -34,61 +26,19 @@ _ACCELERATE_OFFLOAD = {
 }
 
 
-def names_taken(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the variables that stand in texts for values that are not kept."""
-    return tuple(dict.fromkeys(name for text in texts for name in TAKEN.findall(text)))
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """Launcher of a pasted command.
-
-    Attributes:
-        kind: name of its `Kind`, or "" for a command with nothing but variables in front of it.
-        words: its own words as typed, up to the script, without variables in front.
-        processes: ranks that it would start on a node; 0 for one on each device.
-        env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
-            `{world_size}` stand for values that differ from rank to rank.
-        assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`); a
-            value that is not kept is `{env:NAME}` (`tuner.workload.scripts.launchers.secrets`).
-        notes: what joulefront leaves out, one sentence each.
-        binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`), or "".
-    """
-
-    kind: str
-    words: tuple[str, ...] = ()
-    script: tuple[str, ...] = ()
-    processes: int = 0
-    env: Mapping[str, str] = field(default_factory=dict, hash=False)
-    assigned: Mapping[str, str] = field(default_factory=dict, hash=False)
-    config: str = ""
-    notes: tuple[str, ...] = ()
-    nodes: int = 1
-    binding: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
-        usual = {"nodes": 1, "binding": ""}
-        return {n: value for n, value in asdict(self).items() if usual.get(n, ...) != value}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Launcher:
-        """Read what `to_json` wrote; InputError if it is no launcher."""
-        try:
-            lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
-            return cls(**{**data, **lists})
-        except (TypeError, ValueError) as error:
-            raise InputError(f"this is not the launcher of a script: {error}") from error
-
-
 class Rewriting:
     """One command as it is written back."""
 
     def __init__(
-        self, launcher: Launcher, configuration: Configuration, job: ScriptJob, folder: Path
+        self,
+        launcher: Launcher,
+        configuration: Configuration,
+        job: SupportedScript,
+        folder: Path,
+        deepspeed: Mapping[str, Any],
     ) -> None:
         self.launcher, self.job, self.configuration = launcher, job, configuration
-        self.folder = folder.resolve()
+        self.folder, self.deepspeed = folder.resolve(), deepspeed
         self.files: dict[str, str] = {}
         self.env: dict[str, str] = {}
         self.changes: list[str] = []
@@ -137,7 +87,7 @@ class Rewriting:
         if self.configuration.launch == self.job.baseline.launch:
             return {}
         section = load(path).get("deepspeed_config") or {}
-        new = self.job.start(self.configuration, self.folder, probe=False).config
+        new = self.deepspeed
         if not isinstance(section, Mapping) or not section or not new:
             return {}
         if "deepspeed_config_file" in section:
