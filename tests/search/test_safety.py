@@ -9,8 +9,7 @@ import numpy as np
 import optuna
 import pytest
 
-from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, truth
-from tests.search.test_question import view_of
+from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search.acquisition import CandidateView
 from tuner.search.planner import ProbePlan
@@ -40,7 +39,7 @@ def test_the_ratio_is_learned_from_windows() -> None:
 
 
 def test_what_exceeds_the_cap_is_left_out() -> None:
-    _, view, _, _ = view_of(MEASURED)
+    _, view, _ = view_of(MEASURED)
     ratios = np.full(len(MEASURED), 1.1)
     limit = PeakLimit.of(200, list(POWER[MEASURED] * ratios), list(POWER[MEASURED]))
     open_ = configurations_of(view)
@@ -57,7 +56,7 @@ def test_what_exceeds_the_cap_is_left_out() -> None:
 
 
 def test_without_a_safe_candidate_nothing_is_probed() -> None:
-    _, view, _, _ = view_of(MEASURED)
+    _, view, _ = view_of(MEASURED)
     assert PeakLimit.of(20, [], []).safe(view, 1.0, configurations_of(view)) is None
     assert "limit on peak power" in stop_sentence(StopReason("unsafe"))
 
