@@ -17,7 +17,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed import dump_fields
 from tuner.study.rules import node_failures
 from tuner.testing.studies import record, request
-from tuner.workload.measure.stragglers import Cause, RankState, Straggler
+from tuner.workload.measure.stragglers import RankState, Straggler
 from tuner.workload.probe import Failure, MeterInfo
 
 ray = pytest.importorskip("ray")
@@ -75,7 +75,7 @@ def test_two_nodes_are_set_aside_only_if_two_are_left(nodes: int, aside: bool) -
     assert [slot.free(time.monotonic()) for slot in slots[:2]] == [not aside] * 2
 
 
-def straggler(cause: Cause, node: str = "") -> dict[str, Any]:
+def straggler(cause: str, node: str = "") -> dict[str, Any]:
     state = RankState(5, node, 5, clock_MHz=1305.0)
     return dump_fields(Straggler(state, 0.1, 0.09, cause, 1305.0, 1755.0))
 
@@ -89,7 +89,7 @@ def straggler(cause: Cause, node: str = "") -> dict[str, Any]:
         ("unknown", "1", [False, False, False]),
     ],
 )
-def test_the_node_of_a_straggler_is_avoided(cause: Cause, node: str, slow: list[bool]) -> None:
+def test_the_node_of_a_straggler_is_avoided(cause: str, node: str, slow: list[bool]) -> None:
     done = replace(record(), environment={"stragglers": [straggler(cause, node)]})
     slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(3)]
     said: list[str] = []
