@@ -107,7 +107,7 @@ def versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    from tuner.workload.node.readiness import USED
+    from tuner.workload.node.readiness import NEEDED, USED
 
     def version(name: str) -> str:
         try:
@@ -115,7 +115,8 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             return "absent"
 
-    names = ("joulefront", "numpy", "scipy", "scikit-learn", *USED)
+    besides = [name for name in reversed(USED) if name not in NEEDED]  # as studies list them
+    names = ("joulefront", "numpy", "scipy", "scikit-learn", *besides, *NEEDED)
     each = {name: version(name) for name in names}
     return {"python": platform.python_version(), **each}
 
