@@ -202,6 +202,8 @@ class Constraints:
     baseline_time_s: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.objective, str):  # runs recorded before hold "least-energy"
+            object.__setattr__(self, "objective", self.objective.removeprefix("least-"))
         check_options(self)
         if self.objective == "cost" and not any(self.prices):
             raise InputError(

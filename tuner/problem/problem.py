@@ -107,7 +107,7 @@ def versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    from tuner.workload.node.readiness import NEEDED, USED
+    from tuner.workload.node.readiness import USED
 
     def version(name: str) -> str:
         try:
@@ -115,8 +115,7 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             return "absent"
 
-    besides = [name for name in reversed(USED) if name not in NEEDED]  # as studies list them
-    names = ("joulefront", "numpy", "scipy", "scikit-learn", *besides, *NEEDED)
+    names = ("joulefront", "numpy", "scipy", "scikit-learn", *USED)
     each = {name: version(name) for name in names}
     return {"python": platform.python_version(), **each}
 

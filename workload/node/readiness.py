@@ -22,7 +22,7 @@ from tuner.workload.scripts.launchers.slurm import ONE_CLOCK
 #: The packages without which nothing trains.
 NEEDED = ("torch", "deepspeed", "transformers")
 #: Those whose versions a study keeps besides.
-USED = (*NEEDED, CLUSTER, "optuna")
+USED = ("optuna", CLUSTER, *NEEDED)
 
 
 @dataclass(frozen=True)
