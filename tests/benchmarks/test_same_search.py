@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.same_search import CPUS, Search, differing, made_up_table, probes_on, searches
 from benchmarks.search.problems import Problem
-from tuner.models.surrogate import conditioned, gaussian_process, kernel
+from tuner.models.surrogate import gaussian_process, kernel
 from tuner.workload.table import load_table
 
 
@@ -34,7 +34,7 @@ def test_noise_in_last_bits_changes_no_search(
     probes = search.probes()
     assert len(probes) > 3
     draw = np.random.default_rng(0)
-    for module in (conditioned, gaussian_process, kernel):
+    for module in (gaussian_process, kernel):
         for name in ("cholesky", "cho_solve", "solve_triangular"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, blurred(getattr(module, name), draw))

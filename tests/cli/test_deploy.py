@@ -78,7 +78,7 @@ def test_what_is_least_can_be_named(capsys, tmp_path: Path) -> None:
     for words, told in (
         (["--minimize", "cheapest"], "unknown objective"),
         (["--minimize", "cost"], "price_per_kWh"),
-        (["--max-gpus", "0"], "max_gpus"),
+        (["--max-gpus", "0"], "--max-gpus"),
     ):
         code, _, error = answer(capsys, "dev", "replay", table, *words, *shared)
         assert code == 2

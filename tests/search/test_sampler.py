@@ -62,12 +62,6 @@ def tell(study: optuna.Study, trial: Trial, configuration: Configuration) -> Non
     study.tell(trial, [seconds * watts, seconds])
 
 
-def configuration_of(sampler: CandidateSampler, params: dict[str, object]) -> Configuration:
-    index = sampler._encoding.index_of_params(params)
-    assert index is not None
-    return sampler.candidates.configurations[index]
-
-
 def study_of(sampler: CandidateSampler) -> optuna.Study:
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
 
@@ -83,7 +77,7 @@ def probe(sampler: CandidateSampler, study: optuna.Study) -> ProbePlan:
     plan = plan_of(sampler, study)
     for configuration in plan.configurations:
         trial = study.ask(sampler.distributions())
-        assert configuration_of(sampler, trial.params) == configuration
+        assert sampler.configuration_of(trial.params) == configuration
         tell(study, trial, configuration)
     return plan
 
@@ -107,7 +101,7 @@ def test_a_clock_left_to_the_device_is_a_level_of_its_own() -> None:
     sampler = CandidateSampler(candidates)
     assert sampler.distributions() == {"clock_MHz": CategoricalDistribution([None, 600, 800])}
     for configuration in candidates.configurations:
-        assert configuration_of(sampler, sampler.params_of(configuration)) == configuration
+        assert sampler.configuration_of(sampler.params_of(configuration)) == configuration
 
 
 def test_every_candidate_survives_the_way_to_parameters_and_back() -> None:
@@ -117,7 +111,7 @@ def test_every_candidate_survives_the_way_to_parameters_and_back() -> None:
         params = sampler.params_of(configuration)
         for name, value in params.items():
             assert distributions[name]._contains(distributions[name].to_internal_repr(value))
-        assert configuration_of(sampler, params) == configuration
+        assert sampler.configuration_of(params) == configuration
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -271,7 +265,7 @@ def test_it_serves_study_optimize_without_a_driver() -> None:
             else trial.suggest_categorical(name, d.choices)  # type: ignore[attr-defined]
             for name, d in sampler.distributions().items()
         }
-        configuration = configuration_of(sampler, params)  # always valid
+        configuration = sampler.configuration_of(params)  # always valid
         seconds, watts = truth(configuration)
         trial.set_user_attr("configuration", configuration.key)
         trial.set_user_attr("step_time_s", seconds)
@@ -299,7 +293,7 @@ def test_many_candidates_are_searched_by_their_most_promising_launches(
             break
     assert sampler._pool.tracked is not None
     assert len(sampler._pool.tracked) < len(CANDIDATES)
-    measured = {configuration_of(sampler, trial.params) for trial in study.trials}
+    measured = {sampler.configuration_of(trial.params) for trial in study.trials}
     assert gap(TRUTH, measured) < 0.05
 
 

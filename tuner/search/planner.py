@@ -149,6 +149,12 @@ class ProbePlanner(BaseSampler):
         """Return a configuration as trial parameters, one per knob of `distributions`."""
         return self._encoding.params_of(configuration)
 
+    def configuration_of(self, params: dict[str, Any]) -> Configuration:
+        """Return the candidate with these parameters; ValueError if there is none."""
+        if (index := self._encoding.index_of_params(params)) is None:
+            raise ValueError(f"no candidate has the parameters {params}")
+        return self._configurations[index]
+
     # -- BaseSampler -----------------------------------------------------------------------------
 
     def infer_relative_search_space(

@@ -125,14 +125,15 @@ class StudyRecorder:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
 
-    def start(self, request: ProbeRequest, further: Sequence[Settings] | None = None) -> None:
-        """Start a trial per live setting of a probe, or per further one of a running probe.
+    def start(self, request: ProbeRequest) -> None:
+        """Start a trial per live setting of a probe, which the sampler sees as pending."""
+        self.extend(request, request.live)
 
-        The sampler sees them as pending.
-        """
+    def extend(self, request: ProbeRequest, further: Sequence[Settings]) -> None:
+        """Start a trial per further live setting of a running probe."""
         trials = self._open.setdefault(request.probe_id, {})
         with storage_trouble(self.where):
-            for live in request.live if further is None else further:
+            for live in further:
                 configuration = Configuration(request.launch, live)
                 trial = trials[configuration] = self._ask_for(request, configuration)
                 for name, value in _identity(request, configuration).items():

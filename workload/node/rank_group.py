@@ -157,7 +157,9 @@ class RankGroup:
             return Event(kind, rank, int(step), float(at), taken)
         if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
-            if kind == "fail" and not shown_by(detail["evidence"]):
+            if not isinstance(detail, dict) or (
+                kind == "fail" and not shown_by(detail["evidence"])
+            ):
                 return None
             return Event(kind, rank, detail=detail)
         if kind == "phase":
