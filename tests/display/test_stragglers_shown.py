@@ -32,8 +32,8 @@ def test_a_studys_stragglers_are_a_line_each_and_a_table(tmp_path: Path) -> None
     assert f"Straggler in p0001: {said}" in summary_lines(result)
     page = render_report(result)
     assert "Stragglers (1)" in page
-    assert "<td>GPU 5 of node &lt;b&gt;</td>" in page
-    assert "<td>heat, 900 MHz where" in page
+    assert ">GPU 5 of node &lt;b&gt;</td>" in page
+    assert ">heat, 900 MHz where" in page
 
 
 def test_without_stragglers_nothing_is_said() -> None:

@@ -127,13 +127,16 @@ class StudyRecorder:
 
     def start(self, request: ProbeRequest) -> None:
         """Start a trial per live setting of a probe, which the sampler sees as pending."""
-        self.extend(request, request.live)
+        self._ask(request, request.live)
 
     def extend(self, request: ProbeRequest, further: Sequence[Settings]) -> None:
         """Start a trial per further live setting of a running probe."""
+        self._ask(request, further)
+
+    def _ask(self, request: ProbeRequest, settings: Sequence[Settings]) -> None:
         trials = self._open.setdefault(request.probe_id, {})
         with storage_trouble(self.where):
-            for live in further:
+            for live in settings:
                 configuration = Configuration(request.launch, live)
                 trial = trials[configuration] = self._ask_for(request, configuration)
                 for name, value in _identity(request, configuration).items():
