@@ -182,7 +182,7 @@ def test_a_runner_that_only_computes_answers_many_at_once(
 def test_nodes_of_another_kind_or_meter_are_left_out(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor.pool, "_on_gpus", True)
+    monkeypatch.setattr(executor.pool, "resource", "GPU")
     monkeypatch.setattr(executor.pool, "_cluster", load_cluster("h200-8"))
     other = Entered(NodeFacts("n7", load_cluster("a100-8")), (), executor.meter)
     assert executor.pool.reason_to_refuse(other).endswith("two kinds never share a front")
