@@ -94,10 +94,10 @@ check: install
 test: check everyday-shared everyday-alone
 
 everyday-shared: install
-	$(PYTEST) $(SHARED) -m "not slow and not ($(ALONE))"
+	$(PYTEST) $(SHARED) -m "not slow and not long and not ($(ALONE))"
 
 everyday-alone: install
-	$(PYTEST) -m "not slow and ($(ALONE))"
+	$(PYTEST) -m "not slow and not long and ($(ALONE))"
 
 slow: slow-shared slow-alone
 
@@ -110,7 +110,7 @@ slow-alone: install
 # The tests of search and results once more, on the oldest kernels of OpenBLAS: the same seed
 # makes the same search on every CPU.
 other-cpu: install
-	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "not slow and not ($(ALONE))" \
+	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "not slow and not long and not ($(ALONE))" \
 	    tests/search tests/results tests/packaging/test_optunahub.py
 
 # Every configuration of the built-in training program; CI trains a covering sample of them.

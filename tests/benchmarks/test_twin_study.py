@@ -27,7 +27,7 @@ def test_a_command_runs_on_a_twin_node_and_its_exit_code_is_returned() -> None:
     assert subprocess.run(command, capture_output=True).returncode == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.ray
 @pytest.mark.timeout(1200)

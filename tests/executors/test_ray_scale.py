@@ -18,7 +18,6 @@ from tuner.testing.commands import finished
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(900)

@@ -93,7 +93,7 @@ def test_a_study_learns_its_margin() -> None:
     assert learned.probability_of_fitting(predicted)[2] < 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_that_learns_runs_out_of_memory_less_often() -> None:
     """On a cluster whose peaks are a third above the models', with nothing else changed."""
     problem = problem_of_job("qwen2.5-7b", "h100-32", "parallelism", plan=True)

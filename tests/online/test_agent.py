@@ -443,7 +443,6 @@ def test_a_script_trains_behind_the_hook_with_and_without_arguments(
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_hot_gpu_is_named_with_the_evidence(gpus: Any) -> None:
@@ -523,7 +522,6 @@ def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_stage_with_slack_runs_slower_and_the_step_takes_as_long(
@@ -557,7 +555,7 @@ def test_a_stage_with_slack_runs_slower_and_the_step_takes_as_long(
 @pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("program", ["torch", "deepspeed"])
+@pytest.mark.parametrize("program", ["torch", pytest.param("deepspeed", marks=pytest.mark.long)])
 def test_the_work_of_each_stage_is_timed_in_the_first_steps(
     program: str, tmp_path: Path, heard: tuple[Marks, str]
 ) -> None:

@@ -127,7 +127,6 @@ def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ra
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_block_begins_with_what_another_learned_and_one_follows_a_target(
@@ -190,7 +189,6 @@ def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path)
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_training_goes_on_if_the_agent_is_killed(gpus: Any, tmp_path: Path) -> None:

@@ -277,7 +277,6 @@ def test_knobs_without_tune_are_refused(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_real_training_is_faster_with_the_better_value_and_learns_the_same(gpus: Any) -> None:

@@ -309,7 +309,6 @@ def figure(path: Path, name: str) -> float:
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_real_training_follows_a_target_and_leaves_it_again(gpus: Any, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.twin,
     pytest.mark.real,
     pytest.mark.quiet,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(500),
 ]
 
@@ -48,7 +48,6 @@ def test_deepspeed_with_zero_2_learns_the_same(gpus: Any) -> None:
     tuned_as_untuned(gpus, [str(TORCHRUN), "--nproc-per-node", "2", script, "550"], 550, "")
 
 
-@pytest.mark.long
 def test_trls_trainer_learns_the_same(gpus: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "trl==1.16.0"]
     target = ["--target", str(tmp_path / "trl")]

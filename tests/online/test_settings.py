@@ -183,7 +183,6 @@ def test_clocks_that_cannot_be_put_back_are_said_and_the_exit_code_is_the_traini
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_gpu_that_refuses_clocks_is_tuned_by_its_limit(
