@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints, Limits
+from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
 
-Request = TypeVar("Request", bound=StudyRequest)
+Request = TypeVar("Request", bound=JobRequest)
 
 
 @contextmanager
@@ -50,7 +51,8 @@ def _request(given: dict[str, Any], kind: type[Request]) -> Request:
     """Return the request of a function's arguments by their names, its `limits` included."""
     values = {item.name: given[item.name] for item in fields(kind) if item.name in given}
     values["constraints"] = (given["constraints"] or Constraints()).limited(**given["limits"])
-    values["search"] = given.get("search") or SearchSettings()
+    if "search" in values:
+        values["search"] = values["search"] or SearchSettings()
     return kind(**values)
 
 

@@ -21,12 +21,6 @@ def extended(record: ProbeRecord, next_settings: Continuation) -> ProbeRequest |
     return replace(request, live=(*request.live, *more)) if more else None
 
 
-#: Names of the executors. The first joins a cluster, and with it share their name the option that
-#: says the cluster's address, its key in joulefront.toml and the package.
-EXECUTORS = ("ray", "inline", "simulated")
-CLUSTER = EXECUTORS[0]
-
-
 @runtime_checkable
 class Runner(Protocol):
     """Measurer of probes: real, replayed or simulated."""

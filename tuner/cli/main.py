@@ -24,7 +24,6 @@ from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
 from tuner.search_spaces.errors import InputError, InvalidValue, NothingToTry, UnknownName
 from tuner.terminal import visible_streams
 from tuner.workload.node.rights import refuse_sudo
-from tuner.workload.runners import CLUSTER
 
 EXIT_CODES = """\
 exit codes:
@@ -43,7 +42,7 @@ CONFIG = "JOULEFRONT_CONFIG"
 #: Names of that file: texts (None), and numbers greater than 0 for the objective that takes them.
 _KEYS = {
     "runs_dir": None,
-    CLUSTER: None,
+    "ray": None,
     "price_per_kWh": "cost",
     "price_per_gpu_hour": "cost",
     "grid_gCO2_per_kWh": "carbon",

@@ -20,7 +20,6 @@ from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.options import declared_options
 from tuner.study.request import PlanRequest
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def _plan(args: argparse.Namespace) -> int:
     request = made_of_options(
         args,
         PlanRequest,
-        only=[*(item.name for item, _ in declared_options(JobRequest)), "name"],
+        name=args.name,
         job=args.job,
         cluster=args.cluster,
         space=args.space,

@@ -25,7 +25,6 @@ from tuner.cli.options import (
 )
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError
-from tuner.workload.runners import CLUSTER
 
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
@@ -183,10 +182,10 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    if (address := getattr(args, CLUSTER)) is not None:
+    if args.ray is not None:
         from tuner.executors.choose import survey_cluster
 
-        seen = survey_cluster(address, args.device_kind)
+        seen = survey_cluster(args.ray, args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     if args.record_nvml is not None:
@@ -296,7 +295,7 @@ def add(commands: Commands) -> None:
     doctor.add_argument("-v", "--verbose", action="store_true", help="list every fact")
     doctor.add_argument("--brief", action="store_true", help=SUPPRESS)  # for Makefiles
     doctor.add_argument(
-        f"--{CLUSTER}", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
+        "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
     add_shared(doctor, "--device-kind")
     text = "record what the GPUs' driver answers, for a bug report, instead"

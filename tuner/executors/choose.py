@@ -11,20 +11,27 @@ from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.problem.problem import Problem
 from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.runners import CLUSTER
 
 if TYPE_CHECKING:
     from tuner.executors.ray_cluster import Survey
 
 Say = Callable[[str], None]
+EXECUTORS = ("ray", "inline", "simulated")
+
+
+def check_executor(name: str | Executor | None) -> None:
+    """Raise UnknownName if there is no executor of that name."""
+    if isinstance(name, str) and name not in EXECUTORS:
+        raise UnknownName("executor", name, EXECUTORS)
 
 
 def how_started(name: str | Executor | None, address: str | None) -> str:
     """Return how the executor of that name starts probes, as a phrase."""
     if name == "simulated":
         return "nothing: probes are predictions of the models"
-    if name not in (None, CLUSTER):
+    if name not in (None, "ray"):
         return "processes of this machine, one probe at a time"
     return f"Ray, by joining {address}" if address else "a Ray of its own, on loopback only"
 
@@ -70,11 +77,11 @@ def open_executor(
     from tuner.executors.ray_executor import RayExecutor
     from tuner.workload.node.runner import LocalRunner
 
-    if name is None and importlib.util.find_spec(CLUSTER) is None:
+    if name is None and importlib.util.find_spec("ray") is None:
         say("Ray is not installed, so probes run inline, one at a time.")
         name = "inline"
     made: RayExecutor | LocalRunner
-    if name in (None, CLUSTER):
+    if name in (None, "ray"):
         made = RayExecutor(job, cluster, run_dir=run_dir, say=say, **joined)
     else:
         made = LocalRunner(job, cluster, run_dir=run_dir, say=say, keep=True)

@@ -23,6 +23,7 @@ from optuna.trial import TrialState
 
 from tuner.models.surrogate.features import varying_knobs
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InvalidConfiguration, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.probe import Measurement, ProbeRecord, failure_class
 
@@ -61,7 +62,18 @@ class ParameterEncoding:
 
     def index_of_params(self, params: dict[str, Any]) -> int | None:
         """Return the number of the candidate with these parameters, or None."""
+        for name in self.knobs:
+            if name not in params:
+                raise UnknownName("parameter", name, params)
         return self._of_params.get(tuple(params[name] for name in self.knobs))
+
+    def configuration_of(self, params: dict[str, Any]) -> Configuration:
+        """Return the candidate with these parameters, else raise InvalidConfiguration."""
+        index = self.index_of_params(params)
+        if index is None:
+            text = " ".join(f"{name}={value}" for name, value in params.items())
+            raise InvalidConfiguration(text, ["it is not among the candidates"])
+        return self.configurations[index]
 
     def index_of_key(self, key: str) -> int | None:
         """Return the number of the candidate with this key, or None."""

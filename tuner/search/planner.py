@@ -150,10 +150,8 @@ class ProbePlanner(BaseSampler):
         return self._encoding.params_of(configuration)
 
     def configuration_of(self, params: dict[str, Any]) -> Configuration:
-        """Return the candidate with these parameters; ValueError if there is none."""
-        if (index := self._encoding.index_of_params(params)) is None:
-            raise ValueError(f"no candidate has the parameters {params}")
-        return self._configurations[index]
+        """Return the candidate with these parameters; see `ParameterEncoding.configuration_of`."""
+        return self._encoding.configuration_of(params)
 
     # -- BaseSampler -----------------------------------------------------------------------------
 

@@ -21,12 +21,11 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError, NothingToTry, UnknownName
+from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import declared_options, option
 from tuner.study.callbacks import Notify, Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.runners import CLUSTER, EXECUTORS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -49,11 +48,11 @@ class StudyRequest(JobRequest):
     )
     executor: str | Executor | None = option(
         None,
-        f"{CLUSTER}, inline or simulated, which answers probes by predictions (default: {CLUSTER}, "
+        "ray, inline or simulated, which answers probes by predictions (default: ray, "
         "or inline without Ray)",
     )
     ray_address: str | None = option(
-        None, "Ray cluster to run on: auto or HOST:PORT", flag=CLUSTER, metavar="ADDRESS"
+        None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
     avoid_stragglers: bool = option(
         False, "leave nodes that hold others back out of the search, while enough are left"
@@ -91,17 +90,16 @@ class StudyRequest(JobRequest):
             InputError: its parts contradict each other, or this machine has other devices than the
                 cluster.
         """
-        if isinstance(self.executor, str) and self.executor not in EXECUTORS:
-            raise UnknownName("executor", self.executor, EXECUTORS)
+        from tuner.executors.choose import check_executor
+
+        check_executor(self.executor)
         if self.avoid_stragglers and self.ray_address is None:
-            raise InputError(
-                f"avoid_stragglers leaves nodes of a Ray cluster out; join one (--{CLUSTER})"
-            )
+            raise InputError("avoid_stragglers leaves nodes of a Ray cluster out; join one (--ray)")
         if self.knobs:
             return replace(self, job=with_knobs(self.job, self.knobs), knobs=()).checked(notify)
         cluster, executor = self.cluster, self.executor
         if self.ray_address is not None or self.device_kind is not None:
-            cluster, executor = self._on_cluster(notify), CLUSTER
+            cluster, executor = self._on_cluster(notify), "ray"
         if executor is None and (device := device_elsewhere(cluster)) is not None:
             raise InputError(self._elsewhere(device))
         simulated = executor == "simulated"
@@ -152,9 +150,9 @@ class StudyRequest(JobRequest):
 
         if self.ray_address is None:
             raise InputError("device_kind chooses among the nodes of a Ray cluster; name that too")
-        if self.executor not in (None, CLUSTER):
+        if self.executor not in (None, "ray"):
             raise InputError(
-                f"a Ray cluster runs probes by the executor {CLUSTER}, not {self.executor!r}"
+                f"a Ray cluster runs probes by the executor ray, not {self.executor!r}"
             )
         if self.cluster != "auto":
             named = cluster_of(self.cluster)
@@ -211,12 +209,14 @@ class StudyRequest(JobRequest):
 
 
 @dataclass(frozen=True)
-class PlanRequest(StudyRequest):
+class PlanRequest(JobRequest):
     """Arguments of `tuner.plan`, which documents them."""
 
     gpus: Sequence[int] = ()
     measured: str | Path | None = None
     run: str | Path | None = None
+    name: str | None = None
+    runs_dir: str | Path = "runs"
 
 
 def _saying(notify: Notify | None) -> Say:
@@ -288,7 +288,7 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
         if script.nodes not in (None, 1) and (launcher is None or launcher.nodes == 1):
             raise InputError(
                 f"nodes is {script.nodes}, and without a Ray cluster a script runs on this "
-                f"machine alone; join one with --{CLUSTER} ADDRESS (docs/clusters.md)"
+                "machine alone; join one with --ray ADDRESS (docs/clusters.md)"
             )
         return 1
     nodes = script.nodes or (launcher.nodes if launcher else cluster.nodes)
@@ -318,7 +318,7 @@ def _launched_on_cluster(
 ) -> Iterator[RunProbe]:
     from tuner.executors.choose import open_executor
 
-    opened = partial(open_executor, CLUSTER, run_dir=run.path, say=say, address=address)
+    opened = partial(open_executor, "ray", run_dir=run.path, say=say, address=address)
     executor = opened(job, cluster)
 
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:

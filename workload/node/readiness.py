@@ -16,13 +16,12 @@ from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.ways import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
 from tuner.workload.node.host import why_few_cores, why_shm_is_small
-from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.launchers.slurm import ONE_CLOCK
 
 #: The packages without which nothing trains.
 NEEDED = ("torch", "deepspeed", "transformers")
 #: Those whose versions a study keeps besides.
-USED = ("optuna", CLUSTER, *NEEDED)
+USED = ("optuna", "ray", *NEEDED)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tuner.workload.node.rank_server import PRELOAD, RankServer
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.runners import CLUSTER, Continuation, Runner
+from tuner.workload.runners import Continuation, Runner
 from tuner.workload.scripts.command import imported_frameworks
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -173,7 +173,7 @@ class LocalRunner(Runner):
                 where = "one node" if nodes == 1 else f"{nodes} nodes"
                 reasons.append(
                     f"the probe was given {where} with {have} devices, and needs "
-                    f"{configuration.world_size}; probes across nodes run on Ray (--{CLUSTER})"
+                    f"{configuration.world_size}; probes across nodes run on Ray (--ray)"
                 )
             if reasons:
                 raise InvalidConfiguration(configuration.short, reasons)

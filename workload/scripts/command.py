@@ -18,7 +18,6 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
-from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.keys import recognised, source_of
 from tuner.workload.scripts.launchers import Launcher, read_command
@@ -89,7 +88,7 @@ class Script:
     )
     nodes: int | None = option(
         None,
-        f"nodes that it runs on today, through --{CLUSTER} (default: all usable ones)",
+        "nodes that it runs on today, through --ray (default: all usable ones)",
         least=1,
     )
     model_config: Path | None = option(

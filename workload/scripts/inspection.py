@@ -23,7 +23,6 @@ from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
 from tuner.workload.limits import FIRST_STEP_LIMIT_S
 from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.runners import CLUSTER
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.launchers import Launcher
@@ -194,7 +193,7 @@ def require_one_node(script: Script) -> None:
     if launcher is not None and launcher.nodes > 1:
         raise InputError(
             f"{launcher.kind} starts on {launcher.nodes} nodes, which probes do on a Ray cluster: "
-            f"tuner optimize --{CLUSTER} ADDRESS -- {script.shown} (docs/clusters.md)"
+            f"tuner optimize --ray ADDRESS -- {script.shown} (docs/clusters.md)"
         )
 
 
