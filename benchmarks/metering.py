@@ -13,16 +13,31 @@ Targets: under 0.1 % overhead, no sample lost.
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from scipy.stats import ttest_1samp
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.twin.energy import window_error
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import default_configuration
+from tuner.workload.measure.window import Conductor
+from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.probe_run import Probe
+from tuner.workload.node.rank_launch import ProbeNode
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.platforms import platform_of
+from tuner.workload.probe import ProbeRequest, WindowPolicy
 
 #: Keeps one core busy until it is ended, or its parent is gone.
 BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))\n"
@@ -60,10 +75,6 @@ def accuracy(windows: int) -> list[Figure]:
 
 def lost_samples(seconds: float, niceness: int) -> list[Figure]:
     """The real timeline of this machine's meter at 100 ms while every core is busy."""
-    from tuner.workload.meters.timeline import Timeline
-    from tuner.workload.node.machine import detect_cluster
-    from tuner.workload.platforms import platform_of
-
     cores = len(os.sched_getaffinity(0))
     burners = [
         subprocess.Popen(["nice", "-n", str(niceness), sys.executable, "-c", BURN])
@@ -95,18 +106,88 @@ def lost_samples(seconds: float, niceness: int) -> list[Figure]:
     ]
 
 
-def overhead(pairs: int, block_s: float) -> list[Figure]:
-    from tuner.results.calibration import calibrate
+class MeteredInTurn(Probe):
+    """Probe with step times of `pairs` of blocks of `block_s`, with and without metering.
 
-    with tempfile.TemporaryDirectory() as folder:
-        found = calibrate(runs_dir=folder, pairs=pairs, block_s=block_s, say=print)
-    print("\n".join(found.lines()), flush=True)
+    After an ordinary window, in random order, so that drift falls on both alike.
+    """
+
+    pairs, block_s = 2, 3.0
+
+    def __init__(self, node: ProbeNode, request: ProbeRequest) -> None:
+        super().__init__(node, request)
+        self.metered_s: list[float] = []
+        self.plain_s: list[float] = []
+        self.busy_s = self.sampled_s = 0.0
+        self.lost = 0  # samples, in the metered blocks
+
+    def measure(
+        self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
+    ) -> None:
+        super().measure(conductor, timeline, step_time_s, notes)
+        timeline.stop()
+        if self.measurements:
+            step_time_s = self.measurements[-1].step_time_s
+        steps = max(1, round(self.block_s / step_time_s))
+        order = random.Random(self.request.probe_id)
+        for _ in range(self.pairs):
+            for metered in order.sample((True, False), 2):
+                if not metered:
+                    self.plain_s.append(sum(conductor.run(steps)) / steps)
+                    continue
+                timeline = Timeline(self.meter)
+                try:
+                    seconds = sum(conductor.run(steps))
+                finally:
+                    timeline.stop()
+                self.metered_s.append(seconds / steps)
+                self.busy_s, self.sampled_s = (
+                    self.busy_s + timeline.busy_s,
+                    self.sampled_s + seconds,
+                )
+                self.lost += timeline.lost
+
+
+def overhead(pairs: int, block_s: float) -> list[Figure]:
+    """Return what metering costs the steps of the built-in program, by a paired t-test."""
+    job, cluster = load_job(), detect_cluster()
+    made: list[MeteredInTurn] = []
+    MeteredInTurn.pairs, MeteredInTurn.block_s = pairs, block_s
+
+    def make(node: ProbeNode, request: ProbeRequest) -> Probe:
+        made.append(MeteredInTurn(node, request))
+        return made[0]
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(LocalRunner(job, cluster, run_dir=folder, say=print)) as runner,
+    ):
+        runner.prepare()
+        request = ProbeRequest(
+            "metering",
+            default_configuration(job, cluster).launch,
+            window=WindowPolicy(micro_batches=False),
+            time_limit_s=120.0 + 4 * pairs * block_s,
+        )
+        record = runner.run_as(make, request)
+    if record.failure is not None:
+        raise RuntimeError(f"the probe failed: {record.failure.message}")
+    found = made[0]
+    ratios = [math.log(b / a) for a, b in zip(found.plain_s, found.metered_s, strict=True)]
+    interval = ttest_1samp(ratios, 0.0).confidence_interval(0.95)
+    cost = [100 * math.expm1(log) for log in (statistics.fmean(ratios), *interval)]
+    share = 100 * found.busy_s / found.sampled_s
+    print(
+        f"{cost[0]:+.2f} % of the step time, 95 % interval [{cost[1]:+.2f}, {cost[2]:+.2f}] % "
+        f"({pairs} pairs); sampling takes {share:.2f} % of one core, {found.lost} samples lost",
+        flush=True,
+    )
     return [
         Figure("metering_pairs", pairs, "count"),
-        Figure("overhead", 100 * found.overhead.relative, "%"),
-        Figure("overhead_low", 100 * found.overhead.low, "%"),
-        Figure("overhead_high", 100 * found.overhead.high, "%"),
-        Figure("metering_core_share", 100 * found.core_share, "%"),
+        Figure("overhead", cost[0], "%"),
+        Figure("overhead_low", cost[1], "%"),
+        Figure("overhead_high", cost[2], "%"),
+        Figure("metering_core_share", share, "%"),
         Figure("metering_samples_lost", found.lost, "count"),
     ]
 
@@ -116,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--windows", type=int, default=1000, help="random windows; 0 skips")
     parser.add_argument("--seconds", type=float, default=600.0, help="of the timeline; 0 skips")
     parser.add_argument("--nice", type=int, default=0, help="of the processes that load the cores")
-    parser.add_argument("--pairs", type=int, default=40, help="with and without; 0 skips")
+    parser.add_argument("--pairs", type=int, default=40, help="at least 2; 0 skips")
     parser.add_argument("--block-s", type=float, default=3.0, help="length of each half of a pair")
     options = parser.parse_args(argv)
     parts: list[tuple[bool, Callable[[], list[Figure]]]] = [

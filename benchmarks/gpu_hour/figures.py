@@ -88,12 +88,13 @@ def extrapolated(hour: Hour) -> str:
 def overhead(hour: Hour) -> str:
     """Measure what metering costs the training."""
     pairs = "2" if hour.rehearse else "8"
-    words = ("dev", "calibrate", "tiny-gpt", "--pairs", pairs, "--json", "-q")
-    folder = ("--runs-dir", hour.work / "calibrate")
-    told, end = hour.command(sys.executable, "-m", "tuner.cli", *words, *folder)
+    figures = hour.work / "metering.json"
+    words = ("--windows", "0", "--seconds", "0", "--pairs", pairs, "--json", str(figures))
+    told, end = hour.command(sys.executable, "-m", "benchmarks.metering", *words)
     if not told:
         return end
-    found = json.loads(told)["overhead"]
+    found = {each["name"]: each["value"] for each in json.loads(figures.read_text())}
     return (
-        f"{found['relative']:+.2%} ({found['low']:+.2%} to {found['high']:+.2%}), {found['method']}"
+        f"{found['overhead']:+.2f} % ({found['overhead_low']:+.2f} to "
+        f"{found['overhead_high']:+.2f} %), {pairs} pairs"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,23 +11,9 @@ from tests.results.test_judge import judge_of, searched
 from tests.results.test_posterior import configuration
 from tests.results.test_recommendation import point, result_of
 from tuner.results.judge import Judge
-from tuner.results.significance import Difference, compare_paired
+from tuner.results.significance import Difference
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.probe import MeterInfo
-
-
-def test_pairs_cancel_the_drift_they_share() -> None:
-    rng = np.random.default_rng(6)
-    drift = np.linspace(1.0, 1.5, 20)
-    a = drift * (1 + 0.002 * rng.standard_normal(20))
-    b = drift * 1.01 * (1 + 0.002 * rng.standard_normal(20))
-    difference = compare_paired(list(a), list(b), "step_time")
-    assert difference.shown
-    assert difference.low < 0.01 < difference.high
-    assert difference.high - difference.low < 0.005
-    with pytest.raises(InputError, match="cannot be paired"):
-        compare_paired([1.0], [1.0, 2.0], "step_time")
-    assert math.isnan(compare_paired([1.0], [1.1], "step_time").p_value)
 
 
 def test_a_difference_that_is_not_shown_is_not_called_one() -> None:

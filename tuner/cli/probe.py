@@ -1,4 +1,4 @@
-"""`tuner doctor`, and `tuner dev`: one probe, record, calibrate and others."""
+"""`tuner doctor`, and `tuner dev`: one probe, record and others."""
 
 from __future__ import annotations
 
@@ -165,22 +165,6 @@ def _record(args: argparse.Namespace) -> int:
     return OK
 
 
-def _calibrate(args: argparse.Namespace) -> int:
-    from tuner.results.calibration import calibrate
-    from tuner.results.parts import as_json
-
-    calibration = calibrate(
-        args.job,
-        cluster=args.cluster,
-        runs_dir=args.runs_dir,
-        pairs=args.pairs,
-        block_s=args.block_s,
-        say=say_of(args),
-    )
-    answer(args, as_json(calibration), calibration.lines())
-    return OK
-
-
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.choose import survey_cluster
@@ -267,16 +251,6 @@ def add_dev(commands: Commands) -> None:
     record.add_argument("--seed", type=int, default=0, metavar="N", help=text)
     record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
     add_shared(record, "--quiet")
-
-    calibrate = commands.command(
-        "calibrate", _calibrate, "measure the cost of metering here, and list its sources"
-    )
-    add_shared(calibrate, "JOB", "--cluster")
-    text = "pairs of metered and unmetered blocks (default: 20)"
-    calibrate.add_argument("--pairs", type=int, default=20, metavar="N", help=text)
-    text = "length of a block, in s (default: 3)"
-    calibrate.add_argument("--block-s", type=float, default=3.0, metavar="X", help=text)
-    add_shared(calibrate, "--runs-dir", "--quiet")
 
     check = commands.command(
         "frameworks", _check, "check the driver of a framework against what is installed"

@@ -24,7 +24,6 @@ from tuner.display.html.answer_parts import front_part, top_part
 from tuner.display.html.detail_parts import (
     about_part,
     breakdown_part,
-    calibration_part,
     explanation_part,
     failures_part,
     live_part,
@@ -91,7 +90,6 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
         power_part(timelines, left_out, figures),
         spent_part(view, figures),
         surrogates_part(view, figures),
-        calibration_part(result),
         stragglers_part(result),
         failures_part(result),
         about_part(view),

@@ -1,14 +1,11 @@
-"""Difference of one quantity between two configurations, or between two series in turn."""
+"""Difference of one quantity between two configurations."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.search_spaces.errors import InputError
 from tuner.workload.probe import MeterInfo
 
 #: A difference is called one at this level.
@@ -92,22 +89,3 @@ class Comparison:
         }
         meter = dict(vars(self.meter))
         return {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
-
-
-def compare_paired(a: Sequence[float], b: Sequence[float], quantity: str) -> Difference:
-    """Compare two series measured in turn (a, b, a, b, ...): the paired t-test on logarithms.
-
-    Drift that both members of a pair share cancels.
-    """
-    from scipy.stats import ttest_1samp
-
-    if len(a) != len(b):
-        raise InputError(f"{len(a)} values cannot be paired with {len(b)}")
-    method = f"paired t on {len(a)} pairs"
-    ratio = [math.log(two / one) for one, two in zip(a, b, strict=True)]
-    if len(ratio) < 2:
-        return Difference(quantity, math.nan, -math.inf, math.inf, math.nan, method)
-    test = ttest_1samp(ratio, 0.0)
-    mean, (low, high) = statistics.fmean(ratio), test.confidence_interval(1 - LEVEL)
-    relative, low, high = (math.expm1(log) for log in (mean, low, high))
-    return Difference(quantity, relative, low, high, float(test.pvalue), method)

@@ -19,7 +19,6 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints
 from tuner.problem.study_spec import StudySpec, parse_cluster, parse_job
-from tuner.results.calibration import last_calibration
 from tuner.results.choice import front_of, never_measured, with_unmeasured
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.results.judge import Judge, failed_again
@@ -263,9 +262,6 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         about["window_spread"] = dict(
             zip(("step_time", "power"), map(float, surrogates.noise()), strict=True)
         )
-        if run_dir is not None:
-            calibration = last_calibration(run_dir.parent, host=windows.records[0].host)
-            about |= {"calibration": calibration} if calibration else {}
     if problem.notes:
         about["notes"] = list(problem.notes)
     baseline = next((point for point in points if point.configuration == state.today), None)

@@ -46,7 +46,7 @@ _CONSTRAINTS = {
     "grid_gCO2_per_kWh": "carbon intensity of the grid (g CO2e/kWh)",
 }
 #: Parts of `about` that stand in a section of their own.
-_SHOWN_ELSEWHERE = ("unit_of_work", "calibration")
+_SHOWN_ELSEWHERE = ("unit_of_work",)
 
 
 def plan_part(result: Result) -> str:
@@ -223,19 +223,6 @@ def surrogates_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     shown = panels(figures, "surrogates", view.mark)
     note = "Left-out measurements against their prediction; the dashed line is equality."
     return section("How well the surrogates predict", text + shown, note if shown else "")
-
-
-def calibration_part(result: Result) -> str:
-    """Return the section on the last `tuner dev calibrate` of this machine; "" if there is none."""
-    found = result.about.get("calibration")
-    if not isinstance(found, Mapping) or not found:
-        return ""
-    return section(
-        "The meter's calibration",
-        value_html(found),
-        "By <code>tuner dev calibrate</code> on this machine: what metering costs the training, "
-        "how often the energy counter moves, and whether its two sources agree.",
-    )
 
 
 def failures_part(result: Result) -> str:
