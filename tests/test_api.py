@@ -103,3 +103,10 @@ def test_every_field_of_a_request_is_an_argument():
     optimize, plan = (inspect.signature(f).parameters.keys() for f in (tuner.optimize, tuner.plan))
     assert {item.name for item in fields(StudyRequest)} <= optimize
     assert plan - optimize == {item.name for item in fields(PlanRequest)} - optimize
+
+
+def test_both_functions_take_the_same_headline_keywords():
+    optimize, replay = (inspect.signature(f).parameters for f in (tuner.optimize, tuner.replay))
+    shared = ("constraints", "search", "on_progress")
+    for name in shared:
+        assert optimize[name].default is replay[name].default is None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tuner.results.result import Result
     from tuner.study.callbacks import Callback
+    from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
 
 __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
@@ -336,16 +337,30 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
     return result_of(find_run(run, runs_dir))
 
 
-def front_of_csv(*given: Any, **named: Any) -> tuple[Result, str]:
+def front_of_csv(
+    paths: Sequence[str | Path],
+    options: CsvOptions | None = None,
+    *,
+    constraints: Constraints | None = None,
+    baseline: Sequence[str] = (),
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+) -> tuple[Result, str]:
     """Return the front of past runs, with its report, and a sentence on what was read as what.
 
-    Arguments and errors are those of `tuner.study.csv_import.import_runs`.
+    Args:
+        paths: CSV files; columns that all of them have are read.
+        baseline: KNOB=VALUE of the configuration in use today, if there is one.
+
+    Raises:
+        InputError: a file cannot be read, or its columns are ambiguous; one sentence.
     """
     from tuner.deploy.study_callbacks import ReportCallback
-    from tuner.study.csv_import import import_runs
+    from tuner.study.csv_import import CsvOptions, import_runs
     from tuner.study.load import result_of
 
-    run, read = import_runs(*given, **named)
+    asked = constraints or Constraints()
+    run, read = import_runs(paths, options or CsvOptions(), asked, baseline, name, runs_dir)
     return ReportCallback(run).answered(result_of(run), run.records()), read
 
 

@@ -242,6 +242,8 @@ def test_a_forecast_shows_its_parts_and_its_known_error() -> None:
     for words in (" s a step, ", "the whole training, 3,148 steps: ", " arithmetic "):
         assert words in text
     assert any("12 plans of OPT-350M" in sentence for sentence in said.known_error)
+    whole = forecast(load_job("qwen2.5-7b"), cluster, Configuration.of())
+    assert whole.breakdown.memory_bytes > cluster.device.memory_bytes
     with pytest.raises(InvalidConfiguration):
         forecast(job, cluster, Configuration.of(data_parallel=7))
     unknown = known_error_lines(load_device("V100-SXM2-16GB"))

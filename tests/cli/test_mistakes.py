@@ -60,11 +60,8 @@ REVIEWED = [
     (4, [*PLAN, "--deadline-s", "2x"], ["--deadline-s: '2x' must be a number with a unit (s, "]),
     (5, [*PLAN, "--deadline", "7200"], ["--deadline: '7200' must be", "such as 2h, 90m or 7200s"]),
     (6, [*PLAN, "--budget", "-5kJ"], ["--budget is -5.0; it must be a number greater than 0"]),
-    (
-        6,
-        [*PLAN, "--max-slowdown", "-1%"],
-        ["--max-slowdown is -0.01; it must be"],
-    ),
+    (6, [*PLAN, "--budget-kJ", "-5"], ["--budget is -5.0; it must be a number greater than 0"]),
+    (6, [*PLAN, "--max-slowdown", "-1%"], ["--max-slowdown is -0.01; it must be"]),
     (10, [*PLAN, "--minimize", "cheapest"], ["unknown objective 'cheapest'", "knee", "cost"]),
     (11, [*PLAN, "--minimize", "cost"], ["needs price_per_kWh", "no price is assumed"]),
     (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.response import Studied
+from tuner.online.response import Studied, _Visits
 from tuner.online.windows import NEW_USUAL, ChangeDetector, Chunk, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
@@ -104,6 +104,20 @@ def test_its_interval_is_as_wide_as_its_errors_under_slow_noise() -> None:
         standard.append((done.slowdown - middle) / ((high - low) / 2 / 1.645))
     root = math.sqrt(sum(z * z for z in standard) / len(standard))
     assert 0.75 <= root <= 1.4
+
+
+@pytest.mark.parametrize(
+    ("visits", "now"), [([0, 1, 2, 3], 4), ([0, 1, 40, 41, 80], 90), ([0, 1], 300)]
+)
+def test_what_visits_leave_open_of_a_random_walk(visits: list[int], now: int) -> None:
+    found = _Visits()
+    found.numbers.extend(visits)
+    random = np.random.default_rng(0)
+    walks = random.normal(size=(4000, now + 1)).cumsum(axis=1)
+    at = [*visits, now]
+    seen = np.array([np.interp(range(now + 1), at[:-1], walk[at[:-1]]) for walk in walks])
+    error = (walks - seen)[:, visits[0] :].mean(axis=1)
+    assert found.unseen(now) == pytest.approx(float(error.var()), rel=0.15, abs=0.2)
 
 
 def test_a_promise_of_no_slowdown_stays_at_the_highest_setting() -> None:
@@ -263,7 +277,7 @@ def test_a_study_of_another_machine_is_dropped_with_what_differs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("exponent", "power"), [(0.0, 2.0), (-2.0, 0.0), (0.0, -1.0)])
+@pytest.mark.parametrize(("exponent", "power"), [(0.0, 2.0), (0.5, 2.0), (-2.0, 0.0), (0.0, -1.0)])
 @pytest.mark.parametrize("bound", [0.6, 0.0])
 def test_a_study_of_the_same_level_and_another_response_breaks_no_promise(
     exponent: float, power: float, bound: float

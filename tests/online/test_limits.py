@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from tests.online.test_agent import TRAIN, Devices, live_tuning
-from tests.online.test_bandit import World, X, gpu, train
+from tests.online.test_bandit import CLOCKS, World, X, gpu, train
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
 from tuner.online.follow import LATE, LONG, POOR, LengthUnknown, LimitTuner, run_limits
@@ -98,6 +99,10 @@ def test_a_job_that_grows_longer_in_the_middle_still_meets_what_can_be_met() -> 
 def test_a_training_longer_than_stated_is_told() -> None:
     missed, *_ = run(deadline_s=1.2 * TOP_S, stated=STEPS // 2)
     assert missed in (LONG, LATE)
+
+
+def test_settings_are_ordered_as_the_worlds_are() -> None:
+    assert [round(math.log(CLOCKS[0] / clock), 6) for clock in CLOCKS] == [round(x, 6) for x in X]
 
 
 # ---- the agent

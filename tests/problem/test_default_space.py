@@ -38,7 +38,9 @@ def test_several_nodes_and_large_models_are_split(job: str, cluster: str, space:
 
 def test_a_single_device_splits_nothing() -> None:
     alone = replace(load_cluster("a100-8"), devices_per_node=1)
-    assert question_of(JobRequest("lmm-72b", alone)).space_name == "default"
+    asked = question_of(JobRequest("lmm-72b", alone))
+    assert asked.space_name == "default"
+    assert not any("is searched for" in note for note in asked.notes)
 
 
 def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from tuner.problem.constraints import Constraints
@@ -134,6 +135,15 @@ def test_all_together_are_drawn_together() -> None:
     assert apart + 0.05 < choice.p_all_met <= min(choice.p_met.values())
 
 
+def test_probabilities_against_plain_simulation() -> None:
+    _, choice = chosen(power_cap_W=505.0, objective="time")
+    rng = np.random.default_rng(5)
+    se_time, se_energy = 0.02 / 1.645, 0.03 / 1.645
+    power = math.log(500.0) + math.sqrt(se_energy**2 - se_time**2) * rng.standard_normal(100_000)
+    expected = float((power <= math.log(505.0)).mean())
+    assert choice.p_met["power_cap_W"] == pytest.approx(expected, abs=0.03)
+
+
 def test_what_cannot_be_met_is_said_with_what_could_be_asked() -> None:
     name, choice = chosen(budget_kJ=20.0)
     assert (name, choice.met) == (4, False)
@@ -180,3 +190,9 @@ def test_a_part_of_the_points_is_told_in_the_units_of_all() -> None:
     _, beside = decide([small], Constraints(), beside=[large])
     assert "needs 1,500 kJ (estimated) and 50.0 min" in alone.sentence
     assert "needs 0.417 kWh (estimated) and 0.0347 days" in beside.sentence
+
+
+def test_stated_holds_everything_and_reads_back() -> None:
+    asked = Constraints(deadline_s=9.0, objective="cost", price_per_kWh=0.2)
+    assert Constraints(**asked.given) == asked
+    assert asked.limits == {"deadline_s": 9.0}

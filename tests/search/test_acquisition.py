@@ -103,6 +103,11 @@ def test_joules_are_the_launch_once_and_each_visit() -> None:
     )
 
 
+def test_a_launch_that_is_a_hundred_times_dearer_makes_no_probe_dearer_than_it_says() -> None:
+    cheap, dear = (choose(MEASURED, ProbeCost(launch_s=s), max_live=1) for s in (1.0, 100.0))
+    assert dear.cost_J > cheap.cost_J
+
+
 def test_a_launch_begins_where_it_is_cheap() -> None:
     """Power rises with the clock, so the first window is at a low one although the front is not."""
     best = choose(MEASURED, ProbeCost(launch_s=300.0))
@@ -157,6 +162,10 @@ def test_farthest_fills_space() -> None:
     assert farthest(points, points[[0]], allowed=every, rng=rng) == 4
     assert farthest(points, points[[0, 4]], allowed=every, rng=rng) == 2
     assert farthest(points, points[[0]], allowed=np.array([1, 2]), rng=rng) == 2
+
+
+def test_a_cost_is_a_plain_frozen_value() -> None:
+    assert replace(ProbeCost(), window_s=9.0) == ProbeCost(window_s=9.0)
 
 
 def test_what_a_launch_costs_is_learned_from_probes() -> None:

@@ -53,7 +53,7 @@ def measure(sampler: ProbePlanner, study: optuna.Study) -> Configuration | None:
     assert len(plan.configurations) == 1
     (configuration,) = plan.configurations
     trial = study.ask(sampler.distributions())
-    assert sampler.params_of(configuration) == trial.params
+    assert sampler.configuration_of(trial.params) == configuration
     seconds, watts = figures(configuration)
     for name, value in (
         ("configuration", configuration.key),

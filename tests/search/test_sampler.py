@@ -21,6 +21,7 @@ from tuner.problem.settings import SamplerDesign
 from tuner.search.planner import ProbePlan
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InvalidConfiguration, UnknownName
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import TRACES, probe_with
 
@@ -112,6 +113,15 @@ def test_every_candidate_survives_the_way_to_parameters_and_back() -> None:
         for name, value in params.items():
             assert distributions[name]._contains(distributions[name].to_internal_repr(value))
         assert sampler.configuration_of(params) == configuration
+
+
+def test_parameters_of_no_candidate_are_refused() -> None:
+    sampler = CandidateSampler(CANDIDATES)
+    params = sampler.params_of(CANDIDATES.configurations[0])
+    with pytest.raises(InvalidConfiguration, match="not among the candidates"):
+        sampler.configuration_of({**params, "zero_stage": 3, "data_parallel": 1})
+    with pytest.raises(UnknownName, match="zero_stage"):
+        sampler.configuration_of({k: v for k, v in params.items() if k != "zero_stage"})
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -366,8 +376,18 @@ def recorded(folder: Path, group: Mapping[str, str]) -> tuple[Table, ProbeCost]:
 
 
 @pytest.mark.traces
-def test_the_search_beats_chance_on_recorded_measurements() -> None:
-    group = {"workload": "cifar100/shufflenetv2/adadelta", "hardware": "V100 (1 GPU)"}
+@pytest.mark.parametrize(
+    ("workload", "hardware"),
+    [
+        ("cifar100/shufflenetv2/adadelta", "V100 (1 GPU)"),
+        pytest.param("librispeech/deepspeech2/adamw", "V100 (1 GPU)", marks=pytest.mark.slow),
+        pytest.param(
+            "librispeech/deepspeech2/adamw", "Quadro RTX6000 (1 GPU)", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_the_search_beats_chance_on_recorded_measurements(workload: str, hardware: str) -> None:
+    group = {"workload": workload, "hardware": hardware}
     table, cost = recorded(TRACES / "zeus-nsdi23", group)
     ours = [searched(table, measurements=25, seed=s, cost=cost) for s in range(4)]
     chance = [by_chance(table, measurements=25, seed=s) for s in range(40)]

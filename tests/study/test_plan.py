@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 
 import pytest
 
 import tuner
+from tuner.cli.main import main
 from tuner.display.report import render_report
 from tuner.display.text import answer_lines, summary_lines
 from tuner.problem.settings import SearchSettings
@@ -55,7 +57,18 @@ def test_the_answer_says_what_a_real_search_would_take(plan, lines):
     assert "Every figure is predicted" in text
 
 
-def test_the_report_says_so_too(plan):
+def test_the_report_and_the_exported_table_say_so_too(plan, tmp_path):
     page = render_report(plan)
     assert "What a real search would take" in page
     assert "Search spent" not in page
+    words = ["export", str(plan.run_dir), "--to", "csv", "--out", str(tmp_path / "points.csv")]
+    assert main(words) == 0
+    with (tmp_path / "points.csv").open() as file:
+        assert {row["source"] for row in csv.DictReader(file)} == {"predicted"}
+
+
+def test_the_run_read_again_is_a_plan_as_well(plan, capsys):
+    assert main(["show", str(plan.run_dir), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {point["source"] for point in again["points"]} == {"predicted"}
+    assert again["verification"]["ended"] == {"kind": "prediction"}

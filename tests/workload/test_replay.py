@@ -16,6 +16,7 @@ from tuner.testing.studies import (
 )
 from tuner.workload.probe import Failure, MeterInfo, ProbeRequest
 from tuner.workload.replay import TableRunner, TraceRunner
+from tuner.workload.runners import Runner
 from tuner.workload.table import load_table
 from tuner.workload.trace import TraceWriter
 
@@ -333,3 +334,8 @@ def test_an_empty_trace_and_a_mixed_one_are_refused(tmp_path):
     )
     with pytest.raises(InputError, match="gpu, node"):
         TraceRunner(path)
+
+
+def test_both_are_runners(tmp_path):
+    assert isinstance(TableRunner(load_table(write_table(tmp_path))), Runner)
+    assert isinstance(TraceRunner(trace(tmp_path / "t.jsonl", record())), Runner)

@@ -9,7 +9,7 @@ import pytest
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.testing.studies import measured, record, request
+from tuner.testing.studies import METER, measured, record, request
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.probe import SCHEMA_VERSION, Failure, ProbeRecord, ProbeRequest
 from tuner.workload.trace import (
@@ -189,6 +189,11 @@ def test_power_samples_are_read_up_to_a_limit(tmp_path, line, times):
     (tmp_path / "p.csv.gz").write_bytes(packed)
     with pytest.raises(InputError, match="more than 64 MiB unpacked or 4,000,000 values"):
         read_power(tmp_path / "p.csv.gz")
+
+
+def test_the_meter_and_its_label_travel_with_every_record(tmp_path):
+    path = write(tmp_path / "t.jsonl", record())
+    assert read_trace(path).records[0].meter == METER
 
 
 def test_a_trace_from_a_stranger_takes_no_memory(tmp_path: Path) -> None:

@@ -234,21 +234,15 @@ def _baseline(words: Sequence[str], candidates: Iterable[Configuration]) -> Conf
 
 def import_runs(
     paths: Sequence[str | Path],
-    options: CsvOptions | None = None,
-    *,
-    constraints: Constraints | None = None,
-    baseline: Sequence[str] = (),
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
+    options: CsvOptions,
+    constraints: Constraints,
+    baseline: Sequence[str],
+    name: str | None,
+    runs_dir: str | Path,
 ) -> tuple[RunFolder, str]:
     """Make a run folder of past runs; return it and a sentence on what was read as what.
 
-    Args:
-        paths: CSV files; columns that all of them have are read.
-        baseline: KNOB=VALUE of the configuration in use today, if there is one.
-
-    Raises:
-        InputError: a file cannot be read, or its columns are ambiguous; one sentence.
+    Arguments and errors are those of `tuner.api.front_of_csv`.
     """
     from tuner.problem.problem import Problem, space_section
     from tuner.problem.settings import SearchSettings
@@ -256,7 +250,7 @@ def import_runs(
     from tuner.problem.study_spec import SessionEnd, StudySpec
     from tuner.search_spaces.candidates import Candidates
 
-    files, options = [Path(path) for path in paths], options or CsvOptions()
+    files = [Path(path) for path in paths]
     header, rows = _read(files)
     where = str(files[0]) if len(files) == 1 else f"the {len(files)} files"
     columns = read_columns(header, rows, options, where=where)
@@ -283,7 +277,7 @@ def import_runs(
         name=run.name,
         run_dir=run.path,
         problem=Problem(stem, candidates, options.steps, None, identity),
-        constraints=constraints or Constraints(),
+        constraints=constraints,
         settings=SearchSettings(verify=False),
         created=datetime.now().isoformat(timespec="seconds"),
         ended=SessionEnd(StopReason("past_runs"), time_s=0.0),

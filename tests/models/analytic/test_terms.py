@@ -102,6 +102,7 @@ def test_a_user_adds_a_gpu_by_adding_a_file(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(NODE)
     cluster = load_cluster(str(tmp_path / "node.toml"))
     said = forecast(load_job("opt-350m"), cluster, Configuration.of(data_parallel=8, micro_batch=2))
+    assert said.breakdown.memory_bytes <= cluster.device.memory_bytes
     assert "unknown" in said.known_error[0]
     faster = DEVICE.replace("peak_flops = 362e12", "peak_flops = 724e12")
     (tmp_path / "mine.toml").write_text(faster)
