@@ -84,7 +84,7 @@ SAME_CLOCK_MHZ = 7.5
 class ProbeRequest:
     """One launch to make and the live settings to visit in it; no settings change nothing.
 
-    `purpose` is "baseline", "search", "verify", "probe", "record", "training" or one of
+    `purpose` is "baseline", "search", "verify", "probe", "training" or one of
     `INSPECTIONS`; limits of None are the defaults of `tuner.workload.limits`. If `extendable`,
     further settings may follow in the same launch (`tuner.workload.runners.Continuation`). `front`
     is what measured configurations reach at the upper ends of their intervals, (s, J) of a step:

@@ -54,7 +54,7 @@ def command_parser() -> argparse.ArgumentParser:
     dev = commands.family("dev", "tools to develop with: one probe, recorded tables, drivers")
     optimize.add_replay(dev)
     probe.add_dev(dev)
-    dev.describe({"commands": ("probe", "record", "replay", "frameworks")})
+    dev.describe({"commands": ("probe", "replay", "frameworks")})
     commands.describe(GROUPS)
     return parser
 

@@ -1,4 +1,4 @@
-"""`tuner doctor`, and `tuner dev`: one probe, record and others."""
+"""`tuner doctor`, and `tuner dev`: one probe, and drivers checked."""
 
 from __future__ import annotations
 
@@ -123,48 +123,6 @@ def _probe(args: argparse.Namespace) -> int:
     return OK if record.ok else FAILED
 
 
-def _record(args: argparse.Namespace) -> int:
-    # Needs neither Ray nor Optuna.
-    from contextlib import closing
-
-    from tuner.problem.from_job import cluster_of
-    from tuner.search_spaces.job import load_job
-    from tuner.search_spaces.rules import unrunnable
-    from tuner.search_spaces.safe_files import require_own
-    from tuner.search_spaces.space import Candidates, load_space
-    from tuner.workload.node.runner import LocalRunner
-    from tuner.workload.record_table import record_space
-
-    require_own(args.out)
-    job = on_data(load_job(args.job), args.data)
-    cluster = cluster_of(args.cluster)
-    valid = load_space(args.space).candidates(job, cluster)
-    able = [configuration for configuration in valid if not unrunnable(configuration, job)]
-    if not able:
-        raise InputError(f"of space {args.space!r} nothing can be run yet")
-
-    say = say_of(args)
-    with closing(LocalRunner(job, cluster, run_dir=args.out, say=say)) as runner:
-        runner.prepare()
-        records, rows = record_space(
-            runner,
-            Candidates.from_configurations(able),
-            args.out,
-            workload=job.name,
-            hardware=f"{cluster.devices} x {cluster.device.name}",
-            sample=args.sample,
-            seed=args.seed,
-            say=say,
-        )
-    failed = sum(not record.ok for record in records)
-    lines = [
-        f"{rows} rows in {args.out}/table.csv, from {len(records)} probes, {failed} of them failed"
-    ]
-    data = {"folder": str(args.out), "rows": rows, "probes": len(records)}
-    answer(args, {**data, "failed": failed}, lines)
-    return OK
-
-
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.choose import survey_cluster
@@ -238,19 +196,6 @@ def add_dev(commands: Commands) -> None:
         "tuner dev probe tiny-gpt micro_batch=4",
         "tuner dev probe zero_stage=2 -- torchrun --nproc-per-node 2 train.py",
     )
-
-    record = commands.command(
-        "record", _record, "measure a space, or part of it, into a recorded table"
-    )
-    add_shared(record, "JOB", "--cluster", "--data")
-    text = "search space file or name (default: default)"
-    record.add_argument("--space", default="default", metavar="NAME", help=text)
-    text = "number of launches to draw at random (default: all)"
-    record.add_argument("--sample", type=int, metavar="N", help=text)
-    text = "random seed of the draw and the order (default: 0)"
-    record.add_argument("--seed", type=int, default=0, metavar="N", help=text)
-    record.add_argument("--out", required=True, metavar="DIR", help="folder of the table")
-    add_shared(record, "--quiet")
 
     check = commands.command(
         "frameworks", _check, "check the driver of a framework against what is installed"

@@ -129,7 +129,7 @@ class TestOthers:
     def test_second_day_8_so_is_tuner_probe(
         self, twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """second_day_8: tuner dev probe and record run the same probe."""
+        """second_day_8: tuner dev probe runs the same probe."""
         twin_node(TwinGpu(), virtual_time=False).processes(0, compute=[(77, GIB)])
         words = ["tiny-gpt", "data_parallel=1", "--quiet", "--runs-dir", str(tmp_path)]
         assert main(["dev", "probe", *words]) == 1
