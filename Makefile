@@ -19,9 +19,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # tests of the search take five times as long with two.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-# Two tests share the cores, but for those that measure time or energy, start Ray, a browser or a
-# server, or become another user: these run one after the other.
-ALONE := quiet or ray or browser or postgres or root
+# Two tests share the cores, but for those that measure time or energy, start Ray, or become
+# another user: these run one after the other.
+ALONE := quiet or ray or root
 # Each part prints its slowest tests, and leaves the duration of every test in build/durations.
 PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml

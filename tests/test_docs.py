@@ -38,7 +38,7 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 TRAINING = {"quickstart-laptop", "quickstart-gpu-node", "tables", "your-script"}
 TRAINING |= {"tune-while-training"}
 SIMULATED = {"security", "apply", "README", "planning", "search", "report"}
-TRAINS = (pytest.mark.slow, pytest.mark.real, pytest.mark.quiet, pytest.mark.timeout(1800))
+TRAINS = (pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800))
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"
     r"(?P<output><!-- output(?:: (?P<lines>\d+) lines)? -->\n)?"

@@ -51,7 +51,7 @@ def test_passes_wait_whose_time_tokens_do_not_change() -> None:
     assert max(map(abs, found.values())) < 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_figures_are_printed_under_their_names() -> None:
     lines, figures = compare()
     assert len(lines) == 21

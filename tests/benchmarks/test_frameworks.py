@@ -34,7 +34,7 @@ def test_a_sample_is_recognised_and_its_baseline_changes_nothing(
     assert row.by == ""  # nothing was verified
 
 
-@pytest.mark.slow  # downloads a wheel
+@pytest.mark.long  # downloads a wheel
 def test_a_release_has_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
     rows = measure({}, ["torchtitan"], run=False)
     if any("cannot be downloaded" in row.why for row in rows):

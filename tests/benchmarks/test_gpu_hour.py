@@ -64,9 +64,8 @@ def test_every_case_is_one_that_the_rules_know(tmp_path: Path) -> None:
         assert all("shard" in reason for reason in wrong), (case.name, wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.real
-@pytest.mark.quiet
 @pytest.mark.twin
 @pytest.mark.timeout(300)
 def test_a_part_is_rehearsed_and_sets_nothing(tmp_path: Path) -> None:

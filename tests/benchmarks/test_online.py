@@ -9,7 +9,7 @@ from benchmarks.online.tables import problems
 from benchmarks.online.training import STEPS, Fixed, Training
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_laws_alone_give_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     online.main(["--seeds", "1", "--traces", "nowhere", "--stragglers", "0", "--events", "5"])
     figures = {

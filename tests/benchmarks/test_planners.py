@@ -104,7 +104,7 @@ class Llm:
         calculon_s(LAUNCHES[:1], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_llm_analysis_itself_predicts_flops_over_the_peak(tmp_path: Path) -> None:
     """It charges neither a bubble nor a reduction: half the ranks, twice the seconds."""
     packages = ["llm-analysis==0.2.2", "fire", "termcolor"]

@@ -61,7 +61,7 @@ def test_a_plan_is_predicted_without_itself() -> None:
 
 
 @pytest.mark.traces
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_known_errors_are_those_of_a_fresh_run() -> None:
     unseen_models = figures(unseen.compare(ROOT / "benchmarks" / "data" / "gh200_multimodal.csv"))
     plans = sailor.compare(SHARED)
@@ -184,14 +184,14 @@ def test_the_clock_studys_findings_come_out_of_the_models() -> None:
 
 
 @pytest.mark.traces
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_limits_predict_the_others() -> None:
     found = figures(recorded.compare_zeus(SHARED))
     assert found["zeus_energy_median_error"] < 3.0
     assert found["zeus_energy_p90_error"] < 10.0  # the aim is 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.traces
 def test_three_plans_predict_the_others_and_slack_reaches_envpipe() -> None:
     found = figures(recorded.compare_perseus(SHARED))

@@ -35,7 +35,10 @@ def candidates_of(problem: Problem) -> Candidates:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SWEEPING)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long if n == "botorch-sweep" else ()) for n in SWEEPING],
+)
 def test_a_sweeping_peer_pays_one_launch_for_the_settings_of_it(
     problem: Problem, name: str
 ) -> None:

@@ -32,7 +32,7 @@ def test_a_search_that_knows_the_truth_pays_less(tmp_path: Path) -> None:
     assert kJ[WITH_TRUTH] < kJ[OURS]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_prints_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, out = write_table(tmp_path / "table"), tmp_path / "figures.json"
     main(

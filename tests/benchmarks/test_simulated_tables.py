@@ -138,7 +138,7 @@ def test_an_error_of_scale_alone_is_none(tmp_path: Path) -> None:
     assert error.time_rank == pytest.approx(1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ours_runs_with_the_models_of_what_was_recorded(
     table: tuple[Path, Recorded], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

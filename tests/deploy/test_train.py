@@ -124,7 +124,6 @@ def test_what_cannot_be_started_is_refused(run: Path) -> None:
 
 @pytest.mark.slow  # a whole training, twice metered; the shorter ones below start the same ranks
 @pytest.mark.real
-@pytest.mark.quiet
 def test_a_real_job_trains_to_its_end_and_is_compared(run: Path, monkeypatch) -> None:
     from tuner.deploy import train as module
 

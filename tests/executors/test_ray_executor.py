@@ -54,7 +54,6 @@ def test_it_keeps_the_executor_protocol_and_measures(executor: RayExecutor) -> N
     assert executor.in_flight == 0
 
 
-@pytest.mark.slow
 def test_an_open_probe_waits_for_its_driver_and_goes_on(executor: RayExecutor) -> None:
     asked = []
 
@@ -105,7 +104,6 @@ def test_a_request_that_cannot_run_comes_back_refused(executor: RayExecutor) -> 
     assert "global batch" in record.failure.message
 
 
-@pytest.mark.slow
 def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -> None:
     (slot,) = executor.pool.slots
     pid = executor._ray.get(slot.agent.pid.remote())
@@ -130,7 +128,6 @@ def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -
     assert record.ok, record.failure
 
 
-@pytest.mark.slow
 def test_an_agent_that_does_not_keep_its_limit_is_stopped(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +148,6 @@ def test_a_cluster_without_the_devices_is_one_sentence(
         RayExecutor(load_job(), load_cluster("h200-8"), run_dir=tmp_path)
 
 
-@pytest.mark.slow
 def test_a_runner_that_only_computes_answers_many_at_once(
     executor: RayExecutor, tmp_path: Path
 ) -> None:

@@ -20,6 +20,21 @@ EVERYDAY = (
     "system time jumps",
     "journal deleted between sessions",
 )
+#: Those of `make long`: they strike next to where one of CI's does.
+LONG = (
+    "driver killed before its trials are asked",
+    "driver killed after its trials are asked",
+    "driver killed in the middle of the trace line",
+    "driver killed before the tell",
+    "driver killed after the tell",
+    "driver killed before the further trials are asked",
+    "Ctrl-C once",
+    "Ctrl-C while asked what else to visit",
+    "rank dies of a segmentation fault",
+    "rank exits",
+    "Ray agent killed while its probe waits to go on",
+    "Ray node killed while its probe waits to go on",
+)
 
 
 def _check(fault: Fault) -> None:
@@ -47,6 +62,7 @@ def test_the_everyday_faults_are_survived(fault: Fault) -> None:
 def _marks(fault: Fault) -> list[pytest.MarkDecorator]:
     """Return the marks for what a fault needs; those of PostgreSQL skip by themselves."""
     marks = [] if fault.fast else [pytest.mark.real]
+    marks += [pytest.mark.long] * (fault.name in LONG)
     return [*marks, pytest.mark.ray] if fault in ray_cluster.FAULTS else marks
 
 
@@ -61,7 +77,7 @@ def test_every_other_fault_is_survived(fault: Fault) -> None:
 def test_the_everyday_faults_exist_and_names_are_unique() -> None:
     names = [fault.name for fault in FAULTS]
     assert len(set(names)) == len(names)
-    assert set(EVERYDAY) <= set(names)
+    assert {*EVERYDAY, *LONG} <= set(names)
 
 
 def test_the_counts_see_what_is_lost_and_what_is_told_twice(tmp_path, monkeypatch) -> None:

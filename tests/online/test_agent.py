@@ -323,7 +323,6 @@ def tuner_run(*words: str) -> list[str]:
 
 
 @pytest.mark.real
-@pytest.mark.quiet
 def test_without_a_meter_the_training_goes_on_untouched() -> None:
     env = {"CUDA_VISIBLE_DEVICES": ""}
     plain = run([sys.executable, str(TRAIN), "5", "0"], env)
@@ -373,7 +372,6 @@ def test_a_tuned_training_has_the_losses_of_an_untuned_one_and_clocks_go_back(gp
 
 @pytest.mark.twin
 @pytest.mark.real
-@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_training_goes_on_at_its_own_clocks_if_the_agent_is_killed(
@@ -491,7 +489,6 @@ def test_a_watched_model_is_still_copied_and_saved(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.real
-@pytest.mark.quiet
 def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(
     tmp_path: Path, heard: tuple[Marks, str]
 ) -> None:
@@ -552,7 +549,6 @@ def test_a_stage_with_slack_runs_slower_and_the_step_takes_as_long(
 
 
 @pytest.mark.real
-@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", ["torch", pytest.param("deepspeed", marks=pytest.mark.long)])

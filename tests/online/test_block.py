@@ -173,7 +173,6 @@ def block(gpus: Any, output: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.twin
 @pytest.mark.real
-@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path) -> None:

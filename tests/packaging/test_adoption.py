@@ -63,7 +63,7 @@ def test_no_page_has_a_block_that_no_test_reads() -> None:
     assert adoption.untested_pages() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("index")
 def test_the_archives_pass_twine(built: install.Built, tmp_path: Path) -> None:
     assert install.packaging_errors(built, tmp_path) == ""
@@ -72,13 +72,17 @@ def test_the_archives_pass_twine(built: install.Built, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("index")
 @pytest.mark.parametrize(
-    ("version", "machine"), [(install.PYTHONS[0], "aarch64"), (install.PYTHONS[-1], "x86_64")]
+    ("version", "machine"),
+    [
+        pytest.param(install.PYTHONS[0], "aarch64", marks=pytest.mark.long),
+        (install.PYTHONS[-1], "x86_64"),
+    ],
 )
 def test_the_core_has_wheels(version: str, machine: str, tmp_path: Path) -> None:
     assert install.resolves(version, machine, tmp_path) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("index")
 def test_a_requirement_without_a_wheel_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,7 +94,7 @@ def test_a_requirement_without_a_wheel_is_noticed(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("index")
-@pytest.mark.parametrize("extra", ["postgresql", "terminal"])
+@pytest.mark.parametrize("extra", [pytest.param("postgresql", marks=pytest.mark.long), "terminal"])
 def test_an_extra_installs_alone(extra: str, built: install.Built, tmp_path: Path) -> None:
     assert install.extra_alone(extra, built.wheel, tmp_path) == ""
 

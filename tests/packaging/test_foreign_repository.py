@@ -147,7 +147,9 @@ def test_both_are_imported(way: Way, installed: Path, repository: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(way, marks=pytest.mark.long) for way in WAYS[:2]), in_notebook]
+)
 def test_a_script_of_the_repository_is_tuned(way: Way, installed: Path, repository: Path) -> None:
     answer = answer_of(way, installed, repository, probes=2)
     assert answer["probes"] == 2

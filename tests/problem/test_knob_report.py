@@ -59,7 +59,7 @@ def test_the_steps_of_each_global_batch_are_said() -> None:
     assert f"global_batch (the solution takes {JOB.steps} at 8, 150 at 16 steps)" in turned
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_whatever_the_space_leaves_out_is_left_out_for_a_reason(ranks: int) -> None:
     """Every combination of values is a candidate, or at least one rule says why it is not."""
     cluster, space = replace(CPU, devices_per_node=ranks), load_space("cpu-all")

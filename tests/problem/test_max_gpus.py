@@ -76,7 +76,7 @@ class Halving(Runner):
         pass
 
 
-@pytest.mark.parametrize("storage", [None, pytest.param("sqlite", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", [None, pytest.param("sqlite", marks=pytest.mark.long)])
 def test_a_run_goes_on_under_another_bound(tmp_path, storage) -> None:
     """The parameters stay what they were, which a database insists on."""
     url = f"sqlite:///{tmp_path / 'study.db'}" if storage else None
