@@ -127,9 +127,9 @@ def optimize(
         allow_changed_training: search also knobs that change what is learnt.
         sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "random", or any
             Optuna sampler.
-        surrogate: the model that learns step time and power: "gaussian-process" (the default)
-            or any scikit-learn regressor whose predict takes return_std or that averages its
-            members (docs/search.md). A run that is resumed without it keeps what it had.
+        surrogate: the model that learns step time and power for the search: this project's
+            Gaussian process if not given, or any scikit-learn regressor whose predict takes
+            return_std or that averages its members (docs/search.md).
         executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
             installed, else inline. "simulated" answers probes by predictions and measures nothing;
             `plan` predicts every configuration of a cluster that is not here.

@@ -23,9 +23,3 @@ class LeaveOneOut:
     power_error: float
     coverage: float
     pairs: tuple[tuple[float, float, float, float], ...] = ()
-    folds: int | None = None
-
-    @property
-    def method(self) -> str:
-        """Name of the cross-validation."""
-        return "leave-one-out" if self.folds is None else f"{self.folds}-fold cross-validation"

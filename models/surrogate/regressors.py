@@ -1,4 +1,4 @@
-"""Regressors of the surrogates: this project's Gaussian process, or any of scikit-learn's.
+"""Any of scikit-learn's regressors in place of this project's Gaussian process.
 
 `ScikitRegressor` adapts any scikit-learn regressor whose predict returns a standard deviation, or
 that averages members. Their spread is then the standard deviation, as in SMAC's random forests
@@ -13,17 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.model_selection import KFold
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import has_fit_parameter
 
-from tuner.models.surrogate.gaussian_process import REFIT_GROWTH, GaussianProcess
-from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
+from tuner.models.surrogate.gaussian_process import REFIT_GROWTH
 from tuner.search_spaces.errors import InputError
 
-#: Folds of the cross-validation of a regressor that has to be refitted for each. With at most this
-#: many measurements it leaves out one at a time.
-FOLDS = 10
 #: Least variance, where all members agree.
 LEAST_VARIANCE = 1e-12
 
@@ -33,19 +28,20 @@ class ScikitRegressor:
 
     It is fitted anew to every change of the data, to standardised targets. Rows are weighted by
     their precision where its fit takes `sample_weight`. Draws at several rows are independent. Its
-    methods are those of `GaussianProcess`.
+    methods are those of `GaussianProcess` that a search asks for.
 
     Args:
-        noise: expected standard deviation of the noise, in units of y.
+        noise: expected standard deviation of the noise, in units of y; a regressor's own estimate
+            is part of its spread.
         amplitude: expected standard deviation of y, used with fewer than two rows.
-        seed: of every random state in it that is None, and of the folds.
+        seed: of every random state in it that is None.
     """
 
     def __init__(self, estimator: Any, *, noise: float, amplitude: float, seed: int) -> None:
         self._estimator = clone(estimator)
         states = {k: v for k, v in estimator.get_params().items() if k.endswith("random_state")}
         self._estimator.set_params(**{name: seed for name in states if states[name] is None})
-        self._noise, self._amplitude, self._seed = noise, amplitude, seed
+        self.noise_, self._amplitude = noise, amplitude
         self._weighted = has_fit_parameter(estimator, "sample_weight")
         self._judged_at = 0
         self._rows = (np.empty((0, 0)), np.empty(0), np.empty(0))
@@ -83,16 +79,9 @@ class ScikitRegressor:
             ) from error
         return _Fitted(model, float(scaler.mean_[0]), float(scaler.scale_[0]))
 
-    @property
-    def noise_(self) -> float:
-        """Standard deviation of the noise; a regressor's own estimate is part of its spread."""
-        return self._noise
-
     def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance at these rows."""
         return self._believed.posterior(x)
-
-    marginal = posterior
 
     def mean(self, x: np.ndarray) -> np.ndarray:
         """Return the mean alone."""
@@ -120,16 +109,6 @@ class ScikitRegressor:
     def watched(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance at the watched rows."""
         return self.posterior(self._watched)
-
-    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of each datum by refits on `FOLDS` folds at most."""
-        x, y, stated = self._rows
-        mean, variance = np.empty(len(y)), np.empty(len(y))
-        folds = KFold(min(len(y), FOLDS), shuffle=True, random_state=self._seed)
-        for rest, left in folds.split(x):
-            fitted = self._fit(x[rest], y[rest], stated[rest])
-            mean[left], variance[left] = fitted.posterior(x[left])
-        return mean, variance + self.noise_**2 + stated
 
 
 class _Fitted(NamedTuple):
@@ -176,36 +155,17 @@ def _has_std(model: Any) -> bool:
     return "return_std" in inspect.signature(last.predict).parameters
 
 
-#: What the surrogates need of the model of one figure; rows are (n, columns), figures (n,).
-Regressor = GaussianProcess | ScikitRegressor
-
-
 def check_surrogate(surrogate: Any) -> None:
-    """Refuse a surrogate that cannot be used, by fitting it to a few made-up rows.
-
-    Raises:
-        InputError: it is not a regressor, or its predictions have no standard deviation.
-    """
-    regressor = regressor_of(surrogate)
-    if regressor is None:
-        return
-    methods = ("fit", "predict", "get_params")
-    if isinstance(regressor, type) or not all(hasattr(regressor, name) for name in methods):
-        raise InputError(
-            f"surrogate is {regressor!r}; it must be {OURS} or a scikit-learn regressor"
-        )
+    """Refuse a regressor that cannot be a surrogate, by fitting it to a few made-up rows."""
     x = np.random.default_rng(0).random((12, 2))
-    model = ScikitRegressor(regressor, noise=0.01, amplitude=1.0, seed=0)
-    model.update(x, x[:, 0] - x[:, 1] ** 2, np.zeros(12))
-    fitted = model._fitted.model
     try:
-        mean, std = mean_and_std(fitted, x)
-        sound = np.isfinite(std).all() and np.allclose(mean, fitted.predict(x), atol=1e-5)
-        reason = "" if sound else "its prediction is not the mean of its members'"
-    except (TypeError, ValueError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-    if reason:
+        model = clone(surrogate).fit(x, x[:, 0] - x[:, 1] ** 2)
+        mean, std = mean_and_std(model, x)
+        if not (np.isfinite(std).all() and np.allclose(mean, model.predict(x), atol=1e-5)):
+            raise ValueError("its prediction is not the mean of its members'")
+    except Exception as error:  # whatever a regressor raises, it cannot be used
         raise InputError(
-            f"{text_of(surrogate)} cannot be a surrogate: {reason}; its predict must take "
-            "return_std=True, or it must average its estimators_, as a random forest does"
-        )
+            f"{type(surrogate).__name__} cannot be a surrogate: {' '.join(str(error).split())}; "
+            "it must be a scikit-learn regressor whose predict takes return_std=True, or that "
+            "averages its estimators_, as a random forest does"
+        ) from error

@@ -17,7 +17,7 @@ import numpy as np
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import GaussianProcess
-from tuner.models.surrogate.regressors import FOLDS, Regressor, ScikitRegressor
+from tuner.models.surrogate.regressors import ScikitRegressor
 from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import Z90
@@ -103,8 +103,10 @@ class _Output:
         self._apart = np.empty(0)
         # A tie goes to the first: a prior stays unless it harms.
         means: list[int | None] = [*range(features.priors), None]
+        if regressor is not None:
+            means = means[:1]
         self._weaker = means[-2:] if features.priors > 1 else []
-        self._variants: dict[int | None, Regressor] = {}
+        self._variants: dict[int | None, Any] = {}  # each a regressor
         for mean in means:
             said = {
                 "noise": noise,
@@ -120,7 +122,7 @@ class _Output:
         self.mean_in_use = means[0]
 
     @property
-    def regressor(self) -> Regressor:
+    def regressor(self) -> Any:
         return self._variants[self.mean_in_use]
 
     def base(self, configurations: Sequence[Configuration]) -> np.ndarray:
@@ -153,7 +155,7 @@ class _Output:
         return self._apart - mean, variance
 
 
-def _log_density(y: np.ndarray, regressor: Regressor) -> float:
+def _log_density(y: np.ndarray, regressor: GaussianProcess) -> float:
     # Leave-one-out log predictive density (Rasmussen & Williams 2006, equation 5.11).
     mean, variance = regressor.leave_one_out()
     return float(-0.5 * np.sum((y - mean) ** 2 / variance + np.log(variance)))
@@ -162,14 +164,14 @@ def _log_density(y: np.ndarray, regressor: Regressor) -> float:
 class Surrogates:
     """Step time and power of every candidate, learned from measurements.
 
-    Attributes:
-        sharpens: the posterior at a measured configuration may be trusted more than its windows:
-            this project's Gaussian process knows their noise.
+    Args:
+        regressor: of scikit-learn's, in place of the Gaussian processes. It answers what a search
+            asks: no intervals (`with_intervals`), and no measurement left out. The prior, if there
+            is one, is always its mean.
     """
 
     def __init__(self, features: FeatureMap, *, seed: int = 0, regressor: Any = None) -> None:
         self.features = features
-        self.sharpens = regressor is None
         self._time = _Output(features, 0, TIME_NOISE, seed, regressor)
         self._power = _Output(features, 1, POWER_NOISE, seed, regressor)
         self._outputs = (self._time, self._power)
@@ -300,7 +302,7 @@ class Surrogates:
         return self._time.regressor.noise_, self._power.regressor.noise_
 
     def leave_one_out(self) -> LeaveOneOut:
-        """Predict each measurement from all the others, or from other folds, at least two."""
+        """Predict each measurement from all the others; there are at least two."""
         n = len(self._y)
         if n < 2:
             raise ValueError("leave-one-out needs at least two measurements")
@@ -316,6 +318,5 @@ class Surrogates:
             time_error=float(error[0]),
             power_error=float(error[1]),
             coverage=float(inside.mean()),
-            folds=FOLDS if n > FOLDS and not self.sharpens else None,
             pairs=tuple(map(tuple, pairs.tolist())),
         )

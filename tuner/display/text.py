@@ -154,7 +154,7 @@ def summary_lines(result: Result) -> list[str]:
         lines.append(view.spent_line)
     if (loo := result.leave_one_out) is not None:
         lines.append(
-            f"Surrogates, {loo.method}: median error {percent(loo.time_error)} of step time and "
+            f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time and "
             f"{percent(loo.power_error)} of power."
         )
     for record in result.failures:

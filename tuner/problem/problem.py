@@ -41,8 +41,6 @@ class Problem:
             solution, or 1 if the length of the training is unknown.
         identity: sections that identify it: "job", "cluster", "space" or "recorded".
         job, cluster: None for a recorded table.
-        surrogate: the scikit-learn regressor that learns step time and power; None for this
-            project's Gaussian process.
         simulated: probes are predictions of the analytic models.
     """
 
@@ -56,7 +54,6 @@ class Problem:
     cluster: Cluster | None = None
     unit_of_work: str = "optimizer step"
     notes: tuple[str, ...] = field(default=())
-    surrogate: Any = None
     simulated: bool = False
 
     def __post_init__(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from tuner.models.surrogate.surrogate_choice import OURS
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.probe import WindowPolicy
 
@@ -122,8 +121,6 @@ class SearchSettings:
         above=0,
         alias="step-limit",
     )
-    #: Regressor that learns step time and power, as text (`tuner.models.surrogate`).
-    surrogate: str = OURS
     seed: int = option(0, "random seed", least=0)
 
     def __post_init__(self) -> None:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.models.surrogate.surrogate_choice import OURS
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem, versions
 from tuner.problem.run_folder import STUDY_SCHEMA, plain
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.typed import read_fields
 from tuner.workload.scripts.script_job import ScriptJob
@@ -102,14 +101,6 @@ def parse_job(study: Mapping[str, Any]) -> TrainingJob | None:
         return kind.from_json({**section, "model": json.loads(section["model"])})
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the [job] of study.toml is not a job: {error}") from error
-
-
-def parse_surrogate(study: Mapping[str, Any]) -> str:
-    """Return the surrogate of study.toml, as text (`tuner.models.surrogate.surrogate_choice`)."""
-    text = study.get("settings", {}).get("surrogate", OURS)
-    if not isinstance(text, str):
-        raise InvalidValue("surrogate in study.toml", text, "a text")
-    return text
 
 
 def parse_cluster(study: Mapping[str, Any]) -> Cluster | None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.regressors import FOLDS
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, first_best
 from tuner.problem.probe_cost import ProbeCost
@@ -263,11 +262,10 @@ class CandidateSampler(ProbePlanner):
     def _regret_of(
         self, observations: Observations, front: FrontEstimate, candidates: CandidateView
     ) -> RegretEstimate | None:
-        # None with too few measurements to fit the hyperparameters or for the folds of a
-        # cross-validation, and until two live settings of a launch are measured: launches begin at
-        # like settings, which tell nothing of the others.
-        least = LEAST_MEASUREMENTS if self.surrogates.sharpens else FOLDS + 1
-        if len(observations.measured) < least or not self._live_varied(observations):
+        # None with too few measurements to fit the hyperparameters, and until two live settings of
+        # a launch are measured: launches begin at like settings, which tell nothing of the others.
+        few = len(observations.measured) < LEAST_MEASUREMENTS
+        if few or not self._live_varied(observations):
             return None
         still_open = [self._configurations[i] for i in candidates.members]
         return self._regret.estimate(front, still_open, candidates, self.question)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.models.surrogate.surrogate_choice import regressor_of
 from tuner.planning.plan import PLAN_FILE, plan_result, read_plan
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
@@ -31,7 +30,6 @@ from tuner.problem.study_spec import (
     StudySpec,
     parse_cluster,
     parse_job,
-    parse_surrogate,
     why_unverified,
 )
 from tuner.results.result import Result
@@ -110,7 +108,6 @@ def _problem(
         },
         job=job,
         cluster=cluster,
-        surrogate=regressor_of(parse_surrogate(study)),
         unit_of_work=str(recorded.get("unit_of_work", "optimizer step")),
     )
 

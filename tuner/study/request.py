@@ -62,12 +62,7 @@ class StudyRequest(JobRequest):
     sampler: str | BaseSampler | None = option(
         None, "joulefront, tpe, nsgaii, gp or random (default: joulefront)"
     )
-    surrogate: Any = option(
-        None,
-        "model of step time and power: gaussian-process, or a scikit-learn regressor as "
-        "sklearn.MODULE.CLASS(NAME=VALUE) (default: gaussian-process)",
-        metavar="TEXT",
-    )
+    surrogate: Any = None
     try_first: Sequence[str | Configuration] = option(
         (),
         "probe this configuration first: 'dp8 mb4 zero1'; repeatable",

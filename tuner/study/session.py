@@ -21,13 +21,12 @@ from threadpoolctl import threadpool_limits
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
 from tuner.models.surrogate.regressors import check_surrogate
-from tuner.models.surrogate.surrogate_choice import OURS, regressor_of, text_of
 from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_spec import StudySpec, parse_surrogate, why_unverified
+from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.problem.today_facts import today_facts
 from tuner.results.parts import Point
 from tuner.results.result import Result
@@ -64,7 +63,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Session:
-    """One session of a study. Without a surrogate a run keeps that of its earlier session.
+    """One session of a study.
 
     Args:
         make_executor: returns the executor, given the run folder and a receiver of sentences.
@@ -87,18 +86,13 @@ class Session:
         check_sampler(request.sampler, tries=bool(request.try_first))
         _check_peaks(request.constraints, problem)
         self._first = first_tries(problem.candidates, request.try_first)
-        surrogate, settings = request.surrogate, request.search
-        check_surrogate(surrogate)
+        settings = request.search
+        if request.surrogate is not None:
+            check_surrogate(request.surrogate)
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
         self._shown = callbacks
-        before = run.read_study() or {}
-        _check_question(run, problem, before)
-        if surrogate is None:
-            chosen = settings.surrogate != OURS
-            surrogate = settings.surrogate if chosen else parse_surrogate(before)
-        problem = replace(problem, surrogate=regressor_of(surrogate))
-        settings = replace(settings, surrogate=text_of(surrogate))
+        _check_question(run, problem, run.read_study() or {})
         recorded = problem.identity.get("recorded", {})
         self._spec = StudySpec(
             name=run.name,
@@ -152,7 +146,7 @@ class Session:
             cost=problem.cost,
             memory_bytes=problem.device_memory_bytes,
             seed=spec.settings.seed,
-            surrogate=problem.surrogate,
+            surrogate=self._request.surrogate,
             first=self._first,
         )
         recorder = StudyRecorder(

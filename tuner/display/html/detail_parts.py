@@ -215,7 +215,7 @@ def surrogates_part(view: View, figures: Mapping[str, go.Figure]) -> str:
         coverage = as_said[loo.coverage < 0.9]
     text = (
         f"<p>Each of {loo.measurements} measurements was predicted from others "
-        f"({loo.method}). The median "
+        "(leave-one-out). The median "
         f"error was {percent(loo.time_error)} in step time and {percent(loo.power_error)} in "
         f"power; {percent(loo.coverage)} of the left-out values lay inside their 90 % interval "
         f"({coverage}).</p>"
