@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    named = any((args.job, args.space, args.baseline, args.measured, args.cluster != "auto"))
+    named = any((args.job, args.space, args.baseline, args.cluster != "auto"))
     if args.run is not None and (named or given_options(args, JobRequest)):
         raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.api import plan_for
@@ -46,7 +46,6 @@ def _plan(args: argparse.Namespace) -> int:
         baseline=args.baseline,
         runs_dir=args.runs_dir,
         gpus=_numbers(args.gpus),
-        measured=args.measured,
         run=args.run,
     )
     if several(args.cluster):
@@ -65,10 +64,10 @@ def _plan_kinds(args: argparse.Namespace, request: PlanRequest) -> int:
     from tuner.display.plan_text import kind_lines
     from tuner.planning.kinds import plan_kinds, priced_clusters
 
-    if args.gpus or args.measured or args.baseline or args.name:
+    if args.gpus or args.baseline or args.name:
         raise InputError(
             "several clusters are compared at their best and no run is kept: leave out --gpus, "
-            "--measured, --today and --name, or name one cluster"
+            "--today and --name, or name one cluster"
         )
     with tempfile.TemporaryDirectory() as folder, progress(args) as on_progress:
 
@@ -112,16 +111,7 @@ def _fit(args: argparse.Namespace) -> int:
         space=args.space,
         gpus=args.gpus,
     )
-    windows: dict[str, Any] = {}
-    if args.run is not None:
-        from tuner.problem.run_folder import find_run
-        from tuner.problem.study_spec import parse_cluster
-        from tuner.workload.trace import read_trace
-
-        folder = find_run(args.run, args.runs_dir)
-        windows["records"] = read_trace(folder.trace).records
-        windows["probed_on"] = parse_cluster(folder.read_study() or {})
-    costs = forecast(prediction.job, prediction.cluster, prediction.configuration, **windows)
+    costs = forecast(prediction.job, prediction.cluster, prediction.configuration)
     data = {**costs.to_json(), **prediction.to_json(), "known_error": list(costs.known_error)}
     answer(args, data, fit_lines(prediction, costs))
     return OK if prediction.fits else UNMET
@@ -153,8 +143,6 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="search space file or name of the changes to try (default: full)",
     )
-    add("--run", metavar="RUN", help="correct time and energy by the probes of this run")
-    add_shared(parser, "--runs-dir")
 
 
 def _add_plan(commands: Commands) -> None:
@@ -177,11 +165,6 @@ def _add_plan(commands: Commands) -> None:
         "--run",
         metavar="RUN",
         help="predict its job and space for --gpus, with the models corrected by its probes",
-    )
-    add(
-        "--measured",
-        metavar="FILE",
-        help="toml file of measured launches, one at least, that correct the models",
     )
     add_shared(job, "--today")
     add_options(job, JobRequest)
