@@ -98,10 +98,6 @@ def test_the_baseline_is_the_command_as_it_came_in(command: str, folder: Path) -
             "deepspeed --include localhost:0,1,2,3 train.py X",
             "deepspeed --num_gpus=2 train.py X",
         ),
-        (
-            "accelerate launch --multi_gpu --num_processes 4 train.py X",
-            "accelerate launch --multi_gpu --num_processes 2 train.py X",
-        ),
         ("srun -n4 -N1 python train.py X", "srun -n2 -N1 python train.py X"),
         (
             "srun -n 4 --ntasks-per-node 4 python train.py X",
@@ -149,84 +145,93 @@ def test_all_devices_become_a_number(folder: Path) -> None:
     assert "# 2 processes instead of 8" in text
 
 
+# ---- launchers with arguments of their own, whose changed command is torchrun's
+
 FILE = """\
-# the team's file
 compute_environment: LOCAL_MACHINE
-distributed_type: {kind}  # eight of them
-{section}mixed_precision: 'bf16'
+distributed_type: {kind}
+mixed_precision: 'bf16'
 num_machines: 1
-num_processes: 4   # all
+num_processes: 4
 use_cpu: false
 """
 SECTION = """\
 deepspeed_config:
-  zero_stage: 2   # fits
+  zero_stage: 2
   gradient_accumulation_steps: 1
 """
 
 
-def test_accelerates_file_keeps_its_comments(folder: Path) -> None:
-    before = FILE.format(kind="MULTI_GPU", section="")
-    (folder / "a.yaml").write_text(before)
-    command = "NCCL_ALGO=Ring accelerate launch --config_file a.yaml train.py --ds ds.json"
-    job = job_of(command, folder, DEEPSPEED)
+def by_torchrun(job: ScriptJob, folder: Path) -> tuple[list[str], str]:
+    """Return the ranks' words below `OTHER`, and the whole launch.sh."""
+    write_launch_files((OTHER, job, GPU), folder / "best")
+    text = (folder / "best" / "launch.sh").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("exec ")]
+    assert "-m torch.distributed.run" in line
+    assert "--nproc-per-node=2" in line
+    (line,) = [line for line in text.splitlines() if line.startswith("program=")]
+    return shlex.split(line.removeprefix("program=(").removesuffix(")")), text
+
+
+def test_accelerates_variables_go_to_torchrun(folder: Path) -> None:
+    (folder / "a.yaml").write_text(FILE.format(kind="DEEPSPEED") + SECTION)
+    command = "NCCL_ALGO=Ring accelerate launch --config_file a.yaml train.py --x"
+    frame = replace(DEEPSPEED, owner="accelerate", config={"zero_optimization": {"stage": 2}})
+    job = job_of(command, folder, frame)
     words, text = written(job, job.baseline, folder)
-    assert words[:4] == ["accelerate", "launch", "--config_file", "a.yaml"]
-    assert "export NCCL_ALGO=Ring OMP_NUM_THREADS=1" in text
-    words, text = written(job, OTHER, folder)
-    file = (folder / "best" / "a.yaml").resolve()
-    assert words[:5] == ["accelerate", "launch", "--config_file", str(file), "train.py"]
-    assert file.read_text() == before.replace("num_processes: 4 ", "num_processes: 2 ")
-    assert (folder / "a.yaml").read_text() == before
-    again = Script(shlex.join(words), cwd=folder).launcher
-    assert again is not None
-    assert again.processes == 2
+    assert " ".join(words) == command.removeprefix("NCCL_ALGO=Ring ")
+    assert "export NCCL_ALGO=Ring" in text
+    words, text = by_torchrun(job, folder)
+    assert words[1:] == ["run", "train.py", "--x"]
+    assert "NCCL_ALGO=Ring" in text
+    assert "ACCELERATE_DEEPSPEED_ZERO_STAGE=2" in text
+    assert "ROLE_RANK" not in text
+    assert "TORCHELASTIC" not in text
+    assert "# torchrun starts what accelerate would" in text
+    options = json.loads((folder / "best" / "options.json").read_text())
+    assert options["deepspeed"]["zero_optimization"]["stage"] == 0
 
 
-def test_a_file_with_the_launchers_name() -> None:
-    """An option goes behind `launch`, and not behind a file that is named as the command is."""
-    (accelerate,) = (kind for kind in kinds.KINDS if kind.name == "accelerate")
-    words = ["accelerate", "launch", "--config_file", "teams/accelerate"]
-    made = accelerate.added(words, "--num_processes=2")
-    assert made == ["accelerate", "launch", "--num_processes=2", *words[2:]]
+@pytest.mark.parametrize(
+    ("command", "module", "micro_batch"),
+    [
+        (
+            "NPROC_PER_NODE=4 llamafactory-cli train f.yaml",
+            "llamafactory.launcher",
+            "per_device_train_batch_size",
+        ),
+        (
+            "axolotl train f.yaml --launcher torchrun -- --nproc_per_node 4",
+            "axolotl.cli.train",
+            "micro_batch_size",
+        ),
+    ],
+)
+def test_the_modules_of_trainers_read_a_changed_file(
+    command: str, module: str, micro_batch: str, folder: Path
+) -> None:
+    (folder / "f.yaml").write_text(f"{micro_batch}: 4  # fits\ngradient_accumulation_steps: 1\n")
+    job = job_of(command, folder, TRAINER)
+    assert written(job, job.baseline, folder)[0] == shlex.split(command)[command[0] == "N" :]
+    words, _ = by_torchrun(job, folder)
+    file = (folder / "best" / "f.yaml").resolve()
+    assert words == ["-m", module, str(file)]
+    assert file.read_text().startswith(f"{micro_batch}: 2\ngradient_accumulation_steps: 4\n")
 
 
-def test_accelerates_section_for_deepspeed(folder: Path) -> None:
-    (folder / "a.yaml").write_text(FILE.format(kind="DEEPSPEED", section=SECTION))
-    config = {**CONFIG, "zero_optimization": {"stage": 2}}
-    frame = Framework(
-        "deepspeed", "accelerate", config=config, micro_batch=4, accumulation=1, measured=True
-    )
-    job = job_of("accelerate launch --config_file a.yaml train.py", folder, frame)
-    other = Configuration.of(data_parallel=4, micro_batch=4, zero_stage=3, optimizer_offload="cpu")
-    words, text = written(job, other, folder)
-    changed = (folder / "best" / "a.yaml").read_text()
-    assert "zero_stage: 3   # fits" in changed
-    assert "  offload_optimizer_device: cpu\nmixed_precision" in changed
-    assert "num_processes: 4   # all" in changed
-    assert "# deepspeed_config.zero_stage is 3" in text
-    again = Script(shlex.join([*words[:4], "train.py"]), cwd=folder).launcher
-    assert again is not None
-    assert again.env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
-    assert again.env["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "cpu"
+def test_trls_script_is_started_under_the_hook(folder: Path) -> None:
+    """As `trl sft` is read where TRL is installed (tests/workload/scripts/launchers)."""
+    command = "trl sft --config sft.yaml --num_processes 4"
+    launcher = Launcher("trl", ("trl",), tuple(command.split()[1:]), 4, {"A": "b"})
+    job = replace(job_of("train.py --config sft.yaml", folder, TRAINER), launcher=launcher)
+    job = replace(job, devices=4)
+    assert written(job, job.baseline, folder)[0] == command.split()
+    words, text = by_torchrun(job, folder)
+    assert words[1:] == ["run", "train.py", "--config", "sft.yaml"]
+    assert "A=b" in text
 
 
-# ---- the Trainer's own arguments, and the hook
-
-
-def test_the_trainers_own_flags_are_changed_without_the_hook(folder: Path) -> None:
-    job = job_of(
-        "torchrun --nproc-per-node 4 train.py --per_device_train_batch_size 4 "
-        "--gradient_accumulation_steps=1 --output_dir out",
-        folder,
-        TRAINER,
-    )
-    words, text = written(job, OTHER, folder)
-    assert words == shlex.split(
-        "torchrun --nproc-per-node 2 train.py --per_device_train_batch_size 2 "
-        "--gradient_accumulation_steps=4 --output_dir out"
-    )
-    assert "joulefront_hook" not in text
+# ---- the hook
 
 
 @pytest.mark.parametrize(
@@ -274,81 +279,12 @@ def test_the_hook_takes_sruns_numbers(folder: Path) -> None:
     assert "ARGUMENTS 1/2" in done.stdout
 
 
-# ---- frameworks with a file of their own
-
-
-def test_llamafactorys_file(folder: Path) -> None:
-    (folder / "f.yaml").write_text(
-        "model_name_or_path: m  # small\nper_device_train_batch_size: 4\nbf16: true\n"
-    )
-    job = job_of("NPROC_PER_NODE=4 llamafactory-cli train f.yaml", folder, TRAINER)
-    other = Configuration.of(data_parallel=2, micro_batch=2, activation_checkpointing="none")
-    words, text = written(job, other, folder)
-    file = folder / "best" / "f.yaml"
-    assert words == ["llamafactory-cli", "train", str(file.resolve())]
-    assert "NPROC_PER_NODE=2" in text
-    assert "FORCE_TORCHRUN=1" in text
-    assert "NPROC_PER_NODE=4" not in text
-    assert file.read_text() == (
-        "model_name_or_path: m  # small\nper_device_train_batch_size: 2\nbf16: true\n"
-        "gradient_accumulation_steps: 4\ndisable_gradient_checkpointing: true\n"
-    )
-
-
-def test_axolotls_file(folder: Path) -> None:
-    (folder / "f.yaml").write_text("micro_batch_size: 4\ngradient_accumulation_steps: 1 # one\n")
-    job = job_of("axolotl train f.yaml --launcher torchrun -- --nproc_per_node 4", folder, TRAINER)
-    words, _ = written(job, OTHER, folder)
-    file = folder / "best" / "f.yaml"
-    assert words == [
-        *("axolotl", "train", str(file.resolve()), "--launcher", "torchrun"),
-        *("--", "--nproc_per_node", "2"),
-    ]
-    assert file.read_text() == "micro_batch_size: 2\ngradient_accumulation_steps: 4 # one\n"
-
-
-def test_trls_files(folder: Path) -> None:
-    """As `trl sft` is read where TRL is installed (tests/workload/scripts/launchers)."""
-    (folder / "sft.yaml").write_text("# small\nper_device_train_batch_size: 4  # fits\nseed: 1\n")
-    (folder / "zero.yaml").write_text(FILE.format(kind="DEEPSPEED", section=SECTION))
-    command = "trl sft --config sft.yaml --accelerate_config zero.yaml --num_processes 4"
-    launcher = Launcher(
-        "trl", ("trl",), tuple(command.split()[1:]), 4, {"A": "b"}, config="zero.yaml"
-    )
-    config = {**CONFIG, "zero_optimization": {"stage": 2}}
-    frame = replace(TRAINER, kind="deepspeed", config=config)
-    plain = job_of("train.py --config sft.yaml", folder, frame)
-    job = replace(plain, launcher=launcher, devices=4)
-    assert written(job, job.baseline, folder)[0] == command.split()
-    other = Configuration.of(data_parallel=2, micro_batch=2, zero_stage=3)
-    words, text = written(job, other, folder)
-    best = (folder / "best").resolve()
-    assert words == [
-        *("trl", "sft", "--config", f"{best}/sft.yaml"),
-        *("--accelerate_config", f"{best}/zero.yaml", "--num_processes", "2"),
-        *("--gradient_accumulation_steps", "4"),
-    ]
-    assert (best / "sft.yaml").read_text() == (
-        "# small\nper_device_train_batch_size: 2  # fits\nseed: 1\n"
-    )
-    zero = (best / "zero.yaml").read_text()
-    assert "zero_stage: 3   # fits" in zero
-    assert "gradient_accumulation_steps: 4" in zero
-    assert "joulefront_hook" not in text
-
-
 @pytest.mark.parametrize(
     ("command", "fewer"),
     [
         (
             "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint a:29400 train.py --ds ds.json",
             "torchrun --nnodes 1 --nproc-per-node 4 --rdzv-endpoint a:29400 train.py --ds ds.json",
-        ),
-        (
-            "accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank 0 "
-            "--main_process_ip a --main_process_port 29500 train.py --ds ds.json",
-            "accelerate launch --multi_gpu --num_machines 1 --num_processes 4 --machine_rank 0 "
-            "--main_process_ip a --main_process_port 29500 train.py --ds ds.json",
         ),
         (
             "srun -N2 -n 16 --ntasks-per-node=8 python train.py --ds ds.json",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.problem.run_folder import write_toml
+from tuner.search_spaces.data_files import write_toml
 
 #: What stands where something sensible should.
 NASTY: tuple[Any, ...] = (

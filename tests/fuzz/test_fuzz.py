@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.fuzz.fuzzer import fuzz
 from tests.fuzz.kinds import KINDS, Kind
 from tuner.deploy.launch_files import write_launch_files
-from tuner.problem.run_folder import RunFolder, write_toml
+from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS

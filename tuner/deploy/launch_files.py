@@ -24,10 +24,10 @@ from pathlib import Path
 
 from tuner.deploy.script_program import Program, built_in_program, program_of_script
 from tuner.formatting import one_line
-from tuner.problem.run_folder import write_toml
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named

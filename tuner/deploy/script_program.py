@@ -1,13 +1,15 @@
 """The program as launch.sh starts it, with the files that it reads: built-in, or the user's script.
 
-A script that was tuned alone is started by torchrun; a command that came with its launcher is
-written as it came in, with what changed (`tuner.workload.scripts.launchers`). The hook goes along
+A script that was tuned alone is started by torchrun. A command that came with its launcher is
+written as it came in, with another number of processes; where more than that changes for a launcher
+with arguments of its own (accelerate, trl, ...), torchrun starts what it would. The hook goes along
 only if the script's settings cannot be passed to it in another way.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,11 +23,12 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
 from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
-from tuner.workload.scripts.launchers.writing import Rewriting
 from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Options and variables in which launchers take the number of the node that they are started on.
 _RANKS = "--node-rank, --node_rank, --machine_rank or NODE_RANK, if the command has one"
+#: Variables that torchrun itself gives its ranks.
+_OF_TORCHRUN = re.compile("(GROUP|ROLE|TORCHELASTIC)_")
 
 
 @dataclass(frozen=True)
@@ -84,41 +87,43 @@ def built_in_program(
 def program_of_script(
     configuration: Configuration, job: ScriptJob, cluster: Cluster | None, folder: Path
 ) -> tuple[Program, dict[str, str]]:
-    """Return the user's script as it was probed, and the files it reads.
-
-    Raises:
-        InputError: the launcher's configuration file cannot be read or changed.
-    """
+    """Return the user's script as it was probed, and the files it reads."""
     start = job.start(configuration, folder, probe=False)
     files = {}
     if start.config:
         files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
     on_cpu = cluster is not None and cluster.device.type == "cpu"
     always = on_cpu and job.frame.on_deepspeed
-    if job.launcher is not None and job.launcher.words:
-        program = _relaunched(configuration, job, job.launcher, start, folder, files, always)
-        return replace(program, taken=job.taken), files
-    words = list(start.words)
-    exports = _quoted(start.env)
     about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
+    launcher, kind = job.launcher, kind_of(job.launcher) if job.launcher else None
+    if launcher is not None and kind is not None:
+        changed = configuration.launch != job.baseline.launch
+        changed = changed or any(k.by_script for k in job.knobs)  # which nothing else sets
+        if kind.written_back or not (changed or always):
+            typed = replace(job, words=launcher.script, launcher=None)  # as it passes it on
+            hook = always or (changed and typed.needs_hook)
+            program = _relaunched(configuration, typed, launcher, start, folder, files, hook)
+            return replace(program, taken=job.taken), files
+        about.append(f"# torchrun starts what {launcher.kind} would, with the variables it sets.")
+    words = list(start.words)
+    exports = _quoted({n: text for n, text in start.env.items() if not _OF_TORCHRUN.match(n)})
     if job.needs_hook or always:
         words, option = _hooked(words, start, folder, files)
         exports.append(option)
-        about.append("# joulefront_hook merges options.json into what it passes to DeepSpeed.")
+        about.append("# joulefront_hook merges options.json into what the script sets by itself.")
     return Program(words, about, folder=start.cwd, exports=exports, taken=job.taken), files
 
 
 def _relaunched(
     configuration: Configuration,
-    job: ScriptJob,
+    typed: ScriptJob,
     launcher: Launcher,
     start: Start,
     folder: Path,
     files: dict[str, str],
-    always: bool,
+    hook: bool,
 ) -> Program:
-    typed = replace(job, words=launcher.script, launcher=None)  # as the launcher passes it on
-    kind, made = kind_of(launcher), Rewriting(launcher, configuration, job, folder, start.config)
+    kind = kind_of(launcher)
     assert kind is not None  # its words have one
     once = is_srun(launcher.words) or kind.reaches_nodes(launcher)
     words = list(typed.start(configuration, folder, probe=False).words)
@@ -129,25 +134,17 @@ def _relaunched(
         for name, text in start.env.items()
         if name not in own or text != launcher.env[name]
     }
-    given |= environment(configuration, job.knobs)
+    exports = _quoted(given | environment(configuration, typed.knobs))
     about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
-    changed = configuration.launch != job.baseline.launch
-    changed = changed or any(k.by_script for k in job.knobs)  # which nothing else sets
-    words, settled = kind.with_arguments(made, words)
-    if settled:  # then the hook is for DeepSpeed's settings and what the script reads alone
-        typed = replace(typed, frame=replace(typed.frame, turns=(), can_checkpoint=False))
     # What the launcher itself sets for its ranks, the hook sets after it.
-    overridden = {n for n in start.options.get("env", {}) if n in own and n in given}
-    hook = always or (changed and typed.needs_hook) or bool(overridden)
-    if hook and kind.takes_hook:
+    if hook or any(n in own and n in given for n in start.options.get("env", {})):
+        hook = True
         words, option = _hooked(list(start.words), start, folder, files)
+        exports.append(option)
         about.append("# joulefront_hook merges options.json into what the script sets by itself.")
-    else:
-        hook, option = False, ""
-    head = kind.head(made, hook=hook)
-    exports = [*_quoted({**given, **made.env}), *filter(None, [option])]
-    files.update(made.files)
-    about += [f"# {line}" for line in made.changes]
+    world = configuration.world_size
+    head, changes = kind.head(launcher, world, typed.devices, hook=hook)
+    about += [f"# {line}" for line in changes]
     if launcher.nodes > 1 and not once:
         about.append(f"# Start it on each of its nodes, with the node's own rank: {_RANKS}.")
     return Program(

@@ -27,7 +27,8 @@ from typing import Any, BinaryIO
 
 from tuner.display.report import render_report
 from tuner.evidence.redact import REDACTION, Redactor
-from tuner.problem.run_folder import RunFolder, write_toml
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own, write_bytes
 from tuner.search_spaces.typed import strict_json

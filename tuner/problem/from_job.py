@@ -16,9 +16,9 @@ from tuner.problem.baseline import Baseline, default_name, read_baseline
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
-from tuner.problem.run_folder import plain
 from tuner.search_spaces.cluster import Cluster, cluster_names, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob, load_job

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.problem import REAL_COST, Problem, space_section
-from tuner.problem.run_folder import RunFolder, plain
+from tuner.problem.run_folder import RunFolder
 from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.space import Candidates
 from tuner.workload.table import RecordedTable, load_table

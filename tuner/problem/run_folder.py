@@ -8,8 +8,6 @@ like can answer from the folder alone. One driver at a time holds the folder's l
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import os
 import re
 import shutil
@@ -21,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.safe_files import open_plain, require_own, write_text
 from tuner.search_spaces.typed import names_a_file, plain_text
@@ -45,52 +44,6 @@ _SECTIONS = (
     "plan",
     "ended",
 )
-
-
-def plain(value: Any) -> Any:
-    """Return the value in types that TOML holds: without None in tables, tuples as lists."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value if part is not None]
-    if isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(part) for part in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
-    # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
-
-
-def write_toml(data: Mapping[str, Any]) -> str:
-    """Tables of plain values as TOML text; the standard library only reads it."""
-
-    def lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
-        if name:
-            yield f"\n[{name}]"
-        for key, value in table.items():
-            if not isinstance(value, Mapping):
-                yield f"{_toml_key(key)} = {_toml_value(value)}"
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                yield from lines(value, f"{name}.{_toml_key(key)}" if name else _toml_key(key))
-
-    return "\n".join(lines(plain(data), "")).lstrip("\n") + "\n"
 
 
 #: The most that is read of study.toml, which takes some kilobytes: a sparse file costs no disk, and

@@ -13,10 +13,11 @@ from typing import Any
 
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem, versions
-from tuner.problem.run_folder import STUDY_SCHEMA, plain
+from tuner.problem.run_folder import STUDY_SCHEMA
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
 from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.typed import read_fields

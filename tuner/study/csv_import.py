@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from tuner.problem.configuration_names import same_value
 from tuner.problem.constraints import Constraints
-from tuner.problem.run_folder import RunFolder, new_name, write_toml
+from tuner.problem.run_folder import RunFolder, new_name
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS, parse_words
 from tuner.search_spaces.options import check_options, option

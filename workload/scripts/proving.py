@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook import halved
 from tuner.workload.hook.source import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import Counted, batches_seen
-from tuner.workload.scripts.launchers.writing import place, with_value
+from tuner.workload.scripts.launchers.kinds import place, with_value
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Starts the script of a job under a configuration, and returns the facts of its first steps or, as

@@ -71,7 +71,6 @@ class Launcher:
     processes: int = 0
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     assigned: Mapping[str, str] = field(default_factory=dict, hash=False)
-    config: str = ""
     notes: tuple[str, ...] = ()
     nodes: int = 1
     binding: str = ""
@@ -86,7 +85,8 @@ class Launcher:
         """Read what `to_json` wrote; InputError if it is no launcher."""
         try:
             lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
-            return cls(**{**data, **lists})
+            known = {item.name for item in fields(cls)} & set(data)  # older ones hold more
+            return cls(**{name: data[name] for name in known} | lists)
         except (TypeError, ValueError) as error:
             raise InputError(f"this is not the launcher of a script: {error}") from error
 

@@ -2,7 +2,8 @@
 
 A launcher is a subclass of `Kind`. torchrun, deepspeed and accelerate are read by their own parsers
 (`tuner.workload.scripts.launchers.vendor`), in the folder and environment that they would be
-started in; those of `trainers` and `slurm` by tables and code of ours. Any other command that a
+started in; those of `trainers` and `slurm` by tables and code of ours. A changed
+command is written back as it came in, or started by torchrun. Any other command that a
 package installs is its module: `litgpt pretrain` is started as `python -m litgpt pretrain`, if its
 source says that this starts the same function. Nothing is imported.
 """
@@ -14,22 +15,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.key_files import check_plain, read_text
 from tuner.workload.scripts.frameworks.settings import ask_interpreter
 from tuner.workload.scripts.launchers import vendor
-from tuner.workload.scripts.launchers.writing import (
-    Rewriting,
-    load,
-    place,
-    text_of,
-    value_at,
-    with_value,
-)
 from tuner.workload.scripts.script_facts import ASSIGNMENT, Launcher, names_taken
 
 PYTHON = re.compile(r"python[\d.]*")
@@ -63,7 +54,7 @@ class Kind:
         of_all, of_node: options for the number of processes, of all nodes and of each; the first
             is written where none was given.
         abbreviates: its parser takes the beginning of an option for the option.
-        takes_hook: the hook can stand in front of the script.
+        written_back: a changed command is its own again; else torchrun starts what it would.
         numbers_tasks: it sets Slurm's variables of a task for each rank.
     """
 
@@ -75,7 +66,7 @@ class Kind:
     of_node: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     abbreviates = False
-    takes_hook = True
+    written_back = True
     numbers_tasks = False
 
     def __init_subclass__(cls) -> None:
@@ -90,61 +81,49 @@ class Kind:
         """Return True if it is started once and starts the ranks of all nodes itself."""
         return False
 
-    def with_arguments(self, made: Rewriting, words: Sequence[str]) -> tuple[list[str], bool]:
-        """Set what the script's framework takes itself; True if that is all the hook would set."""
-        if made.job.frame.owner != "transformers":
-            return list(words), False
-        found, changes = list(words), []
-        for name, today, value in made.wanted("trl"):  # whose arguments are the Trainer's
-            at = place(found, spellings(name))
-            if at is None or value_at(found, at) != text_of(today):
-                return list(words), False
-            found = with_value(found, at, value)
-            changes.append(f"{name} is {text_of(value)}")
-        made.changes += changes
-        return found, True
+    def head(
+        self, launcher: Launcher, world: int, today: int, *, hook: bool
+    ) -> tuple[list[str], list[str]]:
+        """Return its own words for `world` processes in place of today's, and what changed.
 
-    def head(self, made: Rewriting, *, hook: bool) -> list[str]:
-        """Return the launcher's words as changed; with `hook` a script of ours comes first."""
-        words = list(made.launcher.words)
+        With `hook` a script of ours comes first.
+        """
+        words = list(launcher.words)
         if hook:
             words = self.before_hook(words)
-        words = self.with_config(made, words)
-        return self.with_processes(made, words) if made.other_world else words
+        return self.with_processes(words, launcher, world, today) if world != today else (words, [])
 
     def before_hook(self, words: list[str]) -> list[str]:
         """Return the words in front of a script where a module may have been."""
         at = self._name_at(words)
         return [*words[: at + 1], *(w for w in words[at + 1 :] if w not in ("-m", "--module"))]
 
-    def with_config(self, made: Rewriting, words: list[str]) -> list[str]:
-        """Return the words that name a changed copy of the launcher's configuration file."""
-        return words
-
-    def with_processes(self, made: Rewriting, words: list[str]) -> list[str]:
-        """Return the words for another number of processes."""
-        made.changes.append(f"{made.world} processes instead of {made.job.baseline.world_size}")
-        if made.nodes != made.launcher.nodes:
-            made.changes.append(f"{made.nodes} nodes instead of {made.launcher.nodes}")
+    def with_processes(
+        self, words: list[str], launcher: Launcher, world: int, today: int
+    ) -> tuple[list[str], list[str]]:
+        """Return the words for another number of processes, and what changed."""
+        changes = [f"{world} processes instead of {today}"]
+        # The least number of nodes with as many processes on each as today at most.
+        nodes = -(-world // max(today // launcher.nodes, 1))
+        if nodes != launcher.nodes:
+            changes.append(f"{nodes} nodes instead of {launcher.nodes}")
             # Of each launcher among the words: srun may start torchrun.
             for option in dict.fromkeys(name for kind in KINDS for name in kind.nodes):
                 if (at := place(words, (option,))) is not None:
-                    words = with_value(words, at, made.nodes)
-        counts = dict.fromkeys(self.of_all, made.world)
-        counts |= dict.fromkeys(self.of_node, made.world // made.nodes)
+                    words = with_value(words, at, nodes)
+        counts = dict.fromkeys(self.of_all, world) | dict.fromkeys(self.of_node, world // nodes)
         written = False
         for name, count in counts.items():
             if (at := place(words, (name,), short=self.abbreviates)) is not None:
                 words, written = with_value(words, at, count), True
-        config = Path(made.job.cwd) / made.launcher.config
-        if written or (config.is_file() and "num_processes" in load(config)):
-            return words
-        first, count = next(iter(counts.items()))
-        return self.added(words, f"{first}={count}")
+        if not written:
+            first, count = next(iter(counts.items()))
+            words = self.added(words, f"{first}={count}")
+        return words, changes
 
     def added(self, words: list[str], option: str) -> list[str]:
         """Return the words with an option after the launcher's name."""
-        if place(words, spellings(option.partition("=")[0].lstrip("-"))[:2]) is not None:
+        if place(words, (option.partition("=")[0],)) is not None:
             return words
         at = self._name_at(words)
         return [*words[: at + 1], option, *words[at + 1 :]]
@@ -156,9 +135,31 @@ class Kind:
         return max(at for at, word in enumerate(words) if Path(word).name in names)
 
 
-def spellings(name: str) -> tuple[str, ...]:
-    """Return the options of a name, and the name as it is."""
-    return f"--{name}", f"--{name.replace('_', '-')}", name
+def place(words: Sequence[str], names: Sequence[str], *, short: bool = False) -> int | None:
+    """Return the place of an option among words, or None; with `short` an abbreviation counts."""
+    for at, word in enumerate(words):
+        given = word.partition("=")[0]
+        abbreviated = short and len(given) > 3 and given.startswith("--")
+        if given in names or (abbreviated and any(name.startswith(given) for name in names)):
+            return at
+        if len(names[0]) == 2 and word.startswith(names[0]) and word[2:].isdigit():
+            return at
+    return None
+
+
+def with_value(words: Sequence[str], at: int, value: Any) -> list[str]:
+    """Return the words with the value of the option at a place replaced."""
+    changed = list(words)
+    name, equals, _ = changed[at].partition("=")
+    if equals:
+        changed[at] = f"{name}={value}"
+    elif not name.startswith("--") and name[2:].isdigit():  # -n8
+        changed[at] = f"{name[:2]}{value}"
+    elif at + 1 < len(changed) and not changed[at + 1].startswith("--"):
+        changed[at + 1] = str(value)
+    else:  # a flag that stands for true
+        changed.insert(at + 1, str(value))
+    return changed
 
 
 class Vendor(Kind):
@@ -171,15 +172,10 @@ class Vendor(Kind):
 
     def read(self, typed: Typed) -> Read:
         """Read the arguments by the launcher's own parser; InputError if it refuses them."""
-        words, arguments = typed.words, list(typed.words[typed.skip :])
-        for option, file in pairwise(arguments):
-            if option in ("--config_file", "--config-file", "--config", "--accelerate_config"):
-                check_config(f"{self.shown} {option}", file, typed.cwd)
-        read = _answer(self.name, arguments, typed.cwd, typed.environment)
+        words = typed.words
+        read = _answer(self.name, words[typed.skip :], typed.cwd, typed.environment)
         if "refuse" in read:
             raise InputError(f"{self.shown}: {' '.join(str(read['refuse']).split())}")
-        if read["config"]:
-            check_config(f"{self.shown}'s configuration", read["config"], typed.cwd)
         given = len(words) - int(read["given"])
         launcher = Launcher(
             self.name,
@@ -187,7 +183,6 @@ class Vendor(Kind):
             words[given:],
             int(read["processes"]),
             read["env"],
-            config=read["config"],
             notes=tuple(f"{self.shown}: {note}" for note in read["notes"]),
             nodes=int(read["nodes"]),
             binding=str(read.get("binding", "")),
@@ -224,10 +219,12 @@ class _Deepspeed(Vendor):
         """Return the words without the rank in the command, which the hook reads elsewhere."""
         return self.added(super().before_hook(words), "--no_local_rank")
 
-    def with_processes(self, made: Rewriting, words: list[str]) -> list[str]:
+    def with_processes(
+        self, words: list[str], launcher: Launcher, world: int, today: int
+    ) -> tuple[list[str], list[str]]:
         if (at := place(words, ("--include", "-i"))) is not None:
             del words[at : at + (1 if "=" in words[at] else 2)]
-        return super().with_processes(made, words)
+        return super().with_processes(words, launcher, world, today)
 
 
 class _Accelerate(Vendor):
@@ -237,32 +234,7 @@ class _Accelerate(Vendor):
     commands = ("accelerate", "accelerate-launch")
     modules = ("accelerate.commands.launch",)
     own = ("launch",)
-    of_all = ("--num_processes", "--num-processes")
-    nodes = ("--num_machines", "--num-machines")
-
-    def with_config(self, made: Rewriting, words: list[str]) -> list[str]:
-        if not made.launcher.config:
-            return words
-        path = Path(made.job.cwd) / made.launcher.config
-        keys: dict[str, Any] = {}
-        if made.other_world and "num_processes" in load(path):
-            keys["num_processes"] = made.world
-        if made.nodes != made.launcher.nodes and "num_machines" in load(path):
-            keys["num_machines"] = made.nodes
-        keys |= made.deepspeed_keys(path)
-        if not keys:
-            return words
-        written = made.copy(path, keys)
-        made.changes += [f"{key} is {text_of(value)}" for key, value in keys.items()]
-        at = place(words, ("--config_file", "--config-file"))
-        if at is not None:
-            return with_value(words, at, written)
-        return self.added(words, f"--config_file={written}")
-
-    def with_processes(self, made: Rewriting, words: list[str]) -> list[str]:
-        if made.world == 1:
-            words = [word for word in words if word not in ("--multi_gpu", "--multi-gpu")]
-        return super().with_processes(made, words)
+    written_back = False
 
 
 def _answer(
@@ -298,18 +270,6 @@ def without_python(words: Sequence[str]) -> tuple[str, ...]:
         while rest and rest[0] in ("-u", "-B", "-O"):
             rest = rest[1:]
     return tuple(rest)
-
-
-def check_config(option: str, file: str, cwd: Path | None) -> None:
-    """Refuse a configuration file from which a changed one could not be written."""
-    if file == "-" or file.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
-        raise InputError(
-            f"{option} is read from standard input, which is there only once; write it to a file"
-        )
-    path = (cwd or Path.cwd()) / file
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        return  # of another format, or the launcher's own parser says that it is missing
-    check_plain(read_text(path), path)
 
 
 def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:

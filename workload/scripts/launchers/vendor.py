@@ -10,7 +10,7 @@ is started.
     given       the number of words at the end of the arguments that the launcher leaves alone
     refuse      in place of all others, the sentence why it cannot be honoured
     binding     "numa:MODE" or "cores:LIST"; absent if it does not bind ranks to cores
-    processes, nodes, env, config, notes    as in `script_facts.Launcher`
+    processes, nodes, env, notes    as in `script_facts.Launcher`
 """
 
 import argparse
@@ -147,7 +147,6 @@ def accelerate(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
     from accelerate.commands import launch as accelerate_launch
-    from accelerate.commands.config.config_args import default_config_file
     from accelerate.utils import check_cuda_p2p_ib_support
     from accelerate.utils.launch import (
         prepare_deepspeed_cmd_env,
@@ -155,9 +154,6 @@ def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
         prepare_simple_launcher_cmd_env,
     )
 
-    config = args.config_file or ""
-    if not config and os.path.isfile(default_config_file) and not args.cpu:
-        config = default_config_file
     args, defaults, from_file = accelerate_launch._validate_launch_command(args)
     place = str(getattr(defaults, "compute_environment", ""))
     if args.tpu or "SAGEMAKER" in place:
@@ -192,7 +188,7 @@ def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
         env = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1", **env}
     if "CUDA_VISIBLE_DEVICES" in env and args.gpu_ids not in (None, "all"):
         _first_devices(str(args.gpu_ids), f"gpu_ids {args.gpu_ids}")
-    return {**_read(args, processes, env, notes, nodes=nodes), "config": str(config)}
+    return _read(args, processes, env, notes, nodes=nodes)
 
 
 def trl(arguments: Sequence[str]) -> dict[str, Any]:
@@ -242,7 +238,6 @@ def _read(
         "processes": processes,
         "nodes": nodes,
         "env": changed,
-        "config": "",
         "notes": list(notes),
     }
 
