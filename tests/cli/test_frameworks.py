@@ -11,14 +11,13 @@ from tuner.cli.main import main
 
 GOOD = """
 framework = "mine"
+keys = ["mine.py"]
 [recognise]
 imports = ["mine"]
 [command]
 option = "--{key}={value}"
 [knobs.micro_batch]
 key = "batch"
-[[keys]]
-file = "mine.py"
 """
 
 
@@ -38,7 +37,7 @@ def test_a_driver_is_checked_against_what_is_installed(
     assert "no key is verified: mine is not installed here" in capsys.readouterr().out
     Path("mine.py").write_text("class Config:\n    batch: int = 1\n")
     assert main(["dev", "frameworks", "check", "mine.toml"]) == 0
-    assert "1 keys are declared in the sources of mine" in capsys.readouterr().out
+    assert "1 keys stand in the sources of mine" in capsys.readouterr().out
     Path("mine.toml").write_text(GOOD.replace('"batch"', '"batches"'))
     assert main(["dev", "frameworks", "check", "mine.toml"]) == 1
     assert "mine has no batches" in capsys.readouterr().out

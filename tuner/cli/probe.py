@@ -157,13 +157,11 @@ def _check(args: argparse.Namespace) -> int:
     title = f"{driver.name} {found.version}".strip()
     lines = [f"{args.file} can be read: {len(driver.knobs)} knobs, {len(driver.keys)} keys"]
     if not driver.sources:
-        lines.append(
-            "no key is verified: the file has no [[keys]] that say where they are declared"
-        )
+        lines.append("no key is verified: no keys = [FILE] say where they are declared")
     elif not found.files:
         lines.append(f"no key is verified: {driver.name} is not installed here")
     else:
-        lines.append(f"{len(found.found)} keys are declared in the sources of {title}")
+        lines.append(f"{len(found.found)} keys stand in the sources of {title}")
         lines += [f"{title} has no {key}" for key in found.gone]
     if found.version and driver.versions and not check_version(driver.versions, found.version):
         lines.append(f"the installed version is not in {driver.versions}")

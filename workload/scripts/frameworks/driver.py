@@ -32,7 +32,6 @@ from tuner.workload.scripts.frameworks.parts import (
     Recognised,
     Route,
     Rule,
-    Source,
     Wrapper,
 )
 
@@ -131,6 +130,7 @@ class Driver:
         divide: degrees by which the ranks are divided; data_parallel is the rest.
         defaults: values of keys of declared knobs where they are not given.
         facts, program: keys of "steps" and the like, and what the program does (`Program`).
+        sources: files in which its keys are named, below the folder that it is imported from.
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
     """
 
@@ -150,7 +150,7 @@ class Driver:
     rules: tuple[Rule, ...]
     quiet: Mapping[str, Any] = field(hash=False)
     quiet_env: Mapping[str, str] = field(hash=False)
-    sources: tuple[Source, ...]
+    sources: tuple[str, ...]
     wrapper: Wrapper | None = None
 
     @property
@@ -216,9 +216,7 @@ def read_driver(data: Any, where: str) -> Driver:
         rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
         quiet=probe.values("set"),
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
-        sources=tuple(
-            _source(item) for item in table.parts("keys", "file", "kind", "class", "below")
-        ),
+        sources=_sources(data.get("keys", []), where),
         wrapper=wrapper.made(Wrapper) if wrapper.data else None,
     )
 
@@ -316,10 +314,11 @@ def _rule(table: Table) -> Rule:
     return rule
 
 
-def _source(table: Table) -> Source:
-    file = table.text("file", "" if table.data.get("kind") == "own" else None)
-    kind = table.choice("kind", ("fields", "options", "parameters", "texts", "own"))
-    return table.made(Source, file=file, kind=kind, name=table.text("class", ""))
+def _sources(keys: Any, where: str) -> tuple[str, ...]:
+    if isinstance(keys, list):  # in older studies each is a table
+        keys = [each.get("file") if isinstance(each, Mapping) else each for each in keys]
+        keys = [each for each in keys if each is not None]
+    return Table({"keys": keys}, where).texts("keys")
 
 
 def load_drivers(file: Path | Traversable) -> tuple[Driver, ...]:

@@ -1,18 +1,14 @@
 """The framework of a command, and the keys that its installed version has, from its sources.
 
-Nothing is imported: the files are parsed as text. Fields of dataclasses and pydantic models,
-options of argparse, parameters of functions and texts are collected; what is made while the program
-runs is not seen.
+Nothing is imported: the files are read as text.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import re
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -28,7 +24,7 @@ from tuner.workload.scripts.frameworks.driver import (
     load_drivers,
     shipped_drivers,
 )
-from tuner.workload.scripts.frameworks.parts import Recognised, Source
+from tuner.workload.scripts.frameworks.parts import Recognised
 from tuner.workload.scripts.frameworks.settings import read_function
 
 #: Limits of what one pattern of a driver has read; the largest sources have some hundred KiB.
@@ -53,27 +49,21 @@ def search_path(cwd: Path, words: Sequence[str]) -> tuple[Path, ...]:
 
 
 def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
-    """Compare a driver's keys with the framework that a path leads to."""
-    declared: set[str] = set()
-    files: list[Path] = []
-    own = tuple(f"{source.below}." for source in driver.sources if source.kind == "own")
-    missing = False
-    for source in driver.sources:
-        found_here = _files(source, path)
-        missing |= not found_here and source.kind != "own"
-        files += found_here
-        for file in found_here:
-            declared |= _declared(file, source)
+    """Compare a driver's keys with the framework that a path leads to, by the words of its files.
+
+    A key that no file names is gone; one that it names may still be of another table.
+    """
+    named = [_files(pattern, path) for pattern in driver.sources]
+    files = [file for found in named for file in found]
     folders = [str(folder) for folder in path]
     installed = importlib.metadata.distributions(name=driver.package, path=folders)
     version = next((found.version for found in installed), "") if driver.package else ""
     if not files:
         return Checked(version)
-    known = {_plain(key) for key in declared}
-    keys = [key for key in driver.keys if not (own and key.startswith(own))]
-    found = tuple(key for key in keys if _plain(key) in known)
-    # What a source that is not installed may declare is not gone.
-    gone = () if missing else tuple(key for key in keys if key not in found)
+    words = frozenset[str]().union(*map(_words, files))
+    found = tuple(key for key in driver.keys if _stands(key, words))
+    # What a file that is not installed may declare is not gone.
+    gone = tuple(key for key in driver.keys if key not in found) if all(named) else ()
     return Checked(version, found, gone, tuple(files))
 
 
@@ -83,22 +73,22 @@ def best_fit(drivers: Sequence[Driver], path: Sequence[Path]) -> tuple[Driver, C
     return min(checked, key=lambda pair: len(pair[1].gone))
 
 
-def _files(source: Source, path: Sequence[Path]) -> list[Path]:
-    parts = Path(source.file or "").parts
+def _files(pattern: str, path: Sequence[Path]) -> list[Path]:
+    parts = Path(pattern).parts
     if Path(*parts).is_absolute() or ".." in parts or "**" in parts:
         raise InputError(
-            f"{source.file!r} names files beyond the import path, or needs too long a search; "
+            f"{pattern!r} names files beyond the import path, or needs too long a search; "
             "write it from a folder of the path, without .. and **"
         )
-    for folder in path if source.file else ():
+    for folder in path:
         try:
-            every = (file for file in folder.glob(source.file) if file.is_file())
+            every = (file for file in folder.glob(pattern) if file.is_file())
             found = sorted(islice(every, _MOST_FILES + 1))
         except (OSError, ValueError):
             continue
         if len(found) > _MOST_FILES or any(f.stat().st_size > _MOST_BYTES for f in found):
             raise InputError(
-                f"{source.file!r} names more than {_MOST_FILES} files, or one of more than "
+                f"{pattern!r} names more than {_MOST_FILES} files, or one of more than "
                 f"{_MOST_BYTES // 2**20} MiB, in {folder}; name those that declare the keys"
             )
         if found:
@@ -106,83 +96,20 @@ def _files(source: Source, path: Sequence[Path]) -> list[Path]:
     return []
 
 
-def _plain(key: str) -> str:
-    return key.removeprefix("env:").lstrip("-").replace("-", "_")
-
-
 @lru_cache(maxsize=64)
-def _tree(path: Path) -> ast.Module:
+def _words(path: Path) -> frozenset[str]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return ast.Module([], [])
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    return frozenset(re.findall(r"[A-Za-z]\w*", f"{text} {text.replace('-', '_')}"))
 
 
-def _declared(path: Path, source: Source) -> set[str]:
-    tree = _tree(path)
-    if source.kind == "texts":
-        held = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-        texts = {text for text in held if isinstance(text, str)}
-        # Names of variables are put together of a prefix and the rest.
-        ahead = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_]+_", text)]
-        rest = [text for text in texts if re.fullmatch(r"[A-Z][A-Z_0-9]+", text)]
-        texts |= {first + last for first in ahead for last in rest}
-        return {f"{source.below}.{text}" if source.below else text for text in texts}
-    if source.kind == "parameters":
-        made = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        chosen = [node.args for node in made if source.name in ("", node.name)]
-        return {arg.arg for args in chosen for arg in (*args.args, *args.kwonlyargs)}
-    every = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    classes = {node.name: node for node in every}
-    if source.kind == "options":
-        fields = {name for node in every for name, _ in _fields(node)}
-        return fields | set(_options(tree))
-    below = f"{source.below}." if source.below else ""
-    if source.name:
-        names = _nested(classes, source.name, ()) if source.name in classes else iter(())
-    else:
-        names = (name for node in every for name, _ in _fields(node))
-    named = {below + name for name in names}
-    # A module that assigns its settings at the top, as a script with globals does.
-    return named | ({below + name for name, _ in _fields(tree)} if not source.name else set())
-
-
-def _fields(node: ast.ClassDef | ast.Module) -> Iterator[tuple[str, str]]:
-    for item in node.body:
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-            yield item.target.id, ast.unparse(item.annotation)
-        elif isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
-            yield item.targets[0].id, ""
-        elif isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            yield from ((arg.arg, "") for arg in [*item.args.args, *item.args.kwonlyargs])
-
-
-def _nested(classes: dict[str, ast.ClassDef], name: str, above: tuple[str, ...]) -> Iterator[str]:
-    if name in above:
-        return
-    node = classes[name]
-    for base in node.bases:
-        own = ast.unparse(base).rpartition(".")[2]
-        if own in classes:
-            yield from _nested(classes, own, (*above, name))
-    for field, annotation in _fields(node):
-        yield field
-        inner = [part for part in re.findall(r"\w+", annotation) if part in classes]
-        for part in inner:
-            yield from (f"{field}.{below}" for below in _nested(classes, part, (*above, name)))
-
-
-def _options(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        called = node.func if isinstance(node, ast.Call) else None
-        if not isinstance(called, ast.Attribute) or called.attr not in ("add_argument", "option"):
-            continue
-        assert isinstance(node, ast.Call)
-        for argument in node.args:
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield argument.value
+def _stands(key: str, words: frozenset[str]) -> bool:
+    name = key.removeprefix("env:").rpartition(".")[2].lstrip("-").replace("-", "_")
+    # Names of variables are put together of a prefix and the rest.
+    parts = ((name[: at + 1], name[at + 1 :]) for at, letter in enumerate(name) if letter == "_")
+    return name in words or any(words.issuperset(both) for both in parts)
 
 
 def recognised(

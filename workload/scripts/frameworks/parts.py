@@ -91,25 +91,6 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Source:
-    """File of the framework in which its keys are declared.
-
-    Attributes:
-        file: path below the folder that its package is imported from.
-        kind: "fields" (a dataclass or pydantic model and what it is made of), "options"
-            (argparse, and dataclasses from which it is made), "parameters" (of a function), "texts"
-            (any text in the file) or "own" (keys below a table of the user's, which none verifies).
-        name: the class or function; empty for every one in the file.
-        below: the table of its keys, "parallelism" for a class that declares that table alone.
-    """
-
-    file: str
-    kind: str = "fields"
-    name: str = ""
-    below: str = ""
-
-
-@dataclass(frozen=True)
 class Wrapper:
     """Framework configured by a function, which a generated module calls; `search` has {module}."""
 

@@ -23,7 +23,6 @@ from tuner.search_spaces.space import load_space
 from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import read_driver
-from tuner.workload.scripts.frameworks.keys import check_keys
 from tuner.workload.scripts.script_job import ScriptJob
 
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
@@ -295,10 +294,3 @@ def test_a_wrong_condition_of_a_route_is_one_sentence(route: Any, sentence: str)
     knobs = {"hsdp_replicas": {**OWN["knobs"]["hsdp_replicas"], **route}}
     with pytest.raises(InputError, match=sentence):
         read_driver({**OWN, "knobs": knobs}, "mine.toml")
-
-
-def test_parameters_of_a_function_are_keys(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("def setup(groups=1, *, other=2): ...\ndef main(gruops): ...\n")
-    for function, found in (("setup", ("groups",)), ("main", ())):
-        keys = [{"file": "a.py", "kind": "parameters", "class": function}]
-        assert check_keys(read_driver({**OWN, "keys": keys}, "m"), [tmp_path]).found == found
