@@ -76,14 +76,24 @@ def steps_of(folder: Path, body: str, fetches: int = 1, steps: int = 4) -> int |
         ("for b in batches: step()", 1, 50),
         ("for e in range(args.epochs):\n    for b in batches:\n        step()", 1, 150),
         (
-            "for i, b in enumerate(batches):\n    if (i + 1) % args.accum == 0:\n        step()",
-            4,
-            12,
+            "for i, b in enumerate(batches * 4):\n"
+            "    if (i + 1) % args.accum == 0:\n        step()",
+            *(4, 50),
+        ),
+        (  # an uneven last step of an epoch, which may be none
+            "for i, b in enumerate(range(403), start=1):\n"
+            "    if i % args.accum and i < 403:\n        continue\n    step()",
+            *(4, None),
+        ),
+        (  # and where it does not matter
+            "n = 0\nfor e in range(args.epochs):\n    for i, b in enumerate(range(403)):\n"
+            "        if (i + 1) % args.accum == 0:\n            step()\n            n += 1\n"
+            "        if n >= args.max_steps: break\n    if n >= args.max_steps: break",
+            *(4, 100),
         ),
         (
-            "for i, b in enumerate(batches, start=1):\n"
-            "    if i % args.accum and i < len(batches):\n        continue\n    step()",
-            *(4, 13),
+            "for i, b in enumerate(batches):\n    if (i + 1) % args.accum == 0:\n        step()",
+            *(4, None),
         ),
         ("for b in zip(range(20), batches): step()", 1, 20),
         # a counter that is compared: before the step, behind it, in a class, in another function
@@ -146,7 +156,7 @@ def steps_of(folder: Path, body: str, fetches: int = 1, steps: int = 4) -> int |
             1,
             None,
         ),
-        ("for i, b in enumerate(batches):\n    if i % 4 == 0 or b: step()", 3, 13),
+        ("for i, b in enumerate(batches):\n    if i % 4 == 0 or b: step()", 3, None),
     ],
 )
 def test_the_number_of_steps(tmp_path: Path, body: str, fetches: int, steps: int | None) -> None:

@@ -2,7 +2,8 @@
 
 The source of the frames that are up at a step says in which loops it lies, and bounds are evaluated
 there: `range(...)`, a loader's length, and a counter that grew in each step and is compared where a
-loop ends. An end that cannot be evaluated (early stopping) makes the number unknown.
+loop ends. An end that cannot be evaluated (early stopping) makes the number unknown, and so does an
+epoch whose last step has fewer micro-batches, for the source decides if that is a step.
 """
 
 import ast
@@ -10,20 +11,18 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from types import FrameType
 from typing import Any
 
 from .source import Function, Unknown, body_of, callers, evaluate, is_parsed, is_users, own_nodes
 
-Loop = ast.For | ast.AsyncFor | ast.While
+Loop = ast.For | ast.While
 #: From so many batches on, a loader's length is a trick that stands for "without an end".
 _ENDLESS = 1_000_000
 #: A bound that no training reaches stands for "until it is stopped".
 _NO_END = 100_000_000
-#: Iterations of a loop of which each is asked for its step; a longer one is divided.
-_SIMULATED = 20_000
 #: What hands its first argument on, element by element.
 _WRAPPERS = ("enumerate", "tqdm", "trange", "list", "iter", "track")
 #: Comparisons with their sides exchanged.
@@ -43,7 +42,6 @@ class _Around:
     frame: FrameType
     line: int
     column: int
-    ifs: list[tuple[ast.If, bool, FrameType]] = field(default_factory=list)
 
     @property
     def names(self) -> list[str]:
@@ -110,7 +108,7 @@ class Loops:
         how: list[str] = []
         bounds: list[tuple[float, str]] = []
         for depth, loop in enumerate(around):
-            count, text = self._count(loop, length, None if depth else fetches, len(around) == 1)
+            count, text = self._count(loop, length, None if depth else fetches)
             for test, breaks in _ends(loop):
                 for bound, counter in self._bounds(test, loop, breaks=breaks):
                     if counter in loop.names:
@@ -122,20 +120,21 @@ class Loops:
                     else:
                         bounds.append((bound, ast.unparse(test)))
             counts.append(count)
-            how[:0] = [text] * bool(text)
+            how.insert(0, text)
         if math.inf in counts:
             bounds.append((math.inf, ""))
         elif None in counts:
             return {}
         else:
-            bounds.append((math.prod(filter(None, counts)), " x ".join(how)))
+            # Without a text it is rounded down, and only tells that another end comes first.
+            bounds.append((math.prod(filter(None, counts)), " x ".join(how) if all(how) else ""))
         steps, by = min(bounds)
-        if not 0 < steps < _NO_END or steps != int(steps):
+        if not by or not 0 < steps < _NO_END or steps != int(steps):
             return {}
         return {"steps": int(steps), "by": f"the loop ({by})"}
 
     def _count(
-        self, loop: _Around, length: int | None, fetches: int | None, alone: bool
+        self, loop: _Around, length: int | None, fetches: int | None
     ) -> tuple[float | None, str]:
         if isinstance(loop.node, ast.While):
             return math.inf, ""
@@ -143,34 +142,15 @@ class Loops:
         try:
             count = _count(loop.node.iter, loop.frame, length)
             if fetches is not None and count != math.inf:
-                count = self._steps_within(loop, count, fetches, alone=alone)
+                if loop.indexed:
+                    fetches = self._growth(_key(ast.Name(loop.indexed, ast.Load()), loop))
+                if fetches < 1:
+                    raise Unknown
+                text = "" if count % fetches else text
+                count //= fetches
         except (Unknown, TypeError):
-            return None, text
+            return None, ""
         return count, text
-
-    def _steps_within(self, loop: _Around, count: float, fetches: int, *, alone: bool) -> float:
-        each, ifs = fetches, [*loop.ifs, *_skips(loop)]
-        if loop.indexed:
-            each = self._growth(_key(ast.Name(loop.indexed, ast.Load()), loop))
-        if each < 1:
-            raise Unknown
-        if each == 1 or (count % each == 0 and not ifs):
-            return count // each
-        if loop.indexed and ifs and count <= _SIMULATED:
-            first = _first_index(loop)
-            taken = 0
-            for index in range(first, first + int(count)):
-                now = {loop.indexed: index}
-                taken += all(
-                    bool(evaluate(test.test, frame, now if frame is loop.frame else None)) is branch
-                    for test, branch, frame in ifs
-                )
-            if count // each <= taken <= math.ceil(count / each) + 1:
-                return taken
-            raise Unknown
-        if count % each and not alone:
-            raise Unknown
-        return count // each
 
     def _bounds(
         self, test: ast.expr, loop: _Around, *, breaks: bool
@@ -242,35 +222,29 @@ def _loops(frame: FrameType | None) -> Iterator[_Around]:
     # Yield the loops around the step, the innermost first; Unknown if others' code is between.
     below = True  # nothing of the program's was met
     beyond = False
-    ifs: list[tuple[ast.If, bool, FrameType]] = []
     for place in callers(frame):
         if not is_users(place):
             beyond |= not below
             continue
         below = False
-        for node, branch in reversed(_path(body_of(place), place.f_lineno)):
-            if isinstance(node, ast.If):
-                ifs.append((node, branch, place))
-            elif beyond:
+        for node in reversed(_path(body_of(place), place.f_lineno)):
+            if beyond:
                 raise Unknown
-            elif branch:  # not in the `else` of a loop
-                column = list(place.f_code.co_positions())[place.f_lasti // 2][2] or 0
-                yield _Around(node, place, place.f_lineno, column, ifs)
-                ifs = []
+            column = list(place.f_code.co_positions())[place.f_lasti // 2][2] or 0
+            yield _Around(node, place, place.f_lineno, column)
 
 
-def _path(body: ast.AST, line: int) -> list[tuple[Any, bool]]:
+def _path(body: ast.AST, line: int) -> list[Loop]:
     for node in ast.iter_child_nodes(body):
         if isinstance(node, Function | ast.ClassDef) or not hasattr(node, "lineno"):
             continue
         if not node.lineno <= line <= (getattr(node, "end_lineno", 0) or 0):
             continue
         inner = _path(node, line)
-        if isinstance(node, ast.If | ast.For | ast.AsyncFor | ast.While):
-            other = node.orelse and node.orelse[0].lineno <= line
-            head = line < node.body[0].lineno
-            return inner if head else [(node, not other), *inner]
-        return inner
+        if not isinstance(node, Loop):
+            return inner
+        first, last = node.body[0].lineno, node.body[-1].end_lineno or 0
+        return [node, *inner] if first <= line <= last else inner  # not in its head or `else`
     return []
 
 
@@ -286,7 +260,7 @@ def _leaving(body: list[Any], *, breaks: bool) -> Iterator[ast.If]:
     for node in body:
         if isinstance(node, Function | ast.ClassDef):
             continue
-        inner = breaks and not isinstance(node, ast.For | ast.AsyncFor | ast.While)
+        inner = breaks and not isinstance(node, Loop)
         if isinstance(node, ast.If) and any(
             isinstance(each, ast.Return) or (inner and isinstance(each, ast.Break))
             for each in node.body
@@ -295,16 +269,6 @@ def _leaving(body: list[Any], *, breaks: bool) -> Iterator[ast.If]:
             continue
         for name in ("body", "orelse", "handlers", "finalbody"):
             yield from _leaving(getattr(node, name, []), breaks=inner)
-
-
-def _skips(loop: _Around) -> Iterator[tuple[ast.If, bool, FrameType]]:
-    for node in loop.node.body:
-        if (
-            isinstance(node, ast.If)
-            and (node.end_lineno or 0) < loop.line
-            and isinstance(node.body[-1], ast.Continue)
-        ):
-            yield node, False, loop.frame
 
 
 def _count(node: ast.expr, frame: FrameType, length: int | None) -> float:
@@ -343,19 +307,6 @@ def _unwrapped(node: ast.AST) -> ast.AST:
     return node
 
 
-def _first_index(loop: _Around) -> int:
-    assert not isinstance(loop.node, ast.While)
-    call = _unwrapped(loop.node.iter)
-    assert isinstance(call, ast.Call)
-    if _name(call) == "enumerate":
-        starts = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "start")]
-    elif len(call.args) > 2:
-        raise Unknown  # a step of its own
-    else:
-        starts = call.args[:-1]
-    return int(evaluate(starts[0], loop.frame)) if starts else 0
-
-
 def _is_reset(counter: str, around: list[_Around]) -> bool:
     for loop in around:
         if counter in loop.names:
@@ -381,28 +332,19 @@ def _grown_at(counter: ast.AST, loop: _Around) -> list[tuple[int, int]]:
 
 
 def _constant(test: ast.expr, frame: FrameType) -> bool:
-    holders = [node.value for node in ast.walk(test) if isinstance(node, ast.Attribute)]
-    try:
-        if not all(is_parsed(evaluate(holder, frame)) for holder in holders):
+    # Return True for a test of what was parsed, and of names that no loop here assigns.
+    loops = (node for node in own_nodes(body_of(frame)) if isinstance(node, ast.For | ast.While))
+    names = (node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Name))
+    assigned = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    for node in ast.walk(test):
+        if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in assigned):
             return False
-    except Unknown:
-        return False
-    return not any(
-        isinstance(node, ast.Call)
-        or (
-            isinstance(node, ast.Name)
-            and node not in holders
-            and not node.id.isupper()
-            and not _is_argument_local(node, frame)
-        )
-        for node in ast.walk(test)
-    )
-
-
-def _is_argument_local(node: ast.Name, frame: FrameType) -> bool:
-    loops = (n for n in own_nodes(body_of(frame)) if isinstance(n, ast.For | ast.While))
-    inside = (n for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Name))
-    return not any(n.id == node.id and not isinstance(n.ctx, ast.Load) for n in inside)
+        try:
+            if isinstance(node, ast.Attribute) and not is_parsed(evaluate(node.value, frame)):
+                return False
+        except Unknown:
+            return False
+    return True
 
 
 def _never(test: ast.expr, frame: FrameType, *, breaks: bool) -> bool:

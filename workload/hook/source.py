@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FrameType
 from typing import Any
 
@@ -94,14 +94,14 @@ def own_nodes(body: ast.AST) -> Iterator[ast.AST]:
             yield from own_nodes(node)
 
 
-def evaluate(node: ast.AST, frame: FrameType, instead: dict[str, Any] | None = None) -> Any:
+def evaluate(node: ast.AST, frame: FrameType) -> Any:
     """Return the value of an expression in a frame; Unknown if it holds more than arithmetic."""
-    inner = lambda part: evaluate(part, frame, instead)  # noqa: E731
+    inner = partial(evaluate, frame=frame)
     try:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            for names in (instead or {}, frame.f_locals, frame.f_globals):
+            for names in (frame.f_locals, frame.f_globals):
                 if node.id in names:
                     return names[node.id]
         elif isinstance(node, ast.Attribute):

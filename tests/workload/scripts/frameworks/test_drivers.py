@@ -115,7 +115,7 @@ GOOD: dict[str, Any] = {
         (lambda d: d.update(versions="2.x"), "must be like"),
         (lambda d: d.update(rules=[{"why": "w"}]), "either require, or divide and of"),
         (lambda d: d.update(rules=[{"why": "w", "require": "zero > 1"}]), "unknown knob 'zero'"),
-        (lambda d: d.update(keys=[{"kind": "fields"}]), "file in"),
+        (lambda d: d.update(keys=[1]), "must be a list of texts"),
         (lambda d: d.update(probe={"env": {"LD_PRELOAD": "x.so"}}), "would start code of its own"),
         (lambda d: d.update(probe={"env": {"PYTHONPATH": "x"}}), "would start code of its own"),
         (lambda d: d.update(declared={"c": {"key": "c"}}), "has no values"),
@@ -238,7 +238,7 @@ def test_todays_value_of_such_a_knob_goes_before_its_default(tmp_path: Path) -> 
 # ---- files
 
 
-def test_a_toml_file_is_read_and_written_with_its_comments(tmp_path: Path) -> None:
+def test_a_toml_file_is_read_and_written(tmp_path: Path) -> None:
     job = titan(tmp_path)
     assert job.driver is not None
     assert (job.global_batch, job.steps, job.sequence_length) == (16, 700, 128)
@@ -248,8 +248,6 @@ def test_a_toml_file_is_read_and_written_with_its_comments(tmp_path: Path) -> No
         sharding="fsdp2_no_reshard", activation_checkpointing="full",
     )  # fmt: skip
     text = Path(words[-1]).read_text()
-    assert text.startswith("# ours\n")
-    assert "local_batch_size = 2 # sequences" in text
     data = tomllib.loads(text)
     assert data["training"] == {
         **{"local_batch_size": 2, "seq_len": 128, "steps": 700, "global_batch_size": 16}
@@ -304,7 +302,7 @@ def test_the_yaml_of_a_trainer(tmp_path: Path, form: str) -> None:
     assert (job.baseline.micro_batch, job.global_batch) == (4, 16)
     words = started(job, tmp_path, micro_batch=2, activation_checkpointing="full")
     text = Path(words[-1]).read_text()
-    assert "per_device_train_batch_size: 2 # fits" in text
+    assert "per_device_train_batch_size: 2\nlearning_rate: 1e-4\n" in text
     assert yaml.safe_load(text)["gradient_accumulation_steps"] == 2
     assert yaml.safe_load(text)["gradient_checkpointing"] is True
 
@@ -393,8 +391,8 @@ def test_a_key_is_a_word_of_the_sources(tmp_path: Path) -> None:
     for keys in (["a.py"], [{"file": "a.py", "kind": "texts"}, {"kind": "own", "below": "x"}]):
         data["keys"] = keys  # the second as an older study holds it
         assert check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone == ()
-    data["knobs"]["tensor_parallel"]["key"] = "made.x"
-    assert check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone == ("made.x",)
+    data["knobs"]["tensor_parallel"]["key"] = "made.nowhere"
+    assert check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone == ("made.nowhere",)
     data["keys"] = ["a.py", "b.py"]  # which is not installed and may declare it
     assert check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone == ()
 
