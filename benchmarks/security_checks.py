@@ -215,6 +215,7 @@ def terminal(folder: Path) -> Sequence[Attempt]:
     attempts = []
     table = _table(folder / "escapes", f"a{ESCAPE}\x9b2Jb")
     columns = [str(table / "table.csv"), "--time-column", "t", "--power-column", "p"]
+    columns += ["--knobs", "shape,speed"]
     for words in (
         ["dev", "replay", str(table), "--max-probes", "3", "--name", "escapes"],
         ["show", "escapes"],

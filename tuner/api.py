@@ -337,7 +337,7 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
 
 def front_of_csv(
     paths: Sequence[str | Path],
-    options: CsvOptions | None = None,
+    options: CsvOptions,
     *,
     constraints: Constraints | None = None,
     baseline: Sequence[str] = (),
@@ -347,18 +347,18 @@ def front_of_csv(
     """Return the front of past runs, with its report, and a sentence on what was read as what.
 
     Args:
-        paths: CSV files; columns that all of them have are read.
+        paths: CSV files that have the columns that are named.
         baseline: KNOB=VALUE of the configuration in use today, if there is one.
 
     Raises:
-        InputError: a file cannot be read, or its columns are ambiguous; one sentence.
+        InputError: a file cannot be read, or a column is not named or not there; one sentence.
     """
     from tuner.deploy.study_callbacks import ReportCallback
-    from tuner.study.csv_import import CsvOptions, import_runs
+    from tuner.study.csv_import import import_runs
     from tuner.study.load import result_of
 
     asked = constraints or Constraints()
-    run, read = import_runs(paths, options or CsvOptions(), asked, baseline, name, runs_dir)
+    run, read = import_runs(paths, options, asked, baseline, name, runs_dir)
     return ReportCallback(run).answered(result_of(run), run.records()), read
 
 

@@ -248,14 +248,9 @@ def _positive(row: Mapping[str, str], column: str, where: str, *, zero: bool = F
     )
 
 
-def read_csv(
-    path: Path, *, ragged: bool = False
-) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Return the columns of a CSV file, and (line number, column -> text) of each row.
-
-    With `ragged`, short rows are filled up and long ones cut instead of refused. InputError if it
-    is no table, or names a column twice.
-    """
+def read_csv(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the columns of a CSV file, and (line number, column -> text) of each row; InputError
+    if it is no table, or names a column twice."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -268,13 +263,11 @@ def read_csv(
     if len(set(header)) != len(header):
         raise InputError(f"{path} names a column twice in its first line")
     for number, row in rows:
-        if ragged:
-            row += [""] * (len(header) - len(row))
-        elif len(row) != len(header):
+        if len(row) != len(header):
             raise InputError(
                 f"{path} line {number} has {len(row)} values; its first line names {len(header)}"
             )
-    return header, [(number, dict(zip(header, row, strict=False))) for number, row in rows]
+    return header, [(number, dict(zip(header, row, strict=True))) for number, row in rows]
 
 
 def _read_rows(path: Path, layout: _Columns) -> list[tuple[int, dict[str, str]]]:

@@ -189,7 +189,8 @@ def test_the_command_exports_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     past = tmp_path / "past.csv"
     past.write_text("gpus,time_s,energy_J\n1,10,100\n2,6,110\n4,4,130\n")
     runs = ["--runs-dir", str(tmp_path)]
-    assert main(["import", str(past), "--name", "one", *runs]) == 0
+    columns = ["--time-column", "time_s", "--energy-column", "energy_J", "--knobs", "gpus"]
+    assert main(["import", str(past), "--name", "one", *columns, *runs]) == 0
     assert main(["export", "one", "--to", "csv", *runs, "--json"]) == 0
     out = capsys.readouterr().out
     said = json.loads(out[out.rindex("{") :])

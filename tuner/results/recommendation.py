@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import LIMITS
-from tuner.results.choice import LIKELY, SAME, ratios_to, with_unmeasured
+from tuner.results.choice import LIKELY, SAME, ratios_to
 from tuner.results.judge import SURE, Judge
 from tuner.results.parts import AnotherChoice, Evidence, Point, Recommendation
 from tuner.results.result import Result
@@ -140,7 +140,6 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
         if advised.configuration != best.configuration:
             best, choice = advised, replace(judge.choose([advised])[1], sentence=result.headline)
     today = baseline is not None and best.configuration == baseline.configuration
-    choice = with_unmeasured(choice, limits, result.surrogates, result.unmeasured, result.steps)
     return AnotherChoice(
         result.name,
         point_name(result, best),

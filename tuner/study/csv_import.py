@@ -1,9 +1,9 @@
 """Conversion of CSV files of past runs to a recorded table in a run folder of its own.
 
 Each row is one run (or one step) with its time, its energy or power, and the knobs that it ran
-with. What a column is, is read from its name and unit; where that leaves a doubt, one sentence asks
-for the option that settles it, and what was read as what is always said. The report, the export and
-`tuner dev replay` work on the folder as on any other run.
+with. The user names these columns; a unit other than s, J or W is read from the end of a column's
+name, and what was read as what is always said. The report, the export and `tuner dev replay` work
+on the folder as on any other run.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from tuner.problem.configuration_names import same_value
 from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import RunFolder, new_name
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS, parse_words
@@ -31,45 +29,24 @@ from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeReque
 from tuner.workload.table import TablePoint, load_table, read_csv
 from tuner.workload.trace import TraceWriter
 
-#: By kind of measurement: the unit that it is stored in, words that name a column of it, and what
-#: one of each unit that the name may end with is in the stored one.
-_KINDS: Mapping[str, tuple[str, set[str], dict[str, float]]] = {
-    "time": (
-        "s",
-        {"time", "runtime", "duration", "seconds", "hours"},
-        {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0, "hours": 3600.0},
-    ),
-    "energy": (
-        "J",
-        {"energy", "joules"},
-        {"j": 1.0, "joules": 1.0, "kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6},
-    ),
-    "power": ("W", {"power", "watts"}, {"w": 1.0, "watts": 1.0, "kw": 1e3}),
+#: By column of the table that is written: the units that a column's name may end with, in its own.
+_UNITS: Mapping[str, Mapping[str, float]] = {
+    "time_s": {"ms": 1e-3, "min": 60.0, "h": 3600.0, "hours": 3600.0},
+    "energy_J": {"kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6},
+    "power_W": {"kw": 1e3},
 }
-#: Words of columns that describe a run and are no knob of it, and of settings that are in watts.
-_NOT_KNOBS = {"id", "run", "name", "date", "timestamp", "host", "user", "seed", "loss", "accuracy"}
-_NOT_KNOBS |= {"throughput", "tokens", "temperature", "utilization", "comment"}
-_SETTINGS = {"limit", "cap", "budget", "target"}
-
-Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class CsvOptions:
     """Meaning of the columns of CSV files, as the user gives it."""
 
-    time_column: str | None = option(
-        None, "column of the time, in s or the unit in its name (default: found by its name)"
-    )
-    energy_column: str | None = option(
-        None, "column of the energy, in J or the unit in its name (default: found by its name)"
-    )
+    time_column: str | None = option(None, "column of the time, in s or the unit in its name")
+    energy_column: str | None = option(None, "column of the energy, in J or the unit in its name")
     power_column: str | None = option(
         None, "column of the average power, in W or the unit in its name, instead of the energy"
     )
-    knobs: str | None = option(
-        None, "columns of the configuration (default: the others that vary)", metavar="A,B"
-    )
+    knobs: str | None = option(None, "columns of the configuration", metavar="A,B")
     energy_scope: str = option(
         "gpu",
         "what the energy is charged to: gpu, module or node",
@@ -81,117 +58,60 @@ class CsvOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
-
-class Columns(NamedTuple):
-    """Meaning of each column: by kind of measurement its name and unit in s, J or W; the others."""
-
-    measured: Mapping[str, tuple[str, float]]
-    knobs: tuple[str, ...]
-    left_out: tuple[str, ...]
+    @property
+    def measured(self) -> dict[str, str]:
+        """The given column of each figure, by the name that it has in a table."""
+        given = zip(_UNITS, (self.time_column, self.energy_column, self.power_column), strict=True)
+        return {figure: column for figure, column in given if column}
 
     @property
-    def sentence(self) -> str:
-        """Sentence on what was read as what."""
-        parts = [
-            f"{kind} from {name!r} ({f'x {scale:g} ' * (scale != 1)}{_KINDS[kind][0]})"
-            for kind, (name, scale) in self.measured.items()
-        ]
-        text = ", ".join([*parts, f"knobs from {', '.join(map(repr, self.knobs))}"])
-        return text + f"; not read: {', '.join(map(repr, self.left_out))}" * bool(self.left_out)
+    def knob_columns(self) -> list[str]:
+        """The given columns of the configuration."""
+        return [name.strip() for name in (self.knobs or "").split(",") if name.strip()]
 
 
-def _words(column: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", column.lower())
+def _scale(figure: str, column: str) -> float:
+    unit = re.split(r"[^a-z0-9]+", column.lower().rstrip(")]"))[-1]
+    return _UNITS[figure].get(unit, 1.0)
 
 
-def _measures(column: str, kind: str) -> bool:
-    words = _words(column)
-    setting = column in KNOBS or not _SETTINGS.isdisjoint(words)
-    return not setting and not _KINDS[kind][1].isdisjoint(words)
-
-
-def read_columns(
-    header: Sequence[str], rows: Sequence[Row], options: CsvOptions, *, where: str = "the CSV"
-) -> Columns:
-    """Tell time, energy or power, and knobs apart by the columns' names and values.
-
-    Raises:
-        InputError: a column is ambiguous; one sentence with the option that tells it.
-    """
-    given = {kind: getattr(options, f"{kind}_column") for kind in _KINDS}
-    knobs = tuple(name.strip() for name in (options.knobs or "").split(",") if name.strip())
-    for name in (*filter(None, given.values()), *knobs):
-        if name not in header:
-            raise UnknownName(f"column of {where}", name, header)
-    measured: dict[str, tuple[str, float]] = {}
-    for kinds in (("time",), ("power",) if given["power"] else ("energy", "power")):
-        found = {
-            k: [given[k]] if given[k] else [c for c in header if _measures(c, k)] for k in kinds
-        }
-        kind = next((kind for kind in kinds if found[kind]), "")
-        if not kind:
-            raise InputError(
-                f"which column of {where} is the {' or the '.join(kinds)}? it has "
-                f"{', '.join(header)}; name one with "
-                f"{' or '.join(f'--{kind}-column' for kind in kinds)}"
-            )
-        name, *more = found[kind]
-        if more:
-            raise InputError(
-                f"{where} has {len(found[kind])} columns of {kind} "
-                f"({', '.join(map(repr, found[kind]))}); name the one to use with --{kind}-column"
-            )
-        measured[kind] = name, _KINDS[kind][2].get((_words(name) or [""])[-1], 1.0)
-    names = {name for name, _ in measured.values()}
-    knobs = knobs or tuple(c for c in header if c not in names and _could_be_knob(c, rows))
-    if not knobs:
-        raise InputError(
-            f"which columns of {where} are knobs? none that varies is left of "
-            f"{', '.join(header)}; name them with --knobs"
-        )
-    if taken := names & set(knobs):
-        raise InputError(f"the column {min(taken)!r} of {where} cannot be a knob and a measurement")
-    return Columns(measured, knobs, tuple(c for c in header if c not in {*names, *knobs}))
-
-
-def _could_be_knob(name: str, rows: Sequence[Row]) -> bool:
-    if any(_measures(name, kind) for kind in _KINDS) or not _NOT_KNOBS.isdisjoint(_words(name)):
-        return False
-    return name in KNOBS or len({row[name] for row in rows}) > 1
-
-
-def _read(paths: Sequence[Path]) -> tuple[list[str], list[Row]]:
-    headers, rows = [], list[Row]()
+def _rows(paths: Sequence[Path], options: CsvOptions) -> list[Mapping[str, str]]:
+    rows: list[Mapping[str, str]] = []
+    measured, knobs = options.measured, options.knob_columns
     for path in paths:
-        columns, mine = read_csv(path, ragged=True)
+        header, mine = read_csv(path)
         if not mine:
             raise InputError(f"{path} has no rows; it must name its columns and hold past runs")
-        headers.append(columns)
+        if "time_s" not in measured or len(measured) != 2 or not knobs:
+            raise InputError(
+                f"name the columns of {path} with --time-column, --knobs, and either "
+                f"--energy-column or --power-column; it has {', '.join(header)}"
+            )
+        for name in (*measured.values(), *knobs):
+            if name not in header:
+                raise UnknownName(f"column of {path}", name, header)
         rows += [row for _, row in mine]
-    header = [name for name in headers[0] if all(name in columns for columns in headers)]
-    if not header:
-        raise InputError(f"{', '.join(map(str, paths))} have no column in common")
-    return header, rows
+    if taken := {*measured, *measured.values()} & set(knobs):
+        raise InputError(f"a knob cannot be the column {min(taken)!r}, which a measurement has")
+    return rows
 
 
 def _write_table(
-    folder: Path, name: str, columns: Columns, rows: Sequence[Row], options: CsvOptions
-) -> tuple[TablePoint, ...]:
-    figures = {f"{kind}_{_KINDS[kind][0]}": column for kind, column in columns.measured.items()}
-    if clash := figures.keys() & set(columns.knobs):
-        raise InputError(f"a knob cannot be called {min(clash)!r}; rename that column")
+    folder: Path, name: str, rows: Sequence[Mapping[str, str]], options: CsvOptions
+) -> None:
+    measured, knobs = options.measured, options.knob_columns
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns.knobs, *figures])
+    writer.writerow([*knobs, *measured])
     for row in rows:
-        measured = [_scaled(row[column], unit) for column, unit in figures.values()]
-        writer.writerow([*(row[k] for k in columns.knobs), *measured])
-    live = [k for k in columns.knobs if k in KNOBS and KNOBS[k].kind == "live"]
+        figures = [_scaled(row[column], _scale(name, column)) for name, column in measured.items()]
+        writer.writerow([*(row[knob] for knob in knobs), *figures])
+    live = [knob for knob in knobs if knob in KNOBS and KNOBS[knob].kind == "live"]
     layout = {
         "name": name,
-        "launch_knobs": [k for k in columns.knobs if k not in live],
+        "launch_knobs": [knob for knob in knobs if knob not in live],
         "live_knobs": live,
-        **{key: key for key in figures},
+        **{figure: figure for figure in measured},
         "energy_scope": options.energy_scope,
         "estimated": options.estimated,
         "unit_of_work": "row",
@@ -199,7 +119,6 @@ def _write_table(
     make_folder(folder, inside=folder.parent)
     write_text(folder / "table.csv", text.getvalue())
     write_text(folder / "table.toml", write_toml(layout))
-    return load_table(folder).group().points
 
 
 def _scaled(text: str, unit: float) -> str:
@@ -209,28 +128,14 @@ def _scaled(text: str, unit: float) -> str:
         return text  # the table's reader says which line it is
 
 
-def _record(
-    number: int, point: TablePoint, meter: MeterInfo, baseline: Configuration | None
-) -> ProbeRecord:
+def _record(number: int, point: TablePoint, meter: MeterInfo, purpose: str) -> ProbeRecord:
     c = point.configuration
     windows = [
         Measurement(live=c.live, steps=1, window_s=t, step_time_s=t, energy_J=t * w, power_W=w)
         for t, w in point.repeats or ((point.time_s, point.power_W),)
     ]
-    purpose = "baseline" if c == baseline else "search"
     request = ProbeRequest(f"p{number:04d}", c.launch, (c.live,), purpose=purpose)
     return ProbeRecord(request, tuple(windows), meter, host="past runs")
-
-
-def _baseline(words: Sequence[str], candidates: Iterable[Configuration]) -> Configuration | None:
-    given = parse_words(" ".join(words), standard=False)
-    found = [c for c in candidates if all(same_value(c.get(n), v) for n, v in given.items())]
-    if words and len(found) != 1:
-        raise InputError(
-            f"{len(found)} configurations of the past runs have {' '.join(words)}; "
-            "--today must name exactly one"
-        )
-    return found[0] if words else None
 
 
 def import_runs(
@@ -245,46 +150,42 @@ def import_runs(
 
     Arguments and errors are those of `tuner.api.front_of_csv`.
     """
-    from tuner.problem.problem import Problem, space_section
+    from tuner.problem.from_recording import table_problem
     from tuner.problem.settings import SearchSettings
     from tuner.problem.stop_reason import StopReason
     from tuner.problem.study_spec import SessionEnd, StudySpec
-    from tuner.search_spaces.candidates import Candidates
 
-    files = [Path(path) for path in paths]
-    header, rows = _read(files)
-    where = str(files[0]) if len(files) == 1 else f"the {len(files)} files"
-    columns = read_columns(header, rows, options, where=where)
-    stem = files[0].stem
+    files, today = [Path(path) for path in paths], parse_words(" ".join(baseline), standard=False)
+    rows, stem = _rows(files, options), files[0].stem
     run = RunFolder.named(runs_dir, name or new_name(stem, runs_dir))
     if run.study_file.exists():
         raise InputError(f"the run {run.name!r} exists already; give another name")
-    points = _write_table(run.path / "table", stem, columns, rows, options)
-    scope: Any = options.energy_scope
-    meter = MeterInfo("table", scope, f"past runs in {where}", estimated=options.estimated)
-    candidates = Candidates.from_configurations(point.configuration for point in points)
-    today = _baseline(baseline, candidates)
-    read = f"{len(rows)} rows of {where}: {columns.sentence}; energy charged to: {scope}"
-    recorded = {
-        "table": stem,
-        "path": str((run.path / "table").resolve()),
-        "files": [str(path.resolve()) for path in files],
-        "read": read,
-        "steps": options.steps,
-        "unit_of_work": "row",
-    }
-    identity = {"recorded": recorded, "space": space_section("past runs", candidates)}
+    _write_table(run.path / "table", stem, rows, options)
+    problem, runner = table_problem(run.path / "table", None, options.steps)
+    # Runs vary, though a table of one row each does not tell how much.
+    recorded = {**problem.identity["recorded"], "varies": True}
     spec = StudySpec(
         name=run.name,
         run_dir=run.path,
-        problem=Problem(stem, candidates, options.steps, None, identity),
+        problem=replace(
+            problem, identity={"recorded": recorded, "space": problem.identity["space"]}
+        ),
         constraints=constraints,
         settings=SearchSettings(verify=False),
         created=datetime.now().isoformat(timespec="seconds"),
         ended=SessionEnd(StopReason("past_runs"), time_s=0.0),
     )
+    in_use = [c for c in problem.candidates if all(same_value(c.get(n), today[n]) for n in today)]
+    if today and len(in_use) != 1:
+        raise InputError(
+            f"{len(in_use)} configurations of the past runs have {' '.join(baseline)}; "
+            "--today must name exactly one"
+        )
     run.write_study(spec.to_toml())
     with closing(TraceWriter(run.trace)) as trace:
-        for number, point in enumerate(points):
-            trace.append(_record(number, point, meter, today))
-    return run, f"Read {read}."
+        for number, point in enumerate(load_table(run.path / "table").group().points):
+            purpose = "baseline" if today and point.configuration in in_use else "search"
+            trace.append(_record(number, point, runner.meter, purpose))
+    read = [f"{f} is {c!r} x {_scale(f, c):g}" for f, c in options.measured.items()]
+    where = ", ".join(map(str, files))
+    return run, f"Read {len(rows)} rows of {where}: {', '.join(read)}."
