@@ -25,7 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "limit": ("budget_kJ",),
     "failure": ("out_of_memory",),
     "column": ("p_nondominated",),
-    "figure": ("surrogate_figure", "surrogate-time", "surrogate-power"),
+    "figure": ("hypervolume_figure",),
     "framework": ("torchtitan",),
     "launcher": ("srun",),
     "executor": ("ray", "RayExecutor"),

@@ -70,20 +70,19 @@ def lines_as_root() -> int:
 @functools.cache
 def launch_listeners() -> tuple[tuple[str, ...], str, str]:
     """Return what launch files for one node open beyond loopback, agents' keys, and a failure."""
-    beyond, keys, failure = set[str](), "", ""
+    failure = ""
     with tempfile.TemporaryDirectory(prefix="joulefront-launch-") as folder:
         configuration = Configuration.of(data_parallel=2, micro_batch=2)
         write_launch_files((configuration, load_job("tiny-gpt"), CPUS), Path(folder))
-        for file in ("launch.sh", "launch_deepspeed.sh"):
-            asked: list[str] = []
-            began = functools.partial(_ask_once, asked)
-            env = environment(STEPS="100", PYTHON=sys.executable)
-            words = [str(Path(folder, file))]
-            seen, code, output = watched(words, env, within_s=120, until=began)
-            if not seen:
-                failure += f"{file} opened no port within 2 minutes ({code}): {output[-200:]} "
-            keys += "".join(asked)
-            beyond |= {f"{file} {a}" for a in seen if not a.startswith(("127.", "::1:"))}
+        asked: list[str] = []
+        began = functools.partial(_ask_once, asked)
+        env = environment(STEPS="100", PYTHON=sys.executable)
+        words = [str(Path(folder, "launch.sh"))]
+        seen, code, output = watched(words, env, within_s=120, until=began)
+        if not seen:
+            failure = f"launch.sh opened no port within 2 minutes ({code}): {output[-200:]} "
+        keys = "".join(asked)
+        beyond = {f"launch.sh {a}" for a in seen if not a.startswith(("127.", "::1:"))}
     return tuple(sorted(beyond)), keys, failure
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from tuner.results.result import Result
-    from tuner.study.callbacks import Callback
+    from tuner.study.callbacks import Callback, Progress
     from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
 
@@ -42,10 +42,15 @@ Request = TypeVar("Request", bound=JobRequest)
 @contextmanager
 def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
     from tuner.display.live import shown
-    from tuner.display.progress import ProgressLogger
 
     with shown() if progress else nullcontext() as view:
-        yield ProgressLogger(view, on_progress)
+        receivers = [receiver for receiver in (view, on_progress) if receiver is not None]
+
+        def notify(event: Progress) -> None:
+            for receiver in receivers:
+                receiver(event)
+
+        yield notify
 
 
 def _request(given: dict[str, Any], kind: type[Request]) -> Request:

@@ -40,8 +40,8 @@ def test_launch_files_set_the_chosen_values(tmp_path: Path, launcher: bool) -> N
     assert lines.index("./put high") < next(i for i, line in enumerate(lines) if "exec " in line)
     assert "joulefront_hook/__main__.py" in text
     assert shlex.split("./put high") == ["./put", "high"]
-    assert "workers" not in (out / "clocks.toml").read_text()
-    assert "clock_MHz = 1000" in (out / "clocks.toml").read_text()
+    assert "workers" not in (out / "clocks.sh").read_text()
+    assert "1000MHz" in (out / "clocks.sh").read_text()
     assert "# Live settings: 1000MHz;" in text
 
 

@@ -17,7 +17,6 @@ from tuner.display.advice import evidence_sentence
 from tuner.display.figures.power import (
     Timeline,
     phase_means,
-    phases_figure,
     read_timeline,
     shown_timelines,
     timeline_figure,
@@ -26,6 +25,7 @@ from tuner.display.figures.style import PURPLE
 from tuner.display.plots import figures, front_figure
 from tuner.display.report import render_report
 from tuner.problem.stop_reason import NoVerdict
+from tuner.results.explain import explain
 from tuner.results.judge import Judge
 from tuner.results.parts import Verification
 from tuner.search_spaces.cluster import load_cluster
@@ -73,16 +73,9 @@ def test_a_long_timeline_is_thinned_and_keeps_its_peaks() -> None:
     assert list(line.x) == sorted(line.x)
 
 
-def test_phases_are_shaded_and_their_power_told(tmp_path: Path) -> None:
+def test_the_power_of_phases_is_told(tmp_path: Path) -> None:
     timeline = read_timeline(tmp_path, phased(tmp_path))
     assert timeline is not None
-    figure = phases_figure(timeline)
-    assert figure is not None
-    spans = [(shape.x0, shape.x1) for shape in figure.layout.shapes]
-    low, high = figure.layout.xaxis.range
-    assert high - low == pytest.approx(3 * STEP_S)
-    assert sum(b - a for a, b in spans) == pytest.approx(high - low)
-    assert [t.name for t in figure.data if t.name != "power"] == ["forward", "backward"]
     means = {name: (seconds, power) for name, seconds, power in phase_means(timeline)}
     assert means["forward"] == pytest.approx((STEP_S / 2, LOW_W), rel=0.06)
     assert means["backward"] == pytest.approx((STEP_S / 2, HIGH_W), rel=0.06)
@@ -93,7 +86,6 @@ def test_without_marks_or_samples_nothing_is_drawn(tmp_path: Path) -> None:
     timeline = read_timeline(tmp_path, record)
     assert timeline is not None
     bare = replace(timeline, phases=())
-    assert phases_figure(bare) is None
     assert phase_means(bare) == []
     assert read_timeline(tmp_path / "elsewhere", record) is None
     assert read_timeline(None, record) is None
@@ -141,20 +133,21 @@ def test_power_of_any_size_takes_little_memory(tmp_path: Path) -> None:
 
 def test_the_report_holds_power_and_phases(tmp_path: Path) -> None:
     result, record = result_of_phased(tmp_path)
-    assert {"timeline-best", "phases-best"} <= set(figures(result, [record]))
+    assert "timeline-best" in figures(result, [record])
     page = render_report(result, records=[record])
-    for said in ("plot-timeline-best", "plot-phases-best", ">backward<", "50 %"):
+    for said in ("plot-timeline-best", ">backward<", "50 %"):
         assert said in page
 
 
 def test_where_it_goes_is_said_of_a_job_that_is_known() -> None:
     job, cluster = load_job(), load_cluster("cpu-2")
     result = replace(small_result(), job=job, cluster=cluster)
-    drawn = figures(result)
-    bars = drawn["breakdown-time"].data[0]
-    assert sum(bars.x) > 0
-    assert "Where its time and energy go" in render_report(result)
-    assert "breakdown-time" not in figures(small_result())  # its job is not known
+    title = "Where its time and energy go"
+    said = explain(result)
+    table = render_report(result).partition(title)[2].partition("</section>")[0]
+    assert title not in render_report(small_result())  # its job is not known
+    assert said.time_s
+    assert set(said.time_s) <= set(re.findall(r"<td[^>]*>([^<]+)</td>", table))
 
 
 def test_the_predicted_points_are_drawn() -> None:
@@ -216,15 +209,5 @@ def test_each_sentence_of_a_verified_study_stands_on_the_page_once(tmp_path) -> 
 
 def test_plot_names_what_there_is() -> None:
     result = replace(small_result(), run_dir=None)
-    with pytest.raises(UnknownName, match="surrogate-time"):
+    with pytest.raises(UnknownName, match="hypervolume"):
         result.plot("pie")
-
-
-def test_a_notebook_shows_the_choice_and_the_front() -> None:
-    result = large_result()
-    shown = result._repr_html_()
-    assert result.headline in shown
-    assert shown.count("<tr>") == len(result.front_points) + 1
-    assert "<b>recommended</b>" in shown
-    hostile = replace(result, name="<script>alert(1)</script>")
-    assert "<script" not in hostile._repr_html_()

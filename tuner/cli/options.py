@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -42,7 +41,7 @@ def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bo
     elif fit and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         for line in lines:
-            _print_in_colour([*fitted(line, width)] or [""])
+            print("\n".join(fitted(line, width)))
     else:
         print("\n".join(lines))
 
@@ -58,61 +57,16 @@ def fitted(line: str, width: int) -> list[str]:
     return wrapper.wrap(line)
 
 
-#: Styles of the rows of a table that begin with these words: what is recommended, and today.
-_STYLES = {"> ": "bold green", "  today ": "cyan"}
-
-
-def _print_in_colour(lines: Sequence[str]) -> None:
-    from tuner.terminal import raw_stream, visible
-
-    style = next((style for mark, style in _STYLES.items() if lines[0].startswith(mark)), "")
-    if not style or importlib.util.find_spec("rich") is None:
-        print("\n".join(lines))
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=raw_stream(sys.stdout), soft_wrap=True)
-    console.print(Text(visible("\n".join(lines)), style=style))
-
-
 @contextmanager
 def progress(args: argparse.Namespace) -> Iterator[Any]:
     """Yield the receiver of progress events: a live view, a line printer, or None."""
-    with _log_file(getattr(args, "log_file", None)):
-        if args.quiet:
-            yield None
-            return
-        from tuner.display.live import shown
-
-        with shown(plain=args.plain, verbose=getattr(args, "verbose", False)) as view:
-            yield view
-
-
-@contextmanager
-def _log_file(path: str | None) -> Iterator[None]:
-    if path is None:
-        yield
+    if args.quiet:
+        yield None
         return
-    import logging
+    from tuner.display.live import shown
 
-    from tuner.display.progress import LOGGER
-
-    try:
-        handler = logging.FileHandler(path, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the log {path}: {error.strerror}") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger(LOGGER)
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
-        handler.close()
+    with shown(plain=args.plain, verbose=getattr(args, "verbose", False)) as view:
+        yield view
 
 
 def say_of(args: argparse.Namespace, before: str = "") -> Callable[[str], None]:

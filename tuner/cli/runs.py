@@ -164,7 +164,7 @@ def _dashboard(args: argparse.Namespace) -> int:
         lines.append("A browser that does not find this host finds it as 127.0.0.1.")
     answer(args, {"url": page, "run": what}, lines)
     sys.stdout.flush()
-    serve(storage, token=token, host=args.host, port=args.port, writable=args.writable)
+    serve(storage, token=token, host=args.host, port=args.port)
     return OK
 
 
@@ -178,23 +178,14 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _curve(args: argparse.Namespace) -> int:
     from tuner.api import load_result
-    from tuner.display.curve import curve_csv, curve_figure, curve_notes, curve_rows
+    from tuner.display.curve import curve_notes, curve_rows
     from tuner.online.curve import power_curve
     from tuner.problem.run_folder import find_run
-    from tuner.search_spaces.safe_files import write_text
 
     folder = find_run(args.run, args.runs_dir)
     records = folder.records()
     curve = power_curve(load_result(folder.path), args.point, records)
-    written = []
-    if args.csv:
-        write_text(args.csv, curve_csv(curve))
-        written.append(args.csv)
-    if args.html:
-        write_text(args.html, curve_figure(curve).to_html(include_plotlyjs=True))
-        written.append(args.html)
-    lines = [*columns(curve_rows(curve)), *curve_notes(curve), *written]
-    answer(args, {**curve.to_json(), "files": written}, lines, fit=True)
+    answer(args, curve.to_json(), [*columns(curve_rows(curve)), *curve_notes(curve)], fit=True)
     return OK
 
 
@@ -298,10 +289,6 @@ def add(commands: Commands) -> None:
     add_storage(dashboard, "URL of the database (without RUN, all its studies are served)")
     dashboard.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
     dashboard.add_argument("--port", type=int, default=8080, help="port (default: 8080)")
-    dashboard.add_argument(
-        "--writable", action="store_true", help="let the page change and delete studies and notes"
-    )
-
     explain = commands.of_run(
         "explain", _explain, "where a point's time and energy go, and what each knob changes"
     )
@@ -309,8 +296,6 @@ def add(commands: Commands) -> None:
     explain.add_argument("--point", default="best", metavar="POINT", help="the same")
     curve = commands.of_run("curve", _curve, "what the job would do at each power it may draw")
     add_shared(curve, "--point")
-    curve.add_argument("--csv", metavar="FILE", help="write the curve as CSV")
-    curve.add_argument("--html", metavar="FILE", help="write its plot, one HTML file")
     export = commands.of_run(
         "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )

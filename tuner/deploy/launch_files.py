@@ -1,9 +1,9 @@
 """Files that start the training job under one configuration, ready to run on this machine.
 
 They start it as a probe did: the same DeepSpeed JSON, the same program, the same environment for
-the ranks, but under `torchrun` or the `deepspeed` launcher, alone or under Slurm, and without the
-hook. A user's own script is started as it was probed too, by the launcher that it came with
-(`tuner.deploy.script_program`). All text from the user is quoted for the shell.
+the ranks, but under `torchrun`, alone or under Slurm, and without the hook. A user's own script is
+started as it was probed too, by the launcher that it came with (`tuner.deploy.script_program`). All
+text from the user is quoted for the shell.
 
 clocks.sh needs nvidia-smi, or the kernel's files where cores are the devices, and no joulefront.
 A trap restores the earlier clocks when its command ends, and a guard in a session of its own when
@@ -27,7 +27,6 @@ from tuner.formatting import one_line
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named
@@ -114,8 +113,7 @@ def write_launch_files(
     """Write the files that start the job, replacing earlier ones, and return their paths.
 
     For a command that came with its launcher, launch.sh starts that launcher, and its configuration
-    file is written with the changed keys; otherwise launch.sh starts torchrun, and
-    launch_deepspeed.sh DeepSpeed's launcher.
+    file is written with the changed keys; otherwise launch.sh starts torchrun.
 
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
@@ -141,17 +139,15 @@ def write_launch_files(
     texts = {
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
-        "launch.sh": _launch_sh(launch, program, "torchrun"),
+        "launch.sh": _launch_sh(launch, program),
     }
     if not program.command:  # which is started by its own launcher alone
-        texts["launch_deepspeed.sh"] = _launch_sh(launch, program, "deepspeed")
         texts[_LOOPBACK] = Path(loopback.__file__).read_text(encoding="utf-8")
     each = configuration.world_size // _nodes_of(launch)
     cores = cluster is not None and cluster.device.type == "cpu"
     texts |= {
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
         "clocks.sh": clocks_sh(configuration, each, cores=cores),
-        "clocks.toml": _clocks_toml(configuration),
         "README.txt": _readme(launch, script, program),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -189,7 +185,7 @@ def _nodes_of(launch: Launch) -> int:
     )
 
 
-def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
+def _torchrun(nodes: int, each: int) -> tuple[str, str]:
     # torchrun's arguments, and a comment line that says where to start it.
     # Not c10d's rendezvous, which --standalone uses, too: whoever reaches its port runs code.
     where = [f"--nnodes={nodes}", "--rdzv-backend=static"]
@@ -213,53 +209,27 @@ def _torchrun(nodes: int, each: int, program: Program) -> tuple[str, str]:
     return f"{start} {' '.join(where)} --nproc-per-node={each}", how
 
 
-def _deepspeed(nodes: int, each: int, program: Program) -> tuple[str, str]:
-    # The same for DeepSpeed's launcher, which reaches other nodes by pdsh.
-    words = [f"--num_nodes={nodes}", f"--num_gpus={each}", "--no_local_rank"]
-    if nodes == 1:
-        # A file that does not exist: the default one could name other machines.
-        words += ["--hostfile=/dev/null", '--master_port="${MASTER_PORT:-29500}"']
-        how = "# Start it on the machine that has the devices."
-    else:
-        words += ['--hostfile="${HOSTFILE:?set HOSTFILE to a file of lines NODE slots=N}"']
-        how = f"# Start it on the first of {nodes} nodes, HOSTFILE=<file> before it."
-    if nodes == 1:
-        words += [f'"$here"/{_LOOPBACK}']
-    elif program.words[0] == "-m":
-        words += ["--module"]
-    return f"-m deepspeed.launcher.runner {' '.join(words)}", how
-
-
 #: Steps on synthetic data that launch.sh trains without being asked twice.
 SYNTHETIC_STEPS = 100
 
 #: The folder of a launch script, which may be left for the program's.
 _HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
-_STARTERS = {"torchrun": _torchrun, "deepspeed": _deepspeed}
 
 
-def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
+def _launch_sh(launch: Launch, program: Program) -> str:
     configuration, job, cluster = launch
     nodes = _nodes_of(launch)
     ranks = configuration.world_size // nodes
-    start, how = _STARTERS[starter](nodes, ranks, program)
+    start, how = _torchrun(nodes, ranks)
     words = list(program.words)
-    if starter == "deepspeed" and words[0] == "-m" and nodes > 1:
-        words = words[1:]  # its launcher takes the module's name alone
-    file = "launch.sh" if starter == "torchrun" else f"launch_{starter}.sh"
     clocks = clock_settings(configuration)
-    live = f"{one_line(clocks.short)}; ./clocks.sh ./{file} sets them." if clocks else ""
+    live = f"{one_line(clocks.short)}; ./clocks.sh ./launch.sh sets them." if clocks else ""
     commands = _knob_commands(configuration, job)
-    binds = rule_of(configuration, job, cluster) == OFFLOAD_RULE
     bind: list[str] = []
-    if binds and starter == "torchrun":
+    if rule_of(configuration, job, cluster) == OFFLOAD_RULE:
         start += " $bind"
         mode = OFFLOAD_RULE.partition(":")[2]
         bind = _filled("bound_ranks.sh", RANKS=str(ranks), MODE=mode).splitlines()
-    elif binds:
-        bind = [
-            "# It does not bind ranks to cores near their GPUs, as launch.sh does and probes did."
-        ]
     about, exec_ = list(program.about), f'exec "$python" {start} "${{program[@]}}"'
     if program.steps:
         about.append(f'steps="${{STEPS:-{job.steps}}}"')
@@ -271,14 +241,16 @@ def _launch_sh(launch: Launch, program: Program, starter: str) -> str:
         about.append(f"program=({shell_words(words)}{steps})")
     if program.steps:  # a long run on synthetic data, as long as the built-in one is the program
         built_in, most = shlex.quote(words[0]), str(SYNTHETIC_STEPS)
-        about += _filled("refuse_long.sh", PROGRAM=built_in, MOST=most, FILE=file).splitlines()
-    environment = _environment(cluster, nodes, ranks, starter)
+        about += _filled(
+            "refuse_long.sh", PROGRAM=built_in, MOST=most, FILE="launch.sh"
+        ).splitlines()
+    environment = _environment(cluster, nodes, ranks)
     if program.exports:
         environment.append("export " + " ".join(program.exports))
     return _filled(
         "launch.sh",
         HOW=how,
-        TRY=[f"# A short try: STEPS=20 ./{file}"] if program.steps else [],
+        TRY=["# A short try: STEPS=20 ./launch.sh"] if program.steps else [],
         LIVE=(live or "left to the device.")
         + (" Commands below set knobs of your own." if commands else ""),
         HERE=[] if program.command else [_HERE],
@@ -304,7 +276,7 @@ def _knob_commands(configuration: Configuration, job: TrainingJob) -> list[str]:
     return ["# Live knobs of your own; afterwards they stay as set here.", *lines] * bool(lines)
 
 
-def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) -> list[str]:
+def _environment(cluster: Cluster | None, nodes: int, ranks: int) -> list[str]:
     lines = [
         'export PATH="$(dirname -- "$python"):$PATH"  # ninja, where an op is compiled',
         # A folder that the user has set is kept: the probes used it too.
@@ -317,8 +289,6 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int, starter: str) 
         cores = _filled("usable_cores.sh").splitlines()
         return [*lines, *cores, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
     lines.append("export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1")
-    if starter == "deepspeed":  # number of "devices" that its launcher finds on a CPU
-        lines.append(f"export LOCAL_SIZE={ranks}")
     if nodes == 1:
         lines.append("export GLOO_SOCKET_IFNAME=lo")
     return lines
@@ -372,16 +342,6 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
     )
 
 
-def _clocks_toml(configuration: Configuration) -> str:
-    live = dict(clock_settings(configuration))
-    head = (
-        "# The live settings at which this configuration was measured, for every device of the "
-        "job.\n# ./clocks.sh ./launch.sh sets them and restores the earlier ones; launch.sh alone "
-        "sets none.\n"
-    )
-    return head + write_toml({"left_to_the_device": not live, "live": live})
-
-
 def synthetic_notice(job: TrainingJob) -> str:
     """Return the warning that the files of a job without a script train synthetic data, or ""."""
     if isinstance(job, ScriptJob):
@@ -397,18 +357,13 @@ def _readme(launch: Launch, script: Sequence[str], program: Program) -> str:
     configuration, job, _ = launch
     clocks = clock_settings(configuration)
     notice = "" if script else synthetic_notice(job)
-    starters = ["launch.sh            starts it by the command that it was tuned with"]
-    if not program.command:
-        starters = [
-            "launch.sh            starts it by torchrun",
-            "launch_deepspeed.sh  starts it by DeepSpeed's own launcher",
-        ]
+    starter = "the command that it was tuned with" if program.command else "torchrun"
     return _filled(
         "launch_readme.txt",
         START="./clocks.sh ./launch.sh" if clocks else "./launch.sh",
         LENGTH=f" for {job.steps} optimizer steps" if job.length_known else "",
         LIVE=clocks.short if clocks else "clocks left to the device",
         NOTICE=[f"{notice}.", ""] if notice else [],
-        STARTERS=starters,
+        STARTER=starter,
         **_named(launch),
     )

@@ -9,20 +9,14 @@ escaped, because Plotly reads tags in it.
 from __future__ import annotations
 
 import html
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tuner.display.figures.front import front_figure
-from tuner.display.figures.power import (
-    Timeline,
-    phases_figure,
-    shown_timelines,
-    timeline_figure,
-)
+from tuner.display.figures.power import Timeline, shown_timelines, timeline_figure
 from tuner.display.figures.style import (
     BLUE,
     GREEN,
@@ -31,7 +25,6 @@ from tuner.display.figures.style import (
     SERIES,
     SYMBOLS,
     Axis,
-    bar_trace,
     empty_figure,
     error_bars,
     points_trace,
@@ -42,9 +35,6 @@ from tuner.display.view import View
 from tuner.formatting import (
     Units,
     after_comma,
-    common_mark,
-    label,
-    number,
     percent,
     short,
     value_text,
@@ -60,7 +50,6 @@ from tuner.workload.trace import read_trace
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tuner.models.analytic.model import Breakdown
     from tuner.results.parts import Explanation, KnobEffect
 
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
@@ -91,34 +80,6 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
         marker={"size": 5, "color": BLUE},
     )
     figure.add_trace(trace)
-    return figure
-
-
-def surrogate_figure(result: Result, what: Literal["time", "power"]) -> go.Figure | None:
-    """Left-out measurements as the surrogates predicted them, with the line of equality."""
-    loo = result.leave_one_out
-    if loo is None or not loo.pairs:
-        return None
-    column = 0 if what == "time" else 2
-    measured = [pair[column] for pair in loo.pairs]
-    predicted = [pair[column + 1] for pair in loo.pairs]
-    unit, title = ("s", "step time") if what == "time" else ("W", "power")
-    mark = View(result).mark if what == "power" else ""
-    said, note = label(mark), after_comma(mark)
-    axis = Axis([*measured, *predicted])
-    figure = empty_figure(
-        f"Measured {title} ({unit}{note})", f"Predicted {title} ({unit}{note})", axis.layout(), {}
-    )
-    figure.update_layout(yaxis=axis.layout())
-    ends = [axis.low or min(measured) / 2, axis.high]
-    figure.add_trace(scatter_trace(ends, ends, line={"color": MUTED, "width": 1, "dash": "dash"}))
-    hover = [
-        f"measured {number(m)} {unit}{said}<br>predicted {number(p)} {unit}{said}<br>"
-        f"error {percent(p / m - 1) if m else 'unknown'}"
-        for m, p in zip(measured, predicted, strict=True)
-    ]
-    marker = {"color": BLUE, "size": 8, "opacity": 0.8}
-    figure.add_trace(scatter_trace(measured, predicted, hover=hover, marker=marker))
     return figure
 
 
@@ -180,112 +141,16 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     return figure
 
 
-def probes_figure(result: Result, records: Sequence[ProbeRecord] = ()) -> go.Figure | None:
-    """Draw the cost of each probe, in order.
-
-    With `records` each bar names its probe and failed ones are highlighted; without, the bars are
-    the differences of `result.progress`.
-    """
-    if records:
-        costs = [record.energy_J / 1000 for record in records]
-        failed = [not record.ok for record in records]
-        texts = [
-            f"<b>{html.escape(r.request.probe_id)}</b>, {html.escape(r.request.purpose)}"
-            f"{'' if r.failure is None else ', failed: ' + html.escape(r.failure.type.phrase)}<br>"
-            f"{wrapped(r.request.launch.short)}<br>launch {number(r.launch_s)} s, "
-            f"in all {number(r.wall_s)} s, {len(r.measurements)} windows"
-            for r in records
-        ]
-    else:
-        totals = [0.0, *(energy for energy, _ in result.progress)]
-        costs = [b - a for a, b in itertools.pairwise(totals)]
-        failed = [False] * len(costs)
-        texts = [f"<b>probe {i}</b>" for i in range(1, len(costs) + 1)]
-    if not costs or max(costs) <= 0:
-        return None
-    units = Units.for_values(costs, [])
-    estimated = common_mark(r.meter for r in records) if records else View(result).mark
-    figure = empty_figure(
-        "Probe, in the order of finishing",
-        f"Energy of the probe ({units.energy}{after_comma(estimated)})",
-        {"showgrid": False, **({"dtick": 1} if len(costs) <= 20 else {})},
-        {"rangemode": "tozero"},
-    )
-    figure.update_layout(bargap=0.25, barmode="overlay")
-    kinds = ((False, "completed", BLUE, ""), (True, "failed", ORANGE, "/"))
-    for is_failed, name, colour, pattern in kinds:
-        chosen = [i for i, bad in enumerate(failed) if bad == is_failed]
-        if chosen:
-            marker = {"color": colour, "pattern": {"shape": pattern}}
-            hover = [
-                f"{texts[i]}<br>{units.energy_text(costs[i])}{label(estimated)}" for i in chosen
-            ]
-            heights = [costs[i] / units.kJ for i in chosen]
-            shown = name if any(failed) else ""
-            figure.add_trace(bar_trace([i + 1 for i in chosen], heights, marker, hover, shown))
-    return figure
-
-
-def breakdown(result: Result) -> Breakdown | None:
-    """Return a step of the choice by parts, from the analytic models; None without a model."""
-    if result.best is None:
-        return None
-    job, cluster = result.job, result.cluster
-    if job is None or cluster is None or not job.is_modelled:
-        return None
-    from tuner.models.analytic.model import AnalyticModel
-
-    try:
-        return AnalyticModel(job, cluster).breakdown(result.best.configuration)
-    except (InputError, KeyError, TypeError, ValueError):
-        return None  # a page that shows an answer does not fail for what only explains it
-
-
 def explained(result: Result) -> Explanation | None:
-    """Return why the choice is as it is; None without a choice or measurements."""
-    if result.best is None or not result.windows:
+    """Return why the choice is as it is; None without a choice."""
+    if result.best is None:
         return None
     from tuner.results.explain import explain
 
     try:
         return explain(result, result.best.configuration)
-    except (InputError, ValueError):
-        return None  # as above
-
-
-def _bars(
-    parts: Mapping[str, float], title: str, unit: str, colour: str, scale: float
-) -> go.Figure:
-    # Horizontal bars, the largest at the top, each with its share.
-    total = sum(parts.values())
-    names = list(parts)[::-1]
-    figure = empty_figure(title, "", {"rangemode": "tozero"}, {"showgrid": False, "ticks": ""})
-    shares = [percent(parts[name] / total) for name in names]
-    hover = [
-        f"{html.escape(name)}: {number(parts[name] / scale)} {unit}, {share}"
-        for name, share in zip(names, shares, strict=True)
-    ]
-    values, labels = [parts[name] / scale for name in names], list(map(html.escape, names))
-    trace = bar_trace(values, labels, {"color": colour}, hover, "")
-    beside = {"text": [f" {share}" for share in shares], "textposition": "outside"}
-    figure.add_trace({**trace, **beside, "orientation": "h", "cliponaxis": False})
-    widest = max(parts.values(), default=0.0) / scale
-    figure.update_layout(bargap=0.35, xaxis={"range": [0, 1.18 * widest]})
-    return figure
-
-
-def breakdown_figure(parts: Breakdown | None, what: Literal["time", "energy"]) -> go.Figure | None:
-    """Draw where a configuration's time or energy of a step goes."""
-    if parts is None or not parts.time_s or not parts.joules:
-        return None
-    if what == "time":
-        shown, total, colour = parts.time_s, parts.step_time_s, BLUE
-        scale, unit = (1e-3, "ms") if total < 1 else (1.0, "s")
-    else:
-        shown, total, colour = parts.joules, parts.energy_J, GREEN
-        scale, unit = (1e3, "kJ") if total > 1e4 else (1.0, "J")
-    large = {name: value for name, value in shown.items() if value >= 1e-3 * total}
-    return _bars(large, f"{unit} of a step, predicted", unit, colour, scale)
+    except (InputError, KeyError, TypeError, ValueError):
+        return None  # a page that shows an answer does not fail for what only explains it
 
 
 #: More effects than this are only in the table.
@@ -326,81 +191,30 @@ class Drawn:
     """What the figures of a result are drawn from."""
 
     result: Result
-    records: Sequence[ProbeRecord] = ()
     explanation: Explanation | None = None
-    parts: Breakdown | None = None
     timelines: Mapping[str, Timeline] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Figure of a result.
-
-    Attributes:
-        title: on the dashboard; empty if it is not shown there.
-        place: part of the page in which it is a small plot beside others, with the title `panel`.
-        metered: it shows energies or powers, which the mark of the meter follows.
-    """
+    """Figure of a result, with its title on the dashboard; empty if it is not shown there."""
 
     name: str
     draw: Callable[[Drawn], go.Figure | None]
     title: str = ""
-    place: str = ""
-    panel: str = ""
-    metered: bool = False
 
 
-def _of_timeline(
-    draw: Callable[[Timeline], go.Figure | None], name: str, of: Drawn
-) -> go.Figure | None:
-    return draw(of.timelines[name]) if name in of.timelines else None
+def _timeline(name: str, of: Drawn) -> go.Figure | None:
+    return timeline_figure(of.timelines[name]) if name in of.timelines else None
 
 
 #: Every figure, in the order of reading.
 FIGURES = (
     Figure("front", lambda of: front_figure(of.result), "Front of energy against time"),
     Figure("live", lambda of: live_figure(of.result), "Energy against the live setting"),
-    *(
-        Figure(
-            f"breakdown-{what}",
-            partial(lambda what, of: breakdown_figure(of.parts, what), what),
-            f"Where the choice's {what} goes (predicted)",
-            "breakdown",
-            what.capitalize(),
-        )
-        for what in ("time", "energy")
-    ),
     Figure("knobs", lambda of: knobs_figure(of.explanation) if of.explanation else None),
-    Figure(
-        "hypervolume",
-        lambda of: hypervolume_figure(of.result),
-        "Front against probing energy",
-        "spent",
-        "The front against the energy spent",
-    ),
-    Figure(
-        "probes",
-        lambda of: probes_figure(of.result, of.records),
-        "What each probe cost",
-        "spent",
-        "What each probe cost",
-    ),
-    *(
-        Figure(
-            f"surrogate-{what}",
-            partial(lambda what, of: surrogate_figure(of.result, what), what),
-            f"{title}: predicted and measured",
-            "surrogates",
-            title,
-            metered=what == "power",
-        )
-        for what, title in (("time", "Step time"), ("power", "Power"))
-    ),
-    *(
-        Figure(f"{kind}-{name}", partial(_of_timeline, draw, name))
-        for name in ("best", "baseline")
-        for kind, draw in (("timeline", timeline_figure), ("phases", phases_figure))
-    ),
+    Figure("hypervolume", lambda of: hypervolume_figure(of.result), "Front against probing energy"),
+    *(Figure(f"timeline-{name}", partial(_timeline, name)) for name in ("best", "baseline")),
 )
 
 
@@ -409,14 +223,12 @@ def figures(
     records: Sequence[ProbeRecord] = (),
     *,
     explanation: Explanation | None = None,
-    parts: Breakdown | None = None,
     timelines: Mapping[str, Timeline] | None = None,
 ) -> dict[str, go.Figure]:
     """Return every figure of `FIGURES` that has something to draw, by name; that of the knobs
     only with an explanation."""
     timelines = shown_timelines(result, records)[0] if timelines is None else timelines
-    parts = breakdown(result) if parts is None else parts
-    of = Drawn(result, records, explanation, parts, timelines)
+    of = Drawn(result, explanation, timelines)
     drawn = {each.name: each.draw(of) for each in FIGURES}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 

@@ -23,7 +23,6 @@ from tuner.display.figures.style import DARK
 from tuner.display.html.answer_parts import front_part, top_part
 from tuner.display.html.detail_parts import (
     about_part,
-    breakdown_part,
     explanation_part,
     failures_part,
     live_part,
@@ -31,7 +30,7 @@ from tuner.display.html.detail_parts import (
     power_part,
     spent_part,
     stragglers_part,
-    surrogates_part,
+    where_part,
 )
 from tuner.display.html.pieces import json_in_html, section, template
 from tuner.display.view import View
@@ -55,7 +54,7 @@ def write_report(result: Result, path: Path, *, records: Sequence[ProbeRecord] =
 
 
 def packed_plotly() -> str:
-    """Return plotly.js as the page unpacks it: the bundle of scatter and bar plots, gzip, base64.
+    """Return plotly.js as the page unpacks it: the basic bundle, gzip, base64.
 
     The whole library is four times as large, and the report shows nothing else.
     """
@@ -75,21 +74,17 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
     """Return the whole page as text."""
     view = View(result)
     explanation = plots.explained(result)
-    steps = plots.breakdown(result)
     timelines, left_out = shown_timelines(result, records)
-    figures = plots.figures(
-        result, records, explanation=_bought(explanation), parts=steps, timelines=timelines
-    )
+    figures = plots.figures(result, records, explanation=_bought(explanation), timelines=timelines)
     parts = [
         top_part(view, figures),
         front_part(view),
         plan_part(result),
         live_part(figures),
-        breakdown_part(view, steps, figures),
+        where_part(view, explanation),
         explanation_part(explanation, figures),
         power_part(timelines, left_out, figures),
         spent_part(view, figures),
-        surrogates_part(view, figures),
         stragglers_part(result),
         failures_part(result),
         about_part(view),
@@ -103,6 +98,5 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
         body="\n".join(part for part in parts if part),
         palette=json_in_html(json.dumps(dict(DARK))),
         plotly=packed_plotly(),
-        limits=template("limits.js"),
         js=template("report.js"),
     )

@@ -2,7 +2,7 @@
 
 The dashboard itself asks for no password. An address of loopback is open to every user of the
 machine, and a page of another site may send the browser there. So each request must show a token,
-name an expected host, and, unless writing is allowed, only read.
+name an expected host, and only read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from socketserver import ThreadingMixIn
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tuner.search_spaces.errors import InputError
@@ -56,7 +56,7 @@ def guarded_url(host: str, port: int, token: str) -> str:
     return f"http://{name}:{port}/?token={token}"
 
 
-def guarded(app: Application, token: str, *, host: str, port: int, writable: bool) -> Application:
+def guarded(app: Application, token: str, *, host: str, port: int) -> Application:
     """Return a WSGI application that lets only the holder of a token reach another one.
 
     `guarded_url` exchanges the token for a cookie. A request without it, for another host, or by a
@@ -66,7 +66,6 @@ def guarded(app: Application, token: str, *, host: str, port: int, writable: boo
         token: text for a URL, as `secrets.token_urlsafe` makes.
         host: the address that is listened on; requests may also name loopback, and for an address
             that stands for all of them (0.0.0.0, ::) this machine's name.
-        writable: whether other methods than GET and HEAD are let through.
     """
     names = {*_LOOPBACK, host.lower()}
     if host in ("", "0.0.0.0", "::"):
@@ -91,15 +90,7 @@ def guarded(app: Application, token: str, *, host: str, port: int, writable: boo
             return "Open the address that `tuner dashboard` printed: it holds a token."
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
             return ""
-        if not writable:
-            return (
-                "This dashboard only shows. Start `tuner dashboard --writable` to change notes and "
-                "studies."
-            )
-        # Pages on other ports of this host count as the same site, so the cookie comes along.
-        origin = environ.get("HTTP_ORIGIN", "")
-        foreign = origin and urlsplit(origin).netloc.lower() != asked
-        return "A page of another address cannot write here." if foreign else ""
+        return "This dashboard only shows; optuna-dashboard itself changes notes and studies."
 
     def guard(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, asked = environ.get("PATH_INFO", ""), environ.get("HTTP_HOST", "").lower()

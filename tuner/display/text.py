@@ -152,11 +152,7 @@ def summary_lines(result: Result) -> list[str]:
     lines.append(f"Choice: {result.choice.sentence}")
     if result.plan is None:
         lines.append(view.spent_line)
-    if (loo := result.leave_one_out) is not None:
-        lines.append(
-            f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time and "
-            f"{percent(loo.power_error)} of power."
-        )
+    lines += [view.surrogates] if view.surrogates else []
     for record in result.failures:
         assert record.failure is not None
         if not record.failure.was_cancelled:  # by the user: nothing that could be mended

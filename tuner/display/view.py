@@ -128,6 +128,16 @@ class View:
         )
 
     @property
+    def surrogates(self) -> str:
+        """Sentence on the surrogates' errors; "" if there were too few measurements."""
+        if (loo := self.result.leave_one_out) is None:
+            return ""
+        return (
+            f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time and "
+            f"{percent(loo.power_error)} of power."
+        )
+
+    @property
     def unit_of_work(self) -> str:
         """Name of one of the steps: "optimizer step", or a recorded table's "epoch"."""
         return str(self.result.about.get("unit_of_work", "optimizer step"))

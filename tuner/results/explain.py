@@ -44,10 +44,10 @@ def _neighbours(result: Result, point: Point) -> list[tuple[str, Value | None, C
 
 
 def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
+    if sum(map(len, result.windows.values())) < 3 or (surrogates := result.surrogates) is None:
+        return ()
     neighbours = _neighbours(result, point)
-    windows = sum(map(len, result.windows.values()))
-    surrogates = result.surrogates
-    if not neighbours or surrogates is None or windows < 3:
+    if not neighbours:
         return ()
     drawn = [point.configuration, *(other for _, _, other in neighbours)]
     normals = np.random.default_rng(0).standard_normal((DRAWS, 2, len(drawn)))

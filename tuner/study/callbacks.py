@@ -58,11 +58,10 @@ Notify = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class OpenStudy:
-    """A study whose session is running; `so_far` returns its result and records by now."""
+    """A study whose session is running."""
 
     spec: StudySpec
     recorder: StudyRecorder
-    so_far: Callable[[], tuple[Result, Sequence[ProbeRecord]]]
 
 
 class Callback:

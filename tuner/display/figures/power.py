@@ -13,7 +13,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from tuner.display.figures.style import (
     BLUE,
     FAINT,
     PAPER,
-    SERIES,
     TEXT,
     add_small_text,
     empty_figure,
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 #: Approximate limit on the points of a drawn timeline: the least and the most power of each of half
 #: as many spans, so that no peak is lost and the page stays small.
 _MOST_POINTS = 1200
-#: So many steps are shown with their phases.
-_STEPS_SHOWN = 3
 #: The phase in which the ranks stand at a window's boundary; it belongs to no step.
 BOUNDARY = "boundary"
 
@@ -55,14 +51,6 @@ class Timeline:
     phases: tuple[tuple[float, str], ...] = ()
 
 
-@lru_cache(maxsize=2)  # a report draws two timelines, and each in several figures
-def _read(
-    path: Path, changed_ns: int
-) -> tuple[tuple[PowerSample, ...], tuple[tuple[float, str], ...]]:
-    samples, phases = read_power(path)
-    return tuple(samples), tuple(phases)
-
-
 def read_timeline(run_dir: Path | None, record: ProbeRecord) -> Timeline | None:
     """Return the power samples and phase marks of a probe; None where none were kept."""
     if run_dir is None:
@@ -70,8 +58,8 @@ def read_timeline(run_dir: Path | None, record: ProbeRecord) -> Timeline | None:
     path = Path(run_dir) / "trace" / "power" / f"{record.request.probe_id}.csv.gz"
     if not path.is_file():
         return None
-    samples, phases = _read(path, path.stat().st_mtime_ns)
-    return Timeline(record, samples, phases) if len(samples) > 1 else None
+    samples, phases = read_power(path)
+    return Timeline(record, tuple(samples), tuple(phases)) if len(samples) > 1 else None
 
 
 def shown_timelines(
@@ -198,36 +186,6 @@ def _spans(timeline: Timeline, start_s: float, end_s: float) -> list[tuple[float
 def phase_names(timeline: Timeline) -> tuple[str, ...]:
     """Return the phases in the order of their first mark."""
     return tuple(dict.fromkeys(name for _, name in timeline.phases if name != BOUNDARY))
-
-
-def phases_figure(timeline: Timeline) -> go.Figure | None:
-    """Draw a few steps of a window with the phases shaded; None if no phase is marked."""
-    window = _window_with_marks(timeline)
-    if window is None:
-        return None
-    names = phase_names(timeline)
-    first = names[0]
-    begins = [t for t, name in timeline.phases if name == first]
-    middle = window.started_s + window.window_s / 2
-    # With accumulation a phase begins several times a step, so steps are counted by their time.
-    at = bisect.bisect_left(begins, middle - _STEPS_SHOWN * window.step_time_s / 2)
-    start_s = begins[min(at, len(begins) - 1)]
-    end_s = min(start_s + _STEPS_SHOWN * window.step_time_s, window.started_s + window.window_s)
-    figure = _empty(timeline, start_s, end_s)
-    colours = dict(zip(names, itertools.cycle((*SERIES[:5], FAINT)), strict=False))
-    figure.update_layout(
-        shapes=[_band(a, b, colours[name], 0.25) for a, b, name in _spans(timeline, start_s, end_s)]
-    )
-    for name in names:  # only for the legend: shapes have none
-        marker = {"color": colours[name], "symbol": "square", "size": 11, "opacity": 0.55}
-        figure.add_trace(scatter_trace([None], [None], name=html.escape(name), marker=marker))
-    line = _line(timeline, "power", TEXT, math.inf)
-    around = [s for s in timeline.samples if start_s - 0.5 <= s.time_s <= end_s + 0.5]
-    inside = [(s.time_s, s.power_W) for s in around]
-    line |= {"x": [t for t, _ in inside], "y": [w for _, w in inside], "mode": "lines+markers"}
-    line |= {"marker": {"size": 4, "color": TEXT}, "showlegend": False}
-    figure.add_trace(line)
-    return figure
 
 
 def phase_means(timeline: Timeline) -> list[tuple[str, float, float]]:

@@ -150,14 +150,6 @@ def scatter_trace(
     return {"type": "scatter", "x": x, "y": y, **trace}
 
 
-def bar_trace(
-    x: Sequence[Any], y: Sequence[Any], marker: Mapping[str, Any], hover: Sequence[str], name: str
-) -> dict[str, Any]:
-    """Return bars with hover labels, in the legend if they are named."""
-    trace = {"type": "bar", "x": x, "y": y, "marker": marker, "hovertext": hover}
-    return {**trace, "name": name, "showlegend": bool(name), "hoverinfo": "text"}
-
-
 def add_small_text(figure: go.Figure, text: str, place: Mapping[str, Any], size: int = 11) -> None:
     """Write a muted text into the plot, at Plotly's position of an annotation."""
     figure.add_annotation(text=text, showarrow=False, font={"size": size, "color": MUTED}, **place)

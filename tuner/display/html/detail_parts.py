@@ -17,14 +17,13 @@ from tuner.display.html.pieces import (
     estimated_mark,
     folded,
     notes,
-    panels,
     plot_div,
     section,
     table,
     value_html,
 )
 from tuner.display.view import View
-from tuner.formatting import Units, change, label, number, percent
+from tuner.formatting import Units, label, number, percent
 from tuner.problem.constraints import LIMITS
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
@@ -33,7 +32,6 @@ from tuner.workload.measure.stragglers import words
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tuner.models.analytic.model import Breakdown
     from tuner.results.parts import Explanation
 
 _CONSTRAINTS = {
@@ -83,25 +81,32 @@ def plan_part(result: Result) -> str:
     return text
 
 
-def breakdown_part(view: View, parts: Breakdown | None, figures: Mapping[str, go.Figure]) -> str:
-    """Return the section on the choice's step time and energy by parts, from the models."""
-    result = view.result
-    if parts is None or "breakdown-time" not in figures or result.best is None:
+def where_part(view: View, explanation: Explanation | None) -> str:
+    """Return the section on the parts of the choice's step; "" where no model knows the job."""
+    if explanation is None or not explanation.time_s:
         return ""
-    measured_s = result.best.time_to_solution_s / result.steps
-    measured_J = 1000 * result.best.energy_to_solution_kJ / result.steps
-    text = f"The models predict {number(parts.step_time_s)} s and {number(parts.energy_J)} J a step"
-    note = "A prediction of the analytic models for the choice, along the busiest pipeline stage."
+    units = ((explanation.time_s, "s"), (explanation.energy_J, "J"))
+    rows = []
+    for name in dict.fromkeys((*explanation.time_s, *explanation.energy_J)):
+        cells = [escape(name)]
+        for parts, unit in units:
+            value, whole = parts.get(name, 0.0), math.fsum(parts.values())
+            cells += [f"{number(value)} {unit}", percent(value / whole)] if value else ["", ""]
+        rows.append(cells)
+    energy = f"Energy of a step{label(explanation.mark)}"
+    heads = ("Part", "Time of a step", "Share", energy, "Share")
+    note = "Predicted shares of the choice's step, along the busiest pipeline stage."
     if not view.is_predicted:
-        text += (
-            f"; measured: {number(measured_s)} s and {number(measured_J)} J"
-            f"{estimated_mark(result.best.meter.mark)}, so the prediction is "
-            f"{change(parts.step_time_s, measured_s, 'below', 'above')} in time and "
-            f"{change(parts.energy_J, measured_J, 'below', 'above')} in energy"
+        error = explanation.model_error
+        note = (
+            "Measured time and energy of the choice's step, by the analytic models' shares along "
+            "the busiest pipeline stage; the models alone would have been off by "
+            + ", ".join(f"{name} {100 * share:+.0f} %" for name, share in error.items())
+            + "."
         )
-        note += " The shares explain; the figures of the front are measured."
-    shown = panels(figures, "breakdown")
-    return section("Where its time and energy go", f"<p>{text}.</p>{shown}", note)
+    return section(
+        "Where its time and energy go", table(heads, rows, cards=True, figures=(1, 2, 3, 4)), note
+    )
 
 
 def explanation_part(explanation: Explanation | None, figures: Mapping[str, go.Figure]) -> str:
@@ -139,12 +144,6 @@ def power_part(
         text += f'<h3><span class="mark {kind}">{word}</span> {probe}</h3>'
         key = f"timeline-{name}"
         text += plot_div(key, figures[key], f"Power of a probe: {word}", small=True)
-        if (key := f"phases-{name}") in figures:
-            text += notes(
-                "A few steps from the middle of a window, by the phases that the training program "
-                "marks:"
-            )
-            text += plot_div(key, figures[key], "Power by phase", small=True)
         if means := phase_means(timeline):
             total = math.fsum(seconds for _, seconds, _ in means)
             rows = [
@@ -172,7 +171,8 @@ def spent_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     """Return the section on the search's cost."""
     result, spent, plan = view.result, view.result.spent, view.is_predicted
     if result.points and spent.energy_kJ == 0:
-        return section("What the search spent", f"<p>{escape(result.stopped)}</p>")
+        said = f"<p>{escape(result.stopped)}</p>"
+        return section("What the search spent", said) if result.stopped else ""
     time = Units.for_values([], [spent.time_s])
     title = "What a real search would take" if plan else "What the search spent"
     rows = [
@@ -183,8 +183,13 @@ def spent_part(view: View, figures: Mapping[str, go.Figure]) -> str:
         ("Payback", escape(view.payback)),
         ("Ended because", escape(result.stopped or "it is not recorded")),
     ]
+    if view.surrogates:
+        rows.append(("Models", escape(view.surrogates)))
     text = "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
-    return section(title, text + panels(figures, "spent"))
+    if "hypervolume" in figures:
+        alt = "The front against the energy spent"
+        text += plot_div("hypervolume", figures["hypervolume"], alt, small=True)
+    return section(title, text)
 
 
 def live_part(figures: Mapping[str, go.Figure]) -> str:
@@ -197,32 +202,6 @@ def live_part(figures: Mapping[str, go.Figure]) -> str:
         "One curve a launch setting, those with the least energy; the larger marker is each "
         "curve's least.",
     )
-
-
-def surrogates_part(view: View, figures: Mapping[str, go.Figure]) -> str:
-    """Return the section on the surrogates' leave-one-out errors."""
-    loo = view.result.leave_one_out
-    if loo is None and view.is_predicted:
-        return ""
-    if loo is None:
-        return section(
-            "How well the surrogates predict",
-            "<p>There were too few measurements to leave one out.</p>",
-        )
-    coverage = "fewer than promised: the surrogates' intervals are too narrow"
-    if loo.coverage >= 0.8:
-        as_said = "as promised or better", "close to what is promised"
-        coverage = as_said[loo.coverage < 0.9]
-    text = (
-        f"<p>Each of {loo.measurements} measurements was predicted from others "
-        "(leave-one-out). The median "
-        f"error was {percent(loo.time_error)} in step time and {percent(loo.power_error)} in "
-        f"power; {percent(loo.coverage)} of the left-out values lay inside their 90 % interval "
-        f"({coverage}).</p>"
-    )
-    shown = panels(figures, "surrogates", view.mark)
-    note = "Left-out measurements against their prediction; the dashed line is equality."
-    return section("How well the surrogates predict", text + shown, note if shown else "")
 
 
 def failures_part(result: Result) -> str:

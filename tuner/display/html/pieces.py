@@ -13,7 +13,6 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from tuner.display.plots import FIGURES
 from tuner.formatting import knob_text, ordered_knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS
@@ -132,9 +131,9 @@ def chips(
 def tile(name: str, text: str, more: Sequence[str], mark: str = "") -> str:
     """Return a tile with one figure, its unit and further lines."""
     value, _, unit = text.partition(" ")
-    lines = f'<div class="more lines">{"<br>".join(line for line in more if line)}</div>'
+    lines = f'<div class="more">{"<br>".join(line for line in more if line)}</div>'
     return (
-        f'<div class="figure" data-tile="{name}"><div class="name">{name}</div>'
+        f'<div class="figure"><div class="name">{name}</div>'
         f'<div class="value">{escape(value)} <span class="unit">{escape(unit)}</span></div>'
         f"{f'<div class=more>{estimated_mark(mark)}</div>' if mark else ''}{lines}</div>"
     )
@@ -169,14 +168,3 @@ def value_html(value: Any, depth: int = 0) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return escape(str(value)) if value is not None else muted("not given")
-
-
-def panels(figures: Mapping[str, go.Figure], place: str, mark: str = "") -> str:
-    """Return the small plots of one place of the page, side by side, with the meter's mark."""
-    shown = "".join(
-        f"<div><h3>{each.panel}{estimated_mark(mark) if each.metered else ''}</h3>"
-        f"{plot_div(each.name, figures[each.name], each.panel, small=True)}</div>"
-        for each in FIGURES
-        if each.place == place and each.name in figures
-    )
-    return f'<div class="pair">{shown}</div>' if shown else ""
