@@ -11,7 +11,7 @@ import pytest
 from benchmarks.validation import clock_study, jupiter, mpt, recorded, sailor, unseen
 from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve
 from benchmarks.validation.comparison import quantiles, table
-from tuner.display.plan_text import breakdown_lines, cost_lines, stacked_bar
+from tuner.display.plan_text import breakdown_lines, cost_lines
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model_error import (
     error_parts,
@@ -221,14 +221,6 @@ def test_a_fit_finds_the_curve_that_made_its_settings() -> None:
 
 
 # tuner fit
-
-
-def test_a_stacked_bar_is_exactly_as_long_as_it_says() -> None:
-    parts = {"compute": 2.0, "links": 1.0, "loop": 1e-6}
-    bar, letters = stacked_bar(parts, 30)
-    assert len(bar) == 30
-    assert bar.count(letters["compute"]) == 20
-    assert bar.count(letters["loop"]) == 0
 
 
 def test_a_forecast_shows_its_parts_and_its_known_error() -> None:

@@ -59,7 +59,7 @@ def shown(view: LiveView) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_the_view_shows_limits_flights_front_and_failures() -> None:
+def test_the_view_shows_limits_flights_and_front_and_failures_above() -> None:
     from rich.console import Console
 
     now = [0.0]
@@ -75,7 +75,6 @@ def test_the_view_shows_limits_flights_front_and_failures() -> None:
     assert re.search(r"p0002 +12 s +2 settings +node-a +mb4", text)
     assert "node-b, node-c" in text
     assert "p0000" not in text  # it ended
-    assert "p0001 out of memory: a rank ran out of memory" in text
     assert text.count("o") > len(large_result().front_points)
     above = console.file.getvalue()  # type: ignore[attr-defined]
     assert "importing torch" in above

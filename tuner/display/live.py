@@ -1,7 +1,7 @@
 """View of a running study that stays in place, for a person at a terminal.
 
 Drawn with Rich on standard error: the used share of the limits, the probes in flight with their
-phase, place and duration, the front so far as a small plot, and the last failures. Events scroll
+phase, place and duration, and the front so far as a small plot. Events, failures too, scroll
 above it in the same plain lines as in a log file (`tuner.display.progress`), so only the phases are
 in the view alone, and the view is erased at its end.
 """
@@ -23,14 +23,11 @@ from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.terminal import VisibleStream, raw_stream, visible
-from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-#: So many failures are shown, the last ones.
-_FAILURES = 3
 #: Points from which on a plot of them shows more than their number does.
 _PLOTTED = 3
 #: Characters of columns whose text can be long.
@@ -77,7 +74,6 @@ class LiveView:
         self._last: Progress | None = None
         self._front: tuple[Point, ...] = ()
         self._flying: dict[str, tuple[Progress, float]] = {}
-        self._failed: list[ProbeRecord] = []
         self._live = Live(
             console=self._console,
             get_renderable=self.picture,
@@ -105,8 +101,6 @@ class LiveView:
             elif event.record is not None:
                 self._flying.pop(event.record.request.probe_id, None)
                 self._front = event.front
-                if event.record.failure is not None:
-                    self._failed = [*self._failed, event.record][-_FAILURES:]
         if self._lines is not None:
             self._lines(event)
 
@@ -118,7 +112,7 @@ class LiveView:
 
         with self._lock:
             last, flying = self._last, dict(self._flying)
-            front, failed = self._front, list(self._failed)
+            front = self._front
         parts: list[RenderableType] = [Rule(self._title, style="dim", align="left")]
         if last is None:
             return Group(*parts, Text(f"preparing, {self._clock() - self._began_s:.0f} s"))
@@ -130,10 +124,6 @@ class LiveView:
             parts.append(Text(f"front so far: {count}, energy{estimated} over time", style="bold"))
             plot = small_plot(front) if len(front) >= _PLOTTED else []
             parts += [Text(line, style="cyan", no_wrap=True) for line in plot]
-        for record in failed:
-            assert record.failure is not None
-            text = f"{record.request.probe_id} {record.failure.sentence}"
-            parts.append(Text(visible(text), style="red", no_wrap=True))
         return Group(*parts)
 
     def _budget(self, last: Progress) -> Table:

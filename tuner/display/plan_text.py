@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 from tuner.display.columns import BRIEF_TEXT, ENERGY, TIME
-from tuner.formatting import Units, duration, energy_text, number, right_aligned, settings_text
+from tuner.formatting import (
+    Units,
+    duration,
+    energy_text,
+    number,
+    percent,
+    right_aligned,
+    settings_text,
+)
 from tuner.planning.fit import SURE, Change, Fit, Most
 from tuner.planning.kinds import Kind
 from tuner.results.choice import limits_phrase
@@ -133,13 +140,12 @@ def probe_lines(result: Result) -> list[str]:
 
 
 GB = 1e9
-#: One letter a part; a bar is as wide as this many characters.
-_LETTERS, _WIDTH = "#=+*o~:.x%@&", 60
 
 
 def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     """Return the answer as lines."""
     kind = "cores" if said.cluster.device.type == "cpu" else "GPUs"
+    memory_GB = {name: value / GB for name, value in said.parts.items()}
     none = f"No configuration of space {said.space} fits on {said.cluster.name}"
     changes = ["", none] if said.probability < SURE else []
     if said.changes:
@@ -156,8 +162,7 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
         *_host(said),
         *cost_lines(costs),
         "",
-        "Memory of the fullest rank",
-        *_parts(said),
+        *share_lines("Memory of the fullest rank", memory_GB, "GB"),
         "",
         "Limits, everything else as above",
         *_limits(said),
@@ -198,17 +203,6 @@ def _host(said: Fit) -> list[str]:
     of = f" of {room / GB:.1f}" if room else ""
     unknown = "" if room else " (the cluster file lacks host_memory_bytes: no room is checked)"
     return [f"  on each node's host: {said.host_memory_bytes / GB:.1f}{of} GB{short}{unknown}"]
-
-
-def _parts(said: Fit) -> list[str]:
-    bar, letters = stacked_bar(said.parts)
-    return [
-        f"  [{bar}]",
-        *(
-            f"  {letters[name]} {name:<13} {value / GB:>7.2f} GB  {value / said.memory_bytes:>5.1%}"
-            for name, value in said.parts.items()
-        ),
-    ]
 
 
 def _most(most: Most, cap: str) -> str:
@@ -256,35 +250,16 @@ def _unknown(said: Fit) -> tuple[str, ...]:
     )
 
 
-def stacked_bar(parts: Mapping[str, float], width: int = _WIDTH) -> tuple[str, dict[str, str]]:
-    """One line of letters whose lengths are the parts' shares, and each part's letter.
-
-    Shares are rounded so that the bar is exactly `width` long (largest remainders); a part too
-    small for one character has its letter in the legend only.
-    """
-    total = sum(parts.values())
-    letters = dict(zip(parts, itertools.cycle(_LETTERS), strict=False))
-    if not 0 < total < math.inf:  # a device without bandwidth or speed: nothing to share out
-        return "", letters
-    exact = {name: width * (value / total) for name, value in parts.items()}
-    cells = {name: int(value) for name, value in exact.items()}
-    left = sorted(exact, key=lambda name: cells[name] - exact[name])
-    for name in left[: width - sum(cells.values())]:
-        cells[name] += 1
-    return "".join(letters[name] * cells[name] for name in parts), letters
-
-
-def _section(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
+def share_lines(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
+    """Return parts of a whole as a table: value and share, below a title."""
     if not parts:  # a device whose file says that it draws nothing
         return [title, f"  0 {unit}"]
-    bar, letters = stacked_bar(parts)
-    total = sum(parts.values())
+    total = math.fsum(parts.values())
     wide = max(len(name) for name in parts)
     return [
         title,
-        f"  [{bar}]",
         *(
-            f"  {letters[name]} {name:<{wide}} {value:>10.4g} {unit}  {value / total:>6.1%}"
+            f"  {name:<{wide}}  {number(value):>9} {unit}  {percent(value / total):>6}"
             for name, value in parts.items()
         ),
     ]
@@ -312,7 +287,9 @@ def cost_lines(said: Forecast) -> list[str]:
 def breakdown_lines(said: Forecast) -> list[str]:
     """Return where the time and the energy of a step go, as lines."""
     return [
-        *_section("Where the time of a step goes (the busiest stage)", said.breakdown.time_s, "s"),
+        *share_lines(
+            "Where the time of a step goes (the busiest stage)", said.breakdown.time_s, "s"
+        ),
         "",
-        *_section("Where the energy of a step goes (the whole job)", said.breakdown.joules, "J"),
+        *share_lines("Where the energy of a step goes (the whole job)", said.breakdown.joules, "J"),
     ]

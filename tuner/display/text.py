@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.columns import BRIEF_TEXT, ENERGY, POWER, TEXT, TIME, WITH_INTERVAL, Text
-from tuner.display.plan_text import plan_lines, probe_lines
+from tuner.display.plan_text import plan_lines, probe_lines, share_lines
 from tuner.display.view import View
 from tuner.formatting import (
     Units,
@@ -256,15 +256,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     energy = f"Where the energy of a step goes (likewise){estimated}"
     where = ((time, explanation.time_s, "s"), (energy, explanation.energy_J, "J"))
     for title, parts, unit in where:
-        if not parts:
-            continue
-        total = math.fsum(parts.values())
-        wide = max(len(name) for name in parts)
-        lines += ["", title]
-        lines += [
-            f"  {name:<{wide}}  {number(value):>9} {unit}  {percent(value / total):>6}"
-            for name, value in parts.items()
-        ]
+        lines += ["", *share_lines(title, parts, unit)] if parts else []
     if explanation.model_error:
         errors = explanation.model_error.items()
         pairs = ", ".join(f"{name} {100 * share:+.0f} %" for name, share in errors)
