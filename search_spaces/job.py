@@ -57,7 +57,6 @@ class TrainingJob:
     steps_at: Mapping[int, int] = field(default_factory=dict, hash=False)
     noise_scale: float = limited(default=0.0, least=0)
     min_steps: float = limited(default=0, least=0)
-    data: str = limited(default="")
     knobs: tuple[Knob, ...] = ()
     lora: LoRA | None = None
     program: Program = field(default_factory=Program)
@@ -77,8 +76,6 @@ class TrainingJob:
         for name in ("sequence_length", "global_batch", "steps"):
             check_integer(f"{name} {where}", getattr(self, name))
         check_options(self, where)
-        if self.data and self.frames:
-            raise InputError(f"data {where} is of tokens, and the job's samples hold video")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
         if self.lora is not None:
@@ -163,7 +160,7 @@ class TrainingJob:
             "lora": self.lora.to_table() if self.lora else None,
             "program": self.program.to_table(),
         }
-        optional = ("steps_at", "noise_scale", "min_steps", "data", "knobs", "lora", "program")
+        optional = ("steps_at", "noise_scale", "min_steps", "knobs", "lora", "program")
         return {name: value for name, value in data.items() if value or name not in optional}
 
     @classmethod
@@ -232,8 +229,6 @@ class TrainingJob:
             optional["lora"] = LoRA.from_table(data["lora"], path.name)
         if "program" in data:
             optional["program"] = Program.from_table(data["program"], path.name)
-        if "data" in data:
-            optional["data"] = token_file(path.parent / str(data["data"]))
         return cls(name, model, sequence_length, global_batch, steps, **optional)
 
 
@@ -282,13 +277,6 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidValue(f"model config {config!r}", type(data).__name__, "a JSON object")
     return data
-
-
-def token_file(path: str | Path) -> str:
-    """Return the absolute path of a file of tokens, by which every rank finds it."""
-    if not names_a_file(Path(path)):
-        raise InputError(f"there is no file of tokens {path}")
-    return str(Path(path).resolve())
 
 
 def job_names() -> list[str]:

@@ -28,10 +28,6 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "NAME",
         "help": "cluster file or name, auto for this machine (default: auto)",
     },
-    "--data": {
-        "metavar": "FILE",
-        "help": "train on the tokens of this file (.npy, .bin, or text) (default: random tokens)",
-    },
     "--space": {
         "metavar": "NAME",
         "help": "search space file or name (default: default; on several nodes and for models "

@@ -16,7 +16,6 @@ from tuner.cli.options import (
     add_storage,
     answer,
     made_of_options,
-    on_data,
     progress,
     require_trust,
     script_of,
@@ -40,9 +39,7 @@ def _optimize(args: argparse.Namespace) -> int:
 
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")
-    if args.data and args.script:
-        raise InputError("--data is for a job; a script reads its own")
-    job = script_of(args) or on_data(args.job, args.data)
+    job = script_of(args) or args.job
     request = made_of_options(
         args,
         StudyRequest,
@@ -129,14 +126,13 @@ def add(commands: Commands) -> None:
     job = optimize.add_argument_group("the job and what to try")
     add = job.add_argument
     add_shared(job, "JOB")
-    add_shared(job, "--space", "--today", "--data", "--knob", "--knobs")
+    add_shared(job, "--space", "--today", "--knob", "--knobs")
     add_options(job, JobRequest)
     add(
         "--dry-run",
         action="store_true",
         help="print what the search would take, start, write and set, and stop",
     )
-    add_options(job, StudyRequest, only=("plan",))
     add_script(optimize)
     add_shared(optimize, "--trust")
     where = optimize.add_argument_group("where to run it")

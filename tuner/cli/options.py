@@ -265,15 +265,3 @@ def require_trust(args: argparse.Namespace, starts: Sequence[str], source: str) 
     print("Start it? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise InputError("nothing was started")
-
-
-def on_data(job: Any, data: str | None) -> Any:
-    """Return a job, or the one of this name or path, with a file of tokens; as given without."""
-    if data is None:
-        return job
-    from dataclasses import replace
-
-    from tuner.search_spaces.job import TrainingJob, load_job, token_file
-
-    loaded = job if isinstance(job, TrainingJob) else load_job(job)
-    return replace(loaded, data=token_file(data))

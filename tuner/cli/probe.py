@@ -18,7 +18,6 @@ from tuner.cli.options import (
     add_script,
     answer,
     job_of_words,
-    on_data,
     require_trust,
     say_of,
     script_of,
@@ -72,9 +71,6 @@ def _probe(args: argparse.Namespace) -> int:
         )
     if script is None:
         job, cluster, configuration = job_of_words(args, "a probe")
-        job = on_data(job, args.data)
-    elif args.data:
-        raise InputError("--data is for a job; a script reads its own")
     else:
         require_trust(args, of_files(args.knobs, script.framework, None), "a file that you name")
         script = with_knobs(script, (*args.knobs, *args.knob)).stating(args.what)
@@ -176,7 +172,7 @@ def _check(args: argparse.Namespace) -> int:
 def add_dev(commands: Commands) -> None:
     """Add the commands of `tuner dev` of this module."""
     probe = commands.command("probe", _probe, "run one probe on this machine and print its record")
-    add_shared(probe, "[JOB] KNOB=VALUE", "--cluster", "--data")
+    add_shared(probe, "[JOB] KNOB=VALUE", "--cluster")
     add_script(probe)
     add_shared(probe, "--knob", "--knobs", "--trust")
     add_quantity(

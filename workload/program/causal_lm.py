@@ -12,7 +12,6 @@ from typing import Any
 
 import lora
 import torch
-from token_file import open_tokens, sequences
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import (
     AutoConfig,
@@ -215,8 +214,6 @@ def generator_of(job: dict[str, Any], step: int) -> torch.Generator:
 
 def tokens_of_step(job: dict[str, Any], step: int) -> torch.Tensor:
     """Draw one step's tokens, (global_batch, sequence_length + 1), the same on all ranks."""
-    if job.get("data"):
-        return sequences(open_tokens(job), job, generator_of(job, step))
     shape = (job["global_batch"], job["sequence_length"] + 1)
     return torch.randint(job["model"]["vocab_size"], shape, generator=generator_of(job, step))
 
