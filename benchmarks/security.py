@@ -130,7 +130,6 @@ FINDINGS = (
     Finding(18, "a parser of the caller's as root", second.root_parses),
     Finding(19, "variables before a command", second.secrets),
     Finding(20, "linked folders in a bundle", second.linked_bundle),
-    Finding(21, "environment of live knobs", second.command_environment),
     Finding(22, "code in a file from a stranger", second.shown_commands),
     Finding(24, "a trace without a limit", second.large_trace),
     Finding(25, "names of variables in scripts", second.exported_names),

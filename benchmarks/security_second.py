@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.listeners import watched
 from benchmarks.security_checks import _request, _served
@@ -301,22 +300,6 @@ def linked_bundle(folder: Path) -> Sequence[Attempt]:
     out = folder / "out.zip"
     held = out.exists() and b"id_rsa" in out.read_bytes()
     return [tried("a bundle holds what a linked folder does", held, done.stderr.decode())]
-
-
-def command_environment(folder: Path) -> Sequence[Attempt]:
-    """Finding 9: what commands of live knobs inherit."""
-    with _storage():
-        said = _earlier_command()(("env",), str(folder)).run().stdout
-    return [tried("commands of live knobs get the storage's password", "u:secret" in said)]
-
-
-def _earlier_command() -> Any:
-    """Return the class, which was in another module before root's guard was a program."""
-    clocks = "tuner.workload.clocks"
-    try:
-        return importlib.import_module(f"{clocks}.guard_client").EarlierCommand
-    except ImportError:
-        return importlib.import_module(f"{clocks}.guard").EarlierCommand
 
 
 @contextlib.contextmanager

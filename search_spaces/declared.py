@@ -28,7 +28,6 @@ from tuner.search_spaces.knobs import (
     is_log,
     kind_of,
     value_of,
-    words_of,
 )
 from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.typed import plain_text
@@ -71,9 +70,7 @@ class Knob:
             otherwise it stays at the baseline.
         optional: where the script does not take it, leave it out instead of refusing to start.
         live: it changes while the job runs: between steps, by a function that the script registers
-            (`joulefront_hook.live`), or by the command `set`. Every live setting names its value.
-        set, read: words of the commands that set it on a node, with "{value}" in one of them, and
-            that print its present value; `read` is empty if it cannot be read back.
+            (`joulefront_hook.live`). Every live setting names its value.
     """
 
     name: str
@@ -86,8 +83,6 @@ class Knob:
     optional: bool = limited(default=False)
     what: str = limited(default="")
     live: bool = limited(default=False)
-    set: tuple[str, ...] = ()
-    read: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         name = self.name
@@ -122,8 +117,6 @@ class Knob:
         for field in ("how", "when", "what"):
             plain_text(getattr(self, field), f"{field} {where}")
         _check_how(self.how, where)
-        for field in ("set", "read"):
-            object.__setattr__(self, field, words_of(getattr(self, field), f"{field} {where}"))
         _check_live(self)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "values", values)
@@ -167,11 +160,6 @@ class Knob:
     def native(self, value: Value) -> Any:
         """Return a value as Python, JSON, YAML and TOML have it: a flag as a truth value."""
         return value == "true" if self.kind == "flag" else value
-
-    @property
-    def by_script(self) -> bool:
-        """True for a live knob that the script sets, by a function that it registers."""
-        return self.live and not self.set
 
     def applies(self, launch: Mapping[str, Value], knobs: Sequence[Knob]) -> bool:
         """Return True if the knob's condition holds in a launch with these declared knobs."""
@@ -218,25 +206,17 @@ def _check_how(how: str, where: str) -> None:
 def _check_live(knob: Knob) -> None:
     name = f"knob {knob.name!r}"
     if not knob.live:
-        if knob.set or knob.read:
-            raise InputError(f"{name} has a command, which is for live knobs; add live = true")
         return
     if knob.how not in ("", "hook"):
         raise InputError(
-            f"{name} is live, so the script sets it between steps (leave how out) or a command "
-            f"(set = [...]); {knob.how} would need a new launch"
+            f"{name} is live, so the script sets it between steps (leave how out); {knob.how} "
+            "would need a new launch"
         )
     if knob.changes_training:
         raise InputError(
             f"{name} changes what is learnt, and the steps of one launch learn one thing; leave "
             "live out"
         )
-    if knob.read and not knob.set:
-        raise InputError(f"{name} has a command that reads it and none that sets it; give both")
-    if knob.set and not any("{value}" in word for word in knob.set):
-        raise InputError(f"the command that sets {name} has no word with {{value}}")
-    if knob.set and knob.baseline is None:
-        raise InputError(f"{name} is set by a command; say today's value, too: baseline = VALUE")
 
 
 def parse_knob(text: str) -> Knob:

@@ -177,15 +177,6 @@ def value_of(value: Any, kind: str, what: str) -> Value:
     return value
 
 
-def words_of(value: Any, what: str) -> tuple[str, ...]:
-    """Return the words of a command, which no shell reads."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise invalid(what, value, "a list of words; no shell reads them")
-    if not all(isinstance(word, str) and word for word in value):
-        raise invalid(what, list(value), "a list of words")
-    return tuple(plain_text(word, what) for word in value)
-
-
 #: Knobs by what stands before their value, as in mb=16.
 _BY_AFFIX = {knob.affixes[0].rstrip("-"): name for name, knob in KNOBS.items() if knob.affixes[0]}
 _LEFT = re.compile(r"=device['’]s[ _]own", re.IGNORECASE)

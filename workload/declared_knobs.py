@@ -127,11 +127,10 @@ def with_files(
 def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
     """Return the built-in program's declared knobs; InputError for a script's."""
     for knob in knobs:
-        if knob.target[0] not in ("env", "deepspeed") and not knob.set:
+        if knob.target[0] not in ("env", "deepspeed"):
             raise InputError(
                 f"knob {knob.name!r} is for a script of your own (--script); the built-in training "
-                "program has knobs with how = env:NAME or deepspeed:KEY, and live ones with a "
-                "command (set = [...])"
+                "program has knobs with how = env:NAME or deepspeed:KEY"
             )
     return tuple(_at_baseline(knob, _variable(knob, os.environ)) for knob in knobs)
 
@@ -153,8 +152,7 @@ def resolved(declared: Knob, job: ScriptFacts) -> Knob:
     """
     frame, inspected = job.frame, bool(job.frame.kind)
     if declared.live:  # an inspection tells the present value, if the script reads it
-        known = inspected and declared.by_script
-        return _set_by_script(declared, frame.live) if known else _at_baseline(declared, None)
+        return _set_by_script(declared, frame.live) if inspected else _at_baseline(declared, None)
     knob = _found(declared, job)
     if inspected and knob.how == "hook" and knob.name not in frame.reads:
         raise InputError(

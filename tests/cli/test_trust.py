@@ -22,11 +22,9 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 KNOB = """
-[{section}knobs.governor]
-values = ["powersave", "performance"]
-live = true
-baseline = "powersave"
-set = ["sh", "-c", "id > told # {{value}}"]
+[{section}knobs.library]
+values = ["/y.so"]
+how = "env:LD_PRELOAD"
 """
 DRIVER = """
 framework = "mine"
@@ -61,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ASKED = [
-    (["tiny-gpt", "--knobs", "knobs.toml"], "governor, set: sh -c 'id > told # {value}'"),
+    (["tiny-gpt", "--knobs", "knobs.toml"], "library: LD_PRELOAD=/y.so"),
     (["--framework", "driver.toml", "--", "train.py"], "mine: NCCL_NET_PLUGIN=/x.so"),
     (["job.toml"], "plugin: NCCL_TUNER_PLUGIN=/x.so"),
 ]
@@ -149,7 +147,7 @@ def test_what_a_driver_sets_by_its_knobs_is_shown(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened(folder: Path) -> RunFolder:
-    """A run of a stranger's, whose job sets a knob by a command."""
+    """A run of a stranger's, whose job sets a variable."""
     sent = folder / "sent"
     shutil.copytree(DATA / "measured", sent)
     with (sent / "study.toml").open("a") as file:
@@ -163,7 +161,7 @@ def test_an_opened_bundle_is_asked_about_once(
 ) -> None:
     run = ["run", str(opened.path)]
     assert main(run) == 2
-    assert "governor, set: sh -c 'id > told" in capsys.readouterr().err
+    assert "library: LD_PRELOAD=/y.so" in capsys.readouterr().err
     assert main([*run, "--", "train.py"]) == 2  # the program is one's own, the knob is not
     with pytest.raises(Started):
         main([*run, "--trust", "--", "train.py"])
@@ -178,7 +176,7 @@ def test_applying_an_opened_bundle_shows_what_it_starts(
     opened: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["apply", str(opened.path)]) == 3  # no point meets the recorded limits
-    assert "starts or sets: governor, set: sh -c" in capsys.readouterr().out
+    assert "starts or sets: library: LD_PRELOAD=/y.so" in capsys.readouterr().out
 
 
 def test_a_copy_and_a_replay_of_an_opened_bundle_are_asked_about(
@@ -198,7 +196,7 @@ def test_a_copy_and_a_replay_of_an_opened_bundle_are_asked_about(
     assert main([*words, "--quiet"]) in (0, 1, 4)
     capsys.readouterr()
     assert main(["run", str(folder / "runs" / "again")]) == 2
-    assert "governor, set" in capsys.readouterr().err
+    assert "library: LD_PRELOAD" in capsys.readouterr().err
 
 
 def test_the_command_of_an_opened_run_is_shown(tmp_path: Path) -> None:

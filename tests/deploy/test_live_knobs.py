@@ -1,9 +1,8 @@
-"""Live knobs of the user in the files that start a job: the hook sets some, commands the others."""
+"""Live knobs of the user in the files that start a job: the hook sets them."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,27 +18,23 @@ from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 WORKERS = Knob("workers", (0, 2), live=True)
-LEVEL = Knob("level", ("low", "high"), live=True, set=("./put", "{value}"), baseline="low")
 
 
 def job_in(folder: Path, *, launcher: bool = False) -> ScriptJob:
     before = f"{sys.executable} -m torch.distributed.run --nproc_per_node 2 " if launcher else ""
     frame = Framework("torch", micro_batch=4, accumulation=1, live={"workers": 0})
-    return script_job(f"{before}train.py --depth 2", folder, frame, (WORKERS, LEVEL))
+    return script_job(f"{before}train.py --depth 2", folder, frame, (WORKERS,))
 
 
 @pytest.mark.parametrize("launcher", [False, True])
 def test_launch_files_set_the_chosen_values(tmp_path: Path, launcher: bool) -> None:
     job = job_in(tmp_path, launcher=launcher)
-    live = Settings(workers=2, level="high", clock_MHz=1000)
+    live = Settings(workers=2, clock_MHz=1000)
     out = tmp_path / "best"
     write_launch_files((Configuration(job.baseline.launch, live), job, CPU), out)
     assert json.loads((out / "options.json").read_text())["live"] == {"workers": 2}
     text = (out / "launch.sh").read_text()
-    lines = text.splitlines()
-    assert lines.index("./put high") < next(i for i, line in enumerate(lines) if "exec " in line)
     assert "joulefront_hook/__main__.py" in text
-    assert shlex.split("./put high") == ["./put", "high"]
     assert "workers" not in (out / "clocks.sh").read_text()
     assert "1000MHz" in (out / "clocks.sh").read_text()
     assert "# Live settings: 1000MHz;" in text

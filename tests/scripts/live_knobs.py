@@ -1,11 +1,10 @@
 """A plain torch DDP script with live knobs, whose slow settings are known.
 
 `pause_ms` is a function of the script, which sleeps so long in each step, refuses 99, and is read
-back. `level` is a file that each step reads and sleeps by, which a command replaces.
+back.
 """
 
 import time
-from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -35,12 +34,11 @@ torch.distributed.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-level = Path("level")
 while True:
     inputs = torch.randn(192, 64)
     for _ in range(8):
         inputs = (inputs @ inputs.T @ inputs).softmax(0)
-    time.sleep((pause_ms + int(level.read_text() if level.exists() else 0)) / 1000)
+    time.sleep(pause_ms / 1000)
     model(inputs[:4]).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

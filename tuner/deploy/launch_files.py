@@ -224,7 +224,6 @@ def _launch_sh(launch: Launch, program: Program) -> str:
     words = list(program.words)
     clocks = clock_settings(configuration)
     live = f"{one_line(clocks.short)}; ./clocks.sh ./launch.sh sets them." if clocks else ""
-    commands = _knob_commands(configuration, job)
     bind: list[str] = []
     if rule_of(configuration, job, cluster) == OFFLOAD_RULE:
         start += " $bind"
@@ -251,29 +250,19 @@ def _launch_sh(launch: Launch, program: Program) -> str:
         "launch.sh",
         HOW=how,
         TRY=["# A short try: STEPS=20 ./launch.sh"] if program.steps else [],
-        LIVE=(live or "left to the device.")
-        + (" Commands below set knobs of your own." if commands else ""),
+        LIVE=live or "left to the device.",
         HERE=[] if program.command else [_HERE],
         FOLDER=shlex.quote(program.folder) if program.folder else '"$here"',
         PYTHON=shlex.quote(sys.executable),
         PROGRAM=about,
         ENVIRONMENT=environment,
-        START=[*bind, *commands, exec_],
+        START=[*bind, exec_],
         **_named(launch),
     )
 
 
 def _named(launch: Launch) -> dict[str, str]:
     return {"JOB": one_line(launch[1].name), "CONFIGURATION": one_line(launch[0].short)}
-
-
-def _knob_commands(configuration: Configuration, job: TrainingJob) -> list[str]:
-    lines = [
-        shlex.join(word.replace("{value}", str(configuration.live[knob.name])) for word in knob.set)
-        for knob in job.knobs
-        if knob.set and knob.name in configuration.live
-    ]
-    return ["# Live knobs of your own; afterwards they stay as set here.", *lines] * bool(lines)
 
 
 def _environment(cluster: Cluster | None, nodes: int, ranks: int) -> list[str]:

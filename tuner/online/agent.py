@@ -33,7 +33,6 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook
 from tuner.workload.clocks.base import Governor, GovernorError
-from tuner.workload.clocks.commands import CommandGovernor
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.measure.stragglers import (
     KEPT,
@@ -131,8 +130,6 @@ def tune_training(
     # An administrator's cluster file has no say here: what may be set is found out.
     platform = platform_of(cluster)
     governor = platform.open_governor(replace(cluster, clock_control=True))
-    if commands := [knob for knob in request.knobs if knob.set]:
-        governor = CommandGovernor(governor, commands, Path.cwd())
     with (
         _closing(governor),
         closing(platform.open_meter(cluster)) as meter,

@@ -137,7 +137,7 @@ class LiveTuning:
             now = replace(earlier.setup, ranks=len(self._ranks))
             training.leave_out(earlier, earlier.why_not(now))
         knobs = training.request.knobs
-        known = tuple(each for each in knobs if not each.by_script or each.name in marks.present)
+        known = tuple(each for each in knobs if each.name in marks.present)
         for knob in knobs:
             if knob not in known:
                 self._say(f"the script registers no live knob {knob.name!r} in its first step")

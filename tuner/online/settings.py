@@ -43,8 +43,7 @@ def with_declared(
 ) -> list[Settings]:
     """Return the settings with each combination of values of declared knobs, today's first.
 
-    A knob that a command sets is named only by other values: else it goes back to what it was.
-    `present` are the values of the others, as the program reads them.
+    `present` are the values of the declared knobs, as the program reads them.
     """
     choices = []
     for knob in knobs:
@@ -53,7 +52,7 @@ def with_declared(
             read = read if isinstance(read, int | float | str) else knob.values[0]
             today = next((each for each in knob.values if knob.reads_as(read, each)), read)
         others = [{knob.name: each} for each in knob.values if each != today]
-        choices.append([{knob.name: today} if knob.by_script else {}, *others])
+        choices.append([{knob.name: today}, *others])
     return [
         Settings({key: value for part in (setting, *own) for key, value in part.items()})
         for own in product(*choices)

@@ -18,11 +18,8 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 
 def of_knobs(knobs: Sequence[Knob]) -> Iterator[str]:
-    """Yield the commands and variables of declared knobs, a phrase each."""
+    """Yield the variables of declared knobs, a phrase each."""
     for knob in knobs:
-        for way, words in (("set", knob.set), ("read", knob.read)):
-            if words:
-                yield f"{knob.name}, {way}: {shlex.join(words)}"
         if knob.target[0] == "env":
             values = ", ".join(str(level) for level in knob.levels if level is not None)
             yield f"{knob.name}: {knob.target[1]}={values}"

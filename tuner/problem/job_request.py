@@ -90,8 +90,7 @@ def _described(knob: Knob) -> str:
     levels = ", ".join("not set" if level is None else str(level) for level in knob.levels)
     how = f" by {knob.how}" if ":" in knob.how else ""
     if knob.live:
-        confirmed = "" if knob.by_script or knob.read else ", which nothing reads back"
-        how = f" live, by {'the script' if knob.by_script else 'a command'}{confirmed}"
+        how = " live, by the script"
     return f"{knob.name} ({levels}){how}" + (f" where {knob.when}" if knob.when else "")
 
 

@@ -24,10 +24,7 @@ from typing import Any
 
 from tuner.workload.clocks import guard
 from tuner.workload.clocks.guard import Earlier
-from tuner.workload.node.rights import without_secrets
 
-#: The longest that a command of a declared knob may take, seconds.
-COMMAND_S = 30.0
 #: The longest that the guard may take for an answer, seconds.
 ANSWER_S = 20.0
 #: The longest that is waited for its end, seconds.
@@ -44,43 +41,6 @@ class EarlierFile:
 
     path: str
     text: str
-
-
-@dataclass(frozen=True)
-class EarlierCommand:
-    """Command that sets a declared knob to its earlier value."""
-
-    words: tuple[str, ...]
-    cwd: str
-
-    def run(self) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end; OSError or subprocess.TimeoutExpired if that fails."""
-        return subprocess.run(
-            self.words,
-            cwd=self.cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_S,
-            env=without_secrets(os.environ),
-        )
-
-
-def put_back_commands(earlier: Sequence[EarlierCommand]) -> list[str]:
-    """Run commands that set earlier values; return a sentence for each failure."""
-    problems = []
-    for command in earlier:
-        try:
-            done = command.run()
-            why = done.stderr.strip() or f"exit code {done.returncode}"
-            failed = done.returncode != 0
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why, failed = str(error), True
-        if failed:
-            problems.append(f"{' '.join(command.words)!r} did not put a knob back: {why}")
-    return problems
 
 
 def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
@@ -142,17 +102,11 @@ class Guard:
         if answer != expected:
             raise GuardError(f"the guard process does not run: {answer or 'it ended'}")
 
-    def expect(
-        self,
-        earlier: Sequence[Earlier],
-        files: Sequence[EarlierFile] = (),
-        commands: Sequence[EarlierCommand] = (),
-    ) -> None:
+    def expect(self, earlier: Sequence[Earlier], files: Sequence[EarlierFile] = ()) -> None:
         """Send the settings to restore before changing any; after GuardError none may be."""
         words = {
             "earlier": [asdict(old) for old in earlier],
             "files": [asdict(file) for file in files],
-            "commands": [asdict(command) for command in commands],
         }
         running = self._process is not None
         if self._library is None:
@@ -165,7 +119,7 @@ class Guard:
             self.take_over()
             if not running:
                 raise
-            self.expect(earlier, files, commands)  # it was killed: a new one gets the same
+            self.expect(earlier, files)  # it was killed: a new one gets the same
 
     def done(self) -> None:
         """End the guard without changes: all settings are as they were."""
@@ -216,18 +170,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     earlier: list[Earlier] = []
     files: list[EarlierFile] = []
-    commands: list[EarlierCommand] = []
     for line in guard.lines_of(sys.stdin.fileno(), guard.gone(chosen.agent)):
         message = json.loads(line)
         if message.get("done"):
             return 0
         earlier = [Earlier(**old) for old in message["earlier"]]
         files = [EarlierFile(**file) for file in message["files"]]
-        commands = [EarlierCommand(**command) for command in message["commands"]]
         with contextlib.suppress(OSError):  # an agent that is gone need not hear it
             print("knows", flush=True)
     back = guard.put_back(library, earlier)
-    problems = [*back, *put_back_files(files), *put_back_commands(commands)]
+    problems = [*back, *put_back_files(files)]
     with contextlib.suppress(OSError):  # there may be no reader left
         for problem in problems:
             print(problem, file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ def apply_live(
     Args:
         set_live: sets knobs by every rank's program, and returns what each answers.
     """
-    own = {knob.name: knob for knob in knobs if knob.by_script and knob.name in live}
+    own = {knob.name: knob for knob in knobs if knob.live and knob.name in live}
     rest = Settings({name: value for name, value in live.items() if name not in own})
     try:
         applied = governor.apply(rest, ranks=ranks)

@@ -19,7 +19,6 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.workload.clocks.base import Governor, GovernorError
-from tuner.workload.clocks.commands import with_commands
 from tuner.workload.meters import Meter, MeterError
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
@@ -124,9 +123,7 @@ class LocalRunner(Runner):
 
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""
-        cwd = Path(job.cwd) if isinstance(job, ScriptJob) else self.node.run_dir
-        governor = with_commands(self.node.governor, job, cwd)
-        self.node = replace(self.node, job=job, governor=governor)
+        self.node = replace(self.node, job=job)
 
     def run_of(self, job: TrainingJob, request: ProbeRequest) -> ProbeRecord:
         """Run one probe of another job, to which later ones belong, too."""

@@ -150,7 +150,7 @@ class ScriptJob(SupportedScript):
         options["counts"] = probe and self.frame.counted
         options |= {"bare": True} if self.bare and configuration.world_size == 1 else {}
         if not probe:  # a probe's agent sets them between steps
-            options["live"] = {k.name: asked[k.name] for k in self.knobs if k.by_script}
+            options["live"] = {k.name: asked[k.name] for k in self.knobs if k.live}
         env = {
             **(self.launcher.env if self.launcher else {}),
             **(_QUIET_ENV if probe else {}),
@@ -198,7 +198,7 @@ class ScriptJob(SupportedScript):
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
         switched = self.by_switch or self.hook_turns
         asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
-        asks = asks or any(knob.by_script for knob in self.knobs)
+        asks = asks or any(knob.live for knob in self.knobs)
         asks = asks or self.bare
         asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
         return bool(asks or switched) or (self.frame.on_deepspeed and not given)

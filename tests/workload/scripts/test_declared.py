@@ -143,8 +143,6 @@ def test_a_live_knob_that_nothing_reads_is_not_taken_to_be_the_first_value(tmp_p
     assert told.baseline.live["p"] == 2
     read = replace(TORCH, live={"p": 4})
     assert job(tmp_path, "train.py", "live:p=1,2", frame=read).baseline.live["p"] == 4
-    with pytest.raises(InputError, match="set by a command; say today's value"):
-        Knob("p", (1, 2), live=True, set=("put", "{value}"))
 
 
 def test_a_knob_whose_condition_does_not_hold_stays_at_its_baseline(tmp_path: Path) -> None:
