@@ -344,12 +344,8 @@ def smaller(folder: Path) -> Sequence[Attempt]:
 
 def shown_commands(folder: Path) -> Sequence[Attempt]:
     """Finding 10: what a knobs file, a driver and an opened bundle start."""
-    told = folder / "told"
-    knob = (
-        '[{}knobs.governor]\nvalues = ["powersave", "performance"]\nlive = true\n'
-        'baseline = "powersave"\nset = ["sh", "-c", "id > {} # {{value}}"]\n'
-    )
-    (folder / "knobs.toml").write_text(knob.format("", told))
+    knob = '[{}knobs.library]\nvalues = ["/y.so"]\nhow = "env:LD_PRELOAD"\n'
+    (folder / "knobs.toml").write_text(knob.format(""))
     (folder / "train.py").write_text("import torch\n")
     driver = 'framework = "x"\n[recognise]\nimports = ["torch"]\n[probe.env]\n'
     (folder / "driver.toml").write_text(f'{driver}LD_PRELOAD = "/x.so"\n')
@@ -358,7 +354,7 @@ def shown_commands(folder: Path) -> Sequence[Attempt]:
     preloads = checked.returncode != 2 or b"LD_PRELOAD in [probe.env]" not in checked.stderr
     attempts = [tried("a driver loads a library into the ranks", preloads)]
     for what, words, shown in (
-        ("a knobs file", ["tiny-gpt", "--knobs", "knobs.toml"], f"id > {told}"),
+        ("a knobs file", ["tiny-gpt", "--knobs", "knobs.toml"], "LD_PRELOAD=/y.so"),
         ("a driver", ["--framework", "plugin.toml", "--", "train.py"], "NCCL_NET_PLUGIN=/x.so"),
     ):
         dry = tuner(["optimize", "--dry-run", *words], folder)
@@ -368,15 +364,14 @@ def shown_commands(folder: Path) -> Sequence[Attempt]:
         done = tuner(real, folder, timeout_s=60)
         unasked = done.returncode != 2 or b"--trust" not in done.stderr
         attempts.append(tried(f"what {what} names starts unasked", unasked, _last(done) * unasked))
-    (folder / "told").unlink(missing_ok=True)
-    return [*attempts, _opened(folder, knob.format("job.", told), told)]
+    return [*attempts, _opened(folder, knob.format("job."))]
 
 
 def _last(done: subprocess.CompletedProcess[bytes]) -> str:
     return (done.stdout + done.stderr).decode(errors="replace")[-200:]
 
 
-def _opened(folder: Path, knob: str, told: Path) -> Attempt:
+def _opened(folder: Path, knob: str) -> Attempt:
     """Open a stranger's bundle of a study on cores, and train as it recommends."""
     from tuner.evidence import bundle as bundles
     from tuner.problem.run_folder import RunFolder
@@ -390,9 +385,9 @@ def _opened(folder: Path, knob: str, told: Path) -> Attempt:
     bundle = bundles.make_bundle(RunFolder(sent), folder / "sent.zip").path
     opening(bundle, runs_dir=folder / "runs")
     done = tuner(["run", "sent", "--steps", "2"], folder, timeout_s=90)
-    asked = done.returncode == 2 and b"--trust" in done.stderr and str(told).encode() in done.stderr
-    what = "a run from an opened bundle starts its command unasked"
-    return tried(what, told.exists() or not asked, _last(done) * (not asked))
+    asked = done.returncode == 2 and b"--trust" in done.stderr and b"/y.so" in done.stderr
+    what = "a run from an opened bundle loads its library unasked"
+    return tried(what, not asked, _last(done) * (not asked))
 
 
 def large_trace(folder: Path) -> Sequence[Attempt]:

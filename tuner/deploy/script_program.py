@@ -98,7 +98,7 @@ def program_of_script(
     launcher, kind = job.launcher, kind_of(job.launcher) if job.launcher else None
     if launcher is not None and kind is not None:
         changed = configuration.launch != job.baseline.launch
-        changed = changed or any(k.by_script for k in job.knobs)  # which nothing else sets
+        changed = changed or any(k.live for k in job.knobs)  # which nothing else sets
         if kind.written_back or not (changed or always):
             typed = replace(job, words=launcher.script, launcher=None)  # as it passes it on
             hook = always or (changed and typed.needs_hook)
