@@ -273,7 +273,7 @@ def test_two_points_or_two_runs_are_compared(capsys, two_runs):
     def compared(*words):
         return run(capsys, "compare", *words, "--runs-dir", two_runs)
 
-    assert "r2 against r: " in compared("r", "r2")[1]
+    assert "to    r2: " in compared("r", "r2")[1]
     assert compared("r", "today", "1") == compared("r", "1")
     both = compared("1", "2")  # points of the latest run
     assert both[0] == 0
@@ -296,7 +296,7 @@ def test_a_word_that_is_a_run_and_a_point_is_refused(capsys, two_runs, tmp_path)
     code, _, err = run(capsys, "compare", "r", "today", "--runs-dir", runs)
     assert code == 2
     assert f"'today' is a run and a point of run 'r': write {runs}/today for the run, or" in err
-    assert "against r: " in run(capsys, "compare", "r", runs / "today", "--runs-dir", runs)[1]
+    assert "from  r: " in run(capsys, "compare", "r", runs / "today", "--runs-dir", runs)[1]
     assert run(capsys, "compare", "r", "today", "1", "--runs-dir", runs)[0] == 0
 
 

@@ -360,7 +360,7 @@ def test_a_dry_run_starts_and_writes_nothing(capsys, tmp_path):
         "Limits: until what is left would not repay a probe; at most 40 probes; at most 1 % of",
         "first today's, dp2 ",
         "ranks of python ",
-        "runs/dry/: study.toml",
+        "runs/dry/",
         "no clock, no power limit",
         "Nothing was started or written (--dry-run).",
     ):

@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""What two runs recommend, compared with each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tuner.cli.main import main
-from tuner.results.run_difference import run_difference
+from tuner.results.run_difference import compare_runs
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.results import large_result
 from tuner.testing.studies import write_table
@@ -16,9 +17,9 @@ from tuner.testing.studies import write_table
 
 def test_a_run_against_itself_differs_in_nothing():
     result = large_result()
-    found = run_difference(result, result)
-    assert all(first == second for _, first, second in found.rows)
-    assert found.sentence == "gpt-h100 against gpt-h100: the same energy and the same time."
+    found = compare_runs(result, result)
+    assert not found.energy.shown
+    assert not found.step_time.shown
 
 
 def test_the_recommended_points_are_compared():
@@ -32,8 +33,13 @@ def test_the_recommended_points_are_compared():
         best=by_key[first.best.configuration],
         baseline=by_key[first.baseline.configuration],
     )
-    assert run_difference(first, second).sentence.startswith("new against gpt-h100: 20 % less en")
-    assert run_difference(second, first).sentence.startswith("gpt-h100 against new: 25 % more en")
+    found = compare_runs(first, second)
+    assert found.a.startswith("gpt-h100: ")
+    assert found.b.startswith("new: ")
+    assert found.energy.relative == pytest.approx(-0.2)
+    assert found.energy.shown
+    assert found.step_time.relative == pytest.approx(0.0)
+    assert compare_runs(second, first).energy.relative == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +62,9 @@ def test_what_must_not_be_compared_is_not(change, phrase):
     second = replace(first, points=points, steps=change.get("steps", first.steps))
     if "global_batch" in change:
         second = replace(second, job=replace(job, **change))
-    found = run_difference(first, second)
-    assert any(phrase in each for each in found.obstacles)
-    assert found.sentence.startswith("Their figures cannot be compared: ")
+    with pytest.raises(InputError, match="cannot be compared: ") as caught:
+        compare_runs(first, second)
+    assert phrase in str(caught.value)
 
 
 def test_the_command_takes_two_runs(tmp_path, monkeypatch, capsys):
@@ -71,9 +77,8 @@ def test_the_command_takes_two_runs(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["compare", "one", "two", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["runs"] == ["one", "two"]
-    assert ["limits", "max_probes=2", "max_probes=4"] in found["rows"]
-    assert found["obstacles"] == []
+    assert found["a"].startswith("one: ")
+    assert found["b"].startswith("two: ")
     assert main(["compare", "one", "two"]) == 0
-    assert "two against one: " in capsys.readouterr().out
+    assert "from  one: " in capsys.readouterr().out
     assert main(["compare", "one", "thre"]) == 2

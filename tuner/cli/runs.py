@@ -117,7 +117,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
     from tuner.api import load_result
-    from tuner.results.run_difference import run_difference
+    from tuner.results.run_difference import compare_runs
 
     first, second = (load_result(run, runs_dir=args.runs_dir) for run in (one, other))
     try:
@@ -129,9 +129,8 @@ def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
             f"{other!r} is a run and a point of run {one!r}: write {Path(args.runs_dir) / other} "
             f"for the run, or two points: tuner compare {one} today {other}"
         )
-    found = run_difference(first, second)
-    lines = columns([("", *found.names), *found.rows])
-    answer(args, found.to_json(), [*lines, found.sentence])
+    comparison = compare_runs(first, second)
+    answer(args, comparison.to_json(), comparison.lines(), fit=True)
     return OK
 
 

@@ -53,12 +53,35 @@ def failed_again(records: Sequence[ProbeRecord]) -> frozenset[Configuration]:
     return frozenset(each for each, failed in last.items() if failed)
 
 
-def _difference(quantity: str, gain: Gain, method: str, predicted: bool) -> Difference:
-    low, high = gain.interval(0.95)
-    p_less = gain.above(0.0)
-    mean, low, high = (math.expm1(-log) for log in (gain.mean, high, low))
-    p_value = 2 * min(p_less, 1 - p_less)
-    return Difference(quantity, mean, low, high, p_value, method, predicted)
+def _differences(
+    gains: tuple[Gain, Gain], method: str, *, predicted: bool
+) -> tuple[Difference, Difference]:
+    found = []
+    for quantity, gain in zip(("energy_per_step", "step_time"), gains, strict=True):
+        low, high = gain.interval(0.95)
+        p_less = gain.above(0.0)
+        mean, low, high = (math.expm1(-log) for log in (gain.mean, high, low))
+        p_value = 2 * min(p_less, 1 - p_less)
+        found.append(Difference(quantity, mean, low, high, p_value, method, predicted))
+    return found[0], found[1]
+
+
+def differences_by_intervals(
+    today: Point, point: Point, ratio_sd: tuple[float, float] | None = None
+) -> tuple[Difference, Difference]:
+    """Return how a point differs from another in energy and time.
+
+    Args:
+        ratio_sd: standard deviations of log time and log energy over the other's; None if the
+            errors of the two are independent.
+    """
+    energy, time = map(math.log, ratios_to(today, point))
+    if ratio_sd is None:
+        energies = today.energy_interval_kJ, point.energy_interval_kJ
+        times = today.time_interval_s, point.time_interval_s
+        ratio_sd = math.hypot(*map(log_error, times)), math.hypot(*map(log_error, energies))
+    gains = Gain.normal(-energy, ratio_sd[1]), Gain.normal(-time, ratio_sd[0])
+    return _differences(gains, "intervals of the points", predicted=point.meter.is_simulated)
 
 
 @dataclass(frozen=True)
@@ -152,27 +175,12 @@ class Judge:
         today = self.baseline
         if today is None or point.configuration == today.configuration:
             return None
-        if self._compared(point):
-            method, predicted = "posterior of all launches", False
-            gains = self._saving(point, 1.0, 0.0), self._saving(point, 0.0, 1.0)
-        else:
-            method, predicted = "intervals of the points", point.meter.is_simulated
-            energy, time = map(math.log, ratios_to(today, point))
-            sds = self._ratio_errors(point, today)
-            gains = Gain.normal(-energy, sds[0]), Gain.normal(-time, sds[1])
-        return (
-            _difference("energy_per_step", gains[0], method, predicted),
-            _difference("step_time", gains[1], method, predicted),
-        )
-
-    def _ratio_errors(self, point: Point, today: Point) -> tuple[float, float]:
-        # Of log energy and log time over today's; independent if nothing else is known.
-        if self.ratio_sd is not None and point.configuration in self.ratio_sd:
-            time_sd, energy_sd = self.ratio_sd[point.configuration]
-            return energy_sd, time_sd
-        energies = today.energy_interval_kJ, point.energy_interval_kJ
-        times = today.time_interval_s, point.time_interval_s
-        return math.hypot(*map(log_error, energies)), math.hypot(*map(log_error, times))
+        if not self._compared(point):
+            return differences_by_intervals(
+                today, point, (self.ratio_sd or {}).get(point.configuration)
+            )
+        gains = self._saving(point, 1.0, 0.0), self._saving(point, 0.0, 1.0)
+        return _differences(gains, "posterior of all launches", predicted=False)
 
     def launches_of(self, point: Point) -> frozenset[int]:
         """Return the numbers of the launches that measured a point, if its posterior is known."""

@@ -1,90 +1,30 @@
-"""Two runs side by side: what was asked, today and the choice of each."""
+"""What two runs recommend, compared with each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from tuner.formatting import Units, change, common_mark, label, settings_text
-from tuner.results.parts import Point
+from tuner.results.judge import differences_by_intervals
 from tuner.results.result import Result
+from tuner.results.significance import Comparison
+from tuner.search_spaces.errors import InputError
 
 
-@dataclass(frozen=True)
-class RunDifference:
-    """Difference of two runs."""
+def compare_runs(first: Result, second: Result) -> Comparison:
+    """Compare what the second run recommends with what the first one does, by their intervals.
 
-    names: tuple[str, str]
-    rows: tuple[tuple[str, str, str], ...]
-    # why their figures must not be compared, a phrase each; empty if they may be.
-    obstacles: tuple[str, ...]
-    choices: tuple[Point | None, Point | None]
-
-    @property
-    def sentence(self) -> str:
-        """What the second run's recommendation takes against the first one's."""
-        first, second = self.choices
-        if self.obstacles:
-            return f"Their figures cannot be compared: {'; '.join(self.obstacles)}."
-        if first is None or second is None:
-            return "One of them measured nothing."
-        estimated = label(common_mark([first.meter, second.meter]))
-        energy = change(
-            second.energy_to_solution_kJ, first.energy_to_solution_kJ, "less energy", "more energy"
+    Raises:
+        InputError: one of them measured nothing, or their figures cannot be compared.
+    """
+    if obstacles := _obstacles(first, second):
+        raise InputError(
+            f"the figures of {first.name} and {second.name} cannot be compared: "
+            f"{'; '.join(obstacles)}"
         )
-        time = change(second.time_to_solution_s, first.time_to_solution_s, "less time", "more time")
-        return f"{self.names[1]} against {self.names[0]}: {energy}{estimated} and {time}."
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the difference as JSON values."""
-        return {
-            "runs": list(self.names),
-            "rows": [list(row) for row in self.rows],
-            "obstacles": list(self.obstacles),
-            "recommended": [p.to_json() if p else None for p in self.choices],
-            "sentence": self.sentence,
-        }
-
-
-def run_difference(first: Result, second: Result) -> RunDifference:
-    """Put two runs side by side."""
-    obstacles = tuple(_obstacles(first, second))
-
-    def costs(result: Result, point: Point | None) -> str:
-        if point is None:
-            return ""
-        # What cannot be compared need not have one unit.
-        units = Units.of(result.points if obstacles else (*first.points, *second.points))
-        return (
-            f"{units.time_text(point.time_to_solution_s)}, "
-            f"{units.energy_text(point.energy_to_solution_kJ)}{label(point.meter.mark)}"
-        )
-
-    def settings(result: Result) -> str:
-        point, today = result.recommended, result.baseline
-        if point is None:
-            return ""
-        if today is not None and point.configuration == today.configuration:
-            return "today"
-        return settings_text(point.configuration, today.configuration if today else None)
-
-    def texts(result: Result) -> dict[str, str]:
-        limits = ", ".join(f"{name}={value:g}" for name, value in result.constraints.items())
-        return {
-            "job": _job(result),
-            "cluster": result.cluster.name if result.cluster else "",
-            "limits": limits,
-            "probes": str(result.spent.probes),
-            "on the front": str(len(result.front_points)),
-            "today": costs(result, result.baseline),
-            "recommended": settings(result),
-            "it takes": costs(result, result.recommended),
-        }
-
-    of_second = texts(second)
-    rows = tuple((n, text or "none", of_second[n] or "none") for n, text in texts(first).items())
-    names = first.name, second.name
-    return RunDifference(names, rows, obstacles, (first.recommended, second.recommended))
+    a, b = first.recommended, second.recommended
+    if a is None or b is None:
+        raise InputError(f"{(second if a else first).name} measured nothing to compare")
+    energy, time = differences_by_intervals(a, b)
+    names = (f"{run.name}: {p.configuration.short}" for run, p in ((first, a), (second, b)))
+    return Comparison(*names, time, energy, b.meter)
 
 
 def _job(result: Result) -> str:
