@@ -38,7 +38,6 @@ from tuner.study.rules import (
     further_launches,
     node_failures,
     not_repaid,
-    peak_limit_of,
     question_of,
     reason_to_stop,
     with_next_probe,
@@ -87,7 +86,7 @@ class SearchLoop:
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
         self.state = StudyState(spec, self.records)
-        self._ask()
+        sampler.question = question_of(self.state)
         self._verifies = spec.settings.verify and spec.unverified is None
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -241,8 +240,7 @@ class SearchLoop:
         plan = self._plan()
         if plan is None:
             if not self._flying:
-                unsafe = sampler.peak_limit is not None
-                self._stopped = StopReason("unsafe" if unsafe else "exhausted")
+                self._stopped = StopReason("exhausted")
             return None
         cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
         if reason := reason_to_stop(self.state, plan, cost_kJ):
@@ -319,11 +317,6 @@ class SearchLoop:
         self._tell(event)
         self._executor.submit(request)
 
-    def _ask(self) -> None:
-        peak = peak_limit_of(self.state)
-        self._sampler.peak_limit = peak
-        self._sampler.question = question_of(self.state, peak)
-
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
@@ -376,7 +369,7 @@ class SearchLoop:
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
         self.state = StudyState(self._spec, self.records)
-        self._ask()
+        self._sampler.question = question_of(self.state)
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
