@@ -201,7 +201,7 @@ def test_accelerates_variables_go_to_torchrun(folder: Path) -> None:
             "per_device_train_batch_size",
         ),
         (
-            "axolotl train f.yaml --launcher torchrun -- --nproc_per_node 4",
+            "axolotl train f.yaml -- --multi_gpu --num_processes 4",
             "axolotl.cli.train",
             "micro_batch_size",
         ),

@@ -1,7 +1,5 @@
 """Launchers of pasted commands: what each would start, and the same command written back."""
 
-# Both modules register their launchers.
-from tuner.workload.scripts.launchers import slurm, trainers  # noqa: F401
 from tuner.workload.scripts.launchers.kinds import KINDS, UNREAD, kind_of, read_command
 from tuner.workload.scripts.launchers.slurm import is_srun
 from tuner.workload.scripts.script_facts import Launcher

@@ -2,10 +2,10 @@
 
 A launcher is a subclass of `Kind`. torchrun, deepspeed and accelerate are read by their own parsers
 (`tuner.workload.scripts.launchers.vendor`), in the folder and environment that they would be
-started in; those of `trainers` and `slurm` by tables and code of ours. A changed
-command is written back as it came in, or started by torchrun. Any other command that a
-package installs is its module: `litgpt pretrain` is started as `python -m litgpt pretrain`, if its
-source says that this starts the same function. Nothing is imported.
+started in; srun by a table of ours. A changed command is written back as it came in, or started by
+torchrun. Any other command that a package installs is its module: `litgpt pretrain` is started as
+`python -m litgpt pretrain`, if its source says that this starts the same function. Nothing is
+imported.
 """
 
 from __future__ import annotations
@@ -237,6 +237,72 @@ class _Accelerate(Vendor):
     written_back = False
 
 
+class _Trl(Vendor):
+    """`trl COMMAND`, which starts a script of its own by accelerate."""
+
+    name = "trl"
+    commands = ("trl",)
+    written_back = False
+
+
+class _Starter(Kind):
+    """Command `NAME train` that starts a module of its own by another launcher."""
+
+    own = ("train",)
+    written_back = False
+
+    def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """Return what it starts with the arguments given; InputError for one that is not read."""
+        raise NotImplementedError
+
+    def read(self, typed: Typed) -> Read:
+        """Return what that launcher starts."""
+        words, at = typed.words, typed.skip
+        command = self.command(words[at:], typed.environment)
+        script, launcher = read_words(command, typed.cwd, typed.environment)
+        assert launcher is not None
+        return script, replace(launcher, kind=self.name, words=words[:at], script=words[at:])
+
+
+class _LlamaFactory(_Starter):
+    """`llamafactory-cli train` (0.9.4): torchrun on NPROC_PER_NODE devices."""
+
+    name = "llamafactory"
+    commands = ("llamafactory-cli", "llamafactory", "lmf")
+
+    def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        nodes, each = environment.get("NNODES") or 1, environment.get("NPROC_PER_NODE") or "gpu"
+        start = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={each}"]
+        return [*start, "-m", "llamafactory.launcher", *given]
+
+    def read(self, typed: Typed) -> Read:
+        """Return the same with what it sets for torch's DDP."""
+        script, launcher = super().read(typed)
+        if typed.environment.get("OPTIM_TORCH", "1").lower() in ("true", "y", "1"):
+            allocator = "expandable_segments:True"
+            env = {"PYTORCH_CUDA_ALLOC_CONF": allocator, "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
+            launcher = replace(launcher, env=env | launcher.env)
+        return script, launcher
+
+
+class _Axolotl(_Starter):
+    """`axolotl train` (0.12): accelerate, whose arguments follow `--`."""
+
+    name = "axolotl"
+    commands = ("axolotl",)
+
+    def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        at = given.index("--") if "--" in given else len(given)
+        for option in (word.partition("=")[0] for word in given[:at]):
+            if option in ("--launcher", "--num-processes", "--sweep", "--cloud"):
+                raise InputError(
+                    f"axolotl train {option} is not read; write what it starts, e.g. torchrun "
+                    "--nproc-per-node 8 -m axolotl.cli.train FILE"
+                )
+        start = ["accelerate", "launch", *given[at + 1 :], "-m", "axolotl.cli.train"]
+        return [*start, *given[:at]]
+
+
 def _answer(
     name: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -312,7 +378,7 @@ def read_words(
             skip += 1
         elif name not in kind.commands:
             continue
-        elif kind.own and name == kind.commands[0]:
+        elif kind.own and not name.endswith(kind.own[0]):  # as accelerate-launch does
             if bare[1 : 1 + len(kind.own)] != kind.own:
                 shown = " ".join((name, *kind.own))
                 raise InputError(f"of {name}'s commands only `{shown}` trains")

@@ -47,21 +47,14 @@ def main() -> None:
 
 def torchrun(arguments: Sequence[str]) -> dict[str, Any]:
     """Read the arguments of torchrun, which is `python -m torch.distributed.run`."""
-    import torch
     from torch.distributed.run import parse_args, parse_min_max_nnodes
 
     args = parse_args(list(arguments))
     least, nodes = parse_min_max_nnodes(args.nnodes)
     if args.no_python:
         _no_python("--no-python")
-    if getattr(args, "virtual_local_rank", False):
-        raise Refused("--virtual-local-rank gives each rank one GPU, and a probe gives it all")
     each = str(args.nproc_per_node)
     processes = int(each) if each.isdigit() else 0
-    if each == "cpu" and torch.cuda.is_available():
-        raise Refused(
-            "--nproc-per-node cpu starts a rank on each core, and a probe one on each GPU"
-        )
     if each.isdigit() and not processes:
         raise Refused("--nproc-per-node must be at least 1")
     notes = []
@@ -103,8 +96,6 @@ def deepspeed(arguments: Sequence[str]) -> dict[str, Any]:
         raise Refused("it names no script")
     if args.autotuning:
         raise Refused("--autotuning starts a search of its own; leave it out")
-    if getattr(args, "elastic_training", False):
-        raise Refused("--elastic_training changes the number of ranks while it trains")
     if args.no_python:
         _no_python("--no_python")
     hosts = fetch_hostfile(args.hostfile) or {}
@@ -126,11 +117,8 @@ def deepspeed(arguments: Sequence[str]) -> dict[str, Any]:
             )
         slots = args.include.partition(":")[2]
         processes = _first_devices(slots, f"--include {args.include}") if slots else 0
-    notes = []
-    if getattr(args, "venv_script", None):
-        notes.append("--venv_script is not sourced: probes run in the environment of tuner")
     env = {"CROSS_RANK": "{node_rank}", "CROSS_SIZE": str(nodes)}
-    read = _read(args, processes, env, notes, args.user_script, args.user_args, nodes)
+    read = _read(args, processes, env, (), args.user_script, args.user_args, nodes)
     if args.bind_cores_to_rank:
         read["binding"] = f"cores:{args.bind_core_list or ''}"
     if not args.no_local_rank:
@@ -155,9 +143,6 @@ def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
     )
 
     args, defaults, from_file = accelerate_launch._validate_launch_command(args)
-    place = str(getattr(defaults, "compute_environment", ""))
-    if args.tpu or "SAGEMAKER" in place:
-        raise Refused("it is set up for another kind of machine than one with GPUs or cores")
     nodes = int(args.num_machines or 1)
     if args.no_python:
         _no_python("--no_python")

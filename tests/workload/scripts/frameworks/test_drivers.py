@@ -331,7 +331,7 @@ def test_llama_factory_and_axolotl_take_their_yaml(tmp_path: Path) -> None:
     assert words[-1] == "gradient_accumulation_steps=2"
     assert yaml.safe_load(Path(words[-2]).read_text())["per_device_train_batch_size"] == 4
     (tmp_path / "a.yaml").write_text("micro_batch_size: 2\nsequence_len: 64\n")
-    script = Script("axolotl train a.yaml --launcher python", cwd=tmp_path)
+    script = Script("axolotl train a.yaml", cwd=tmp_path)
     job = looked_at(Script("torchrun --nproc-per-node 4 -m axolotl.cli.train a.yaml", cwd=tmp_path))
     assert script.framework_of_command is not None
     words = started(job, tmp_path, data_parallel=2, sequence_parallel=2, micro_batch=4)
