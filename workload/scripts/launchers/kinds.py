@@ -4,8 +4,7 @@ A launcher is a subclass of `Kind`. torchrun, deepspeed and accelerate are read 
 (`tuner.workload.scripts.launchers.vendor`), in the folder and environment that they would be
 started in; srun by a table of ours. A changed command is written back as it came in, or started by
 torchrun. Any other command that a package installs is its module: `litgpt pretrain` is started as
-`python -m litgpt pretrain`, if its source says that this starts the same function. Nothing is
-imported.
+`python -m litgpt pretrain`. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.script_facts import ASSIGNMENT, Launcher, names_taken
 
 PYTHON = re.compile(r"python[\d.]*")
-_GUARD = re.compile(r"""__name__\s*==\s*["']__main__["']""")
 #: Starters of ranks that are not read.
 UNREAD = ("mpirun", "mpiexec", "horovodrun", "jsrun", "aprun", "colossalai", "composer")
 #: Words that each rank runs, and the launcher in front of them.
@@ -394,23 +392,4 @@ def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
     (*_, entry) = (None, *importlib.metadata.entry_points(group="console_scripts", name=name))
     if entry is None:
         return tuple(words)
-    module = entry.module.removesuffix(".__main__")
-    if not _starts(entry, module):
-        raise InputError(
-            f"{name} calls {entry.value}, which python -m {module} does not; write a script that "
-            "calls it"
-        )
-    return ("-m", module, *words[1:])
-
-
-def _starts(entry: importlib.metadata.EntryPoint, module: str) -> bool:
-    if entry.dist is None or module != entry.module:
-        return True
-    at = Path(*module.split("."))
-    package = Path(str(entry.dist.locate_file(at)))
-    if (package / "__init__.py").is_file():
-        return (package / "__main__.py").is_file()
-    try:
-        return bool(_GUARD.search(package.with_suffix(".py").read_text("utf-8", "replace")))
-    except OSError:
-        return True
+    return ("-m", entry.module.removesuffix(".__main__"), *words[1:])

@@ -1,8 +1,8 @@
 """`srun` in front of a command: its tasks, told apart from its nodes.
 
-srun is no Python program, so its options are a table: those of src/common/slurm_opt.c in Slurm's
-source (August 2026) that srun takes, older ones, and the container options of the plugin pyxis.
-Another option must be written as `--name=value`.
+srun is no Python program, so its options without a value are a table: those of
+src/common/slurm_opt.c in Slurm's source (August 2026) that srun takes, older ones, and those of the
+plugin pyxis.
 """
 
 from __future__ import annotations
@@ -24,31 +24,18 @@ from tuner.workload.scripts.launchers.kinds import (
 )
 from tuner.workload.scripts.script_facts import Launcher
 
-#: Long options that take no word after them, and those that do.
+#: Long options that take no word after them; any other takes one, unless it holds a `=`.
 _ALONE = """
 async bcast compress consolidate-segments contiguous debugger-test disable-status exact exclusive
 external-launcher get-user-env help hold immediate interactive kill-on-bad-exit label multi-prog
 nice no-allocate no-kill oom-kill-step overcommit overlap oversubscribe parsable preserve-env
 propagate pty quiet quit-on-interrupt reboot resv-ports send-libs spread-job spread-segments
 stepmgr test-only unbuffered usage use-min-nodes verbose version wait-for-children whole x11
+container-entrypoint container-mount-home container-readonly container-remap-root container-writable
+no-container-entrypoint no-container-mount-home no-container-remap-root
 """
-_WITH_VALUE = """
-accel-bind account acctg-freq autocomplete bb bbf bcast-exclude begin chdir cluster
-cluster-constraint clusters comment constraint container container-id container-image
-container-mounts container-name container-workdir context core-spec cores-per-socket cpu-bind
-cpu-freq cpu_bind cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution epilog
-error exclude export extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket
-gpus-per-task gres gres-flags het-group hint ignore-signals input job-name jobid licenses mail-type
-mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus mpi msg-timeout network
-nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
-ntasks-per-tres open-mode output pack-group partition prefer priority profile prolog qos relative
-reservation resources runtime segment signal slurmd-debug sockets-per-node switches task-epilog
-task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp treewidth
-tres-bind tres-per-task uid wait wckey
-"""
-#: Letters of short options that take a value, and of those that take none but in the same word.
-_SHORT_WITH_VALUE = "AbBcCdDeFGiJLmMnNopPqrRStTUwWx"
-_SHORT_ALONE = "EhHIklOQsuvVXZK"
+#: Letters of short options that take a value, and of those that have one in the same word if any.
+_SHORT_WITH_VALUE, _SHORT_MAY = "AbBcCdDeFGiJLmMnNopPqrRStTUwWx", "IkK"
 _LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
 
 
@@ -190,7 +177,7 @@ def is_srun(words: Sequence[str]) -> bool:
 
 
 def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
-    """Return srun's options, and the place of the command; InputError for an unknown one."""
+    """Return srun's options, and the place of the command; InputError if a value is missing."""
     told: dict[str, str] = {}
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
@@ -200,10 +187,8 @@ def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if not equals and name in _WITH_VALUE.split():
+            if not equals and name not in _ALONE.split():
                 value, at = _value(words, at, word)
-            elif not equals and name not in _ALONE.split():
-                raise InputError(f"srun's option {word} is not known; write it as {word}=VALUE")
             told["ntasks-per-node" if name == "tasks-per-node" else name] = value
             continue
         letters = word[1:]
@@ -214,10 +199,8 @@ def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
                 if not value:
                     value, at = _value(words, at, f"-{letter}")
                 told[_LONG_OF.get(letter, letter)] = value
-            elif letter in "IkK":  # a value may follow in the same word
+            elif letter in _SHORT_MAY:
                 letters = ""
-            elif letter not in _SHORT_ALONE:
-                raise InputError(f"srun's option -{letter} is not known; use its long form")
     return told, at
 
 

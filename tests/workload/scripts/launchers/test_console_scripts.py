@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import read_command
@@ -18,7 +17,6 @@ ENTRIES = """[console_scripts]
 litgpt = litgpt.__main__:main
 lit-flat = litgpt.flat:main
 lit-package = litgpt.inner:main
-lit-library = litgpt.library:main
 lit-bare = litgpt:main
 """
 
@@ -36,7 +34,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("__init__.py", "__main__.py", "inner/__init__.py", "inner/__main__.py"):
         (package / name).write_text("raise SystemExit('imported')\n")
     (package / "flat.py").write_text("def main(): ...\nif __name__ == '__main__':\n    main()\n")
-    (package / "library.py").write_text("def main(): ...\n")
     monkeypatch.syspath_prepend(str(site))
     return cwd
 
@@ -54,11 +51,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_an_installed_command_is_its_module(command: str, words: str, installed: Path) -> None:
     assert read_command(shlex.split(command), installed) == (tuple(words.split()), None)
-
-
-def test_one_that_python_m_would_not_start_is_refused(installed: Path) -> None:
-    with pytest.raises(InputError, match=r"lit-library calls litgpt\.library:main"):
-        read_command(["lit-library"], installed)
 
 
 def test_a_file_of_that_name_goes_first(installed: Path) -> None:

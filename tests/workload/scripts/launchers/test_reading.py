@@ -372,7 +372,6 @@ def test_axolotl(folder: Path) -> None:
         ("srun", "followed by a command"),
         ("srun --nodes=2 -n 5 python train.py", "5 tasks over 2 nodes"),
         ("srun -N2 torchrun --nproc-per-node 2 train.py", "2 nodes and torchrun asks for 1"),
-        ("srun --wonder 3 python train.py", "--wonder is not known"),
         ("srun -n x python train.py", "no number of tasks"),
         ("srun -n 2 --gpus-per-task=1 python train.py", "its own GPU alone"),
         ("srun -n 2 --gpu-bind=closest python train.py", "its own GPU alone"),
