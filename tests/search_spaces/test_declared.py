@@ -220,7 +220,8 @@ def test_a_condition_reads_no_live_knob() -> None:
 
 
 def test_a_run_whose_live_knob_a_command_set_is_read() -> None:
-    job = replace(load_job("tiny-gpt"), knobs=(replace(WORKERS, baseline=0),))
+    knob = Knob("nap", (1, 2), live=True, baseline=1)
+    job = replace(load_job("tiny-gpt"), knobs=(knob,))
     stored = job.to_json()
-    stored["knobs"]["workers"] |= {"set": ["put", "{value}"], "read": ["get"]}
+    stored["knobs"]["nap"] |= {"set": ["put", "{value}"], "read": ["get"]}
     assert type(job).from_json(stored).knobs == job.knobs
