@@ -375,11 +375,7 @@ def test_too_little_is_no_finding(capsys, tmp_path):
     assert re.fullmatch(
         r"Keep what you run today: only \d of [\d,]+ configurations were tried\.", first
     )
-    assert re.match(
-        r"A probe takes about [\d.]+ kJ .*here; allow about 16 of them: the same command with "
-        r"--name few --probe-budget \d+kJ continues from here\.",
-        second,
-    )
+    assert second == "The same command with --name few and higher limits continues from here."
 
 
 def test_the_version_is_printed(capsys):  # 30

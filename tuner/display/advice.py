@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from tuner.formatting import (
     Units,
     change,
     duration,
-    energy_text,
     label,
     percent,
     probability,
@@ -17,7 +14,7 @@ from tuner.formatting import (
 from tuner.problem.stop_reason import no_verdict_phrase
 from tuner.results.choice import limits_phrase
 from tuner.results.parts import Evidence, Point, Recommendation
-from tuner.results.recommendation import LEAST_TRIED, evidence_of, too_little_tried
+from tuner.results.recommendation import evidence_of, too_little_tried
 from tuner.results.result import Result
 
 #: Probability from which on a candidate is said to be probably better: "likely" on the scale of
@@ -160,10 +157,11 @@ def details(result: Result) -> tuple[str, ...]:
             "Every figure is predicted by the analytic models; `tuner optimize` on the machine "
             "itself measures."
         )
-    if advice.action == "keep" and too_little_tried(result) and advice.more is None:
-        lines.append(_limits_were_short(result))
-    elif advice.more is not None:
-        lines.append(f"The same command with --name {result.name} and higher limits makes them.")
+    again = f"The same command with --name {result.name} and higher limits"
+    if advice.more is not None:
+        lines.append(f"{again} makes them.")
+    elif advice.action == "keep" and too_little_tried(result) and result.spent.probes:
+        lines.append(f"{again} continues from here.")
     return tuple(lines)
 
 
@@ -183,34 +181,6 @@ def _trade(result: Result, trade: Point) -> str:
     joined = " for " if words[0][0] < 1 < words[1][0] else " and "
     text = joined.join(word for _, word in words)
     return f"A trade: {name} takes {text} than today (--minimize {goal})."
-
-
-def _limits_were_short(result: Result) -> str:
-    # How large the limits of the search should be.
-    spent, stop = result.spent, result.stop
-    if not spent.probes or stop is None:
-        return ""
-    each_kJ, each_s = spent.energy_kJ / spent.probes, spent.time_s / spent.probes
-    count = max(4 * LEAST_TRIED, 2 * spent.probes)
-    limit = {
-        "max_probes": f"--max-probes {count}",
-        "probe_budget": f"--probe-budget {_round_up(count * each_kJ):g}kJ",
-        "time": f"--search-time {_round_up(count * each_s):g}s",
-    }.get(stop.kind, "")
-    mark = label(result.points[0].meter.mark) if result.points else ""
-    return (
-        f"A probe takes about {energy_text(each_kJ)}{mark} and {duration(each_s)} here; allow "
-        f"about {count} of them: the same command with --name {result.name} {limit} continues "
-        "from here."
-    )
-
-
-def _round_up(value: float) -> float:
-    # To two significant digits.
-    if value <= 0:  # a table may record no energy, or no time
-        return 0.0
-    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return math.ceil(value / scale) * scale
 
 
 def advice_lines(result: Result) -> list[str]:

@@ -81,19 +81,19 @@ def serve(
 
 def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -> None:
     """Save our figures and the choice where the dashboard shows them, over earlier ones."""
-    from tuner.display.plots import FIGURES, figures
+    from tuner.display.plots import TITLES, figures
 
     dashboard = _dashboard()
     drawn = figures(replace(result, run_dir=None), records)
-    for each in FIGURES:
-        if each.title and each.name in drawn:
-            figure = drawn[each.name]
+    for name, title in TITLES.items():
+        if name in drawn:
+            figure = drawn[name]
             figure.update_layout(
-                title={"text": each.title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
+                title={"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
                 margin={"t": 60},
                 legend={"y": -0.22, "yanchor": "top"},  # above it, the page's buttons stand
             )
-            graph = f"joulefront-{each.name}"  # saved again, it overwrites
+            graph = f"joulefront-{name}"  # saved again, it overwrites
             dashboard.save_plotly_graph_object(study, figure, graph_object_id=graph)
     dashboard.save_note(study, note(result))
 

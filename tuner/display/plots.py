@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.display.figures.front import front_figure
@@ -186,36 +184,12 @@ def _instead(effect: KnobEffect) -> str:
     return f"{html.escape(effect.knob)}<br>{value}, not {other}"
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """What the figures of a result are drawn from."""
-
-    result: Result
-    explanation: Explanation | None = None
-    timelines: Mapping[str, Timeline] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Figure of a result, with its title on the dashboard; empty if it is not shown there."""
-
-    name: str
-    draw: Callable[[Drawn], go.Figure | None]
-    title: str = ""
-
-
-def _timeline(name: str, of: Drawn) -> go.Figure | None:
-    return timeline_figure(of.timelines[name]) if name in of.timelines else None
-
-
-#: Every figure, in the order of reading.
-FIGURES = (
-    Figure("front", lambda of: front_figure(of.result), "Front of energy against time"),
-    Figure("live", lambda of: live_figure(of.result), "Energy against the live setting"),
-    Figure("knobs", lambda of: knobs_figure(of.explanation) if of.explanation else None),
-    Figure("hypervolume", lambda of: hypervolume_figure(of.result), "Front against probing energy"),
-    *(Figure(f"timeline-{name}", partial(_timeline, name)) for name in ("best", "baseline")),
-)
+#: Titles of the figures that the dashboard shows.
+TITLES = {
+    "front": "Front of energy against time",
+    "live": "Energy against the live setting",
+    "hypervolume": "Front against probing energy",
+}
 
 
 def figures(
@@ -225,11 +199,16 @@ def figures(
     explanation: Explanation | None = None,
     timelines: Mapping[str, Timeline] | None = None,
 ) -> dict[str, go.Figure]:
-    """Return every figure of `FIGURES` that has something to draw, by name; that of the knobs
-    only with an explanation."""
+    """Return every figure that has something to draw, by name; that of the knobs only with an
+    explanation."""
     timelines = shown_timelines(result, records)[0] if timelines is None else timelines
-    of = Drawn(result, explanation, timelines)
-    drawn = {each.name: each.draw(of) for each in FIGURES}
+    drawn = {
+        "front": front_figure(result),
+        "live": live_figure(result),
+        "knobs": knobs_figure(explanation) if explanation else None,
+        "hypervolume": hypervolume_figure(result),
+        **{f"timeline-{name}": timeline_figure(each) for name, each in timelines.items()},
+    }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 

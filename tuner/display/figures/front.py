@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,6 @@ from tuner.display.figures.style import (
     MUTED,
     ORANGE,
     PURPLE,
-    SERIES,
-    SYMBOLS,
-    TEXT,
     Axis,
     add_small_text,
     empty_figure,
@@ -26,7 +22,6 @@ from tuner.display.figures.style import (
 from tuner.display.view import View
 from tuner.formatting import Units, after_comma, number
 from tuner.problem.constraints import limit_on
-from tuner.results.choice import front_of
 from tuner.results.parts import Point
 from tuner.results.result import Result
 
@@ -207,41 +202,3 @@ def _add_constraints(
         else:
             outside.append(text)
     return outside
-
-
-def sizes_figure(result: Result) -> go.Figure | None:
-    """Draw one front for each number of GPUs, the choices joined by a line; None unless a plan is
-    over several sizes."""
-    sizes = result.plan.sizes if result.plan is not None else ()
-    if len(sizes) < 2:
-        return None
-    fronts = {
-        size.gpus: front_of([p for p in result.points if p.configuration.world_size == size.gpus])
-        for size in sizes
-    }
-    every = [point for front in fronts.values() for point in front]
-    units = Units.of(every)
-    x_axis, y_axis = (Axis(values) for values in zip(*map(units.place, every), strict=True))
-    figure = empty_figure(
-        f"Time to solution ({units.time}), predicted",
-        f"Energy to solution ({units.energy}), predicted",
-        x_axis.layout(),
-        y_axis.layout(),
-    )
-    line = {"color": TEXT, "width": 1, "dash": "dot"}
-    x, y = zip(*(units.place(size.best) for size in sizes), strict=True)
-    figure.add_trace(scatter_trace(x, y, name="choices", line=line))
-    looks = zip(sizes, itertools.cycle(SERIES), itertools.cycle(SYMBOLS), strict=False)
-    for size, colour, symbol in looks:
-        front, name = fronts[size.gpus], f"{size.gpus} GPUs"
-        large = [14 if p is size.best else 6 for p in front]
-        marker = {"color": colour, "symbol": symbol, "size": large}
-        trace = scatter_trace(
-            *zip(*map(units.place, front), strict=True),
-            name=name,
-            line={"color": colour, "width": 1},
-            marker=marker,
-        )
-        hover = f"{name}<br>%{{x:.3g}} {units.time}<br>%{{y:.4g}} {units.energy}<extra></extra>"
-        figure.add_trace({**trace, "hoverinfo": None, "hovertemplate": hover})
-    return figure

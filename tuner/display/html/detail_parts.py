@@ -10,7 +10,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from tuner.display.columns import ENERGY, TIME
-from tuner.display.figures.front import sizes_figure
 from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.html.pieces import (
     chips,
@@ -60,11 +59,9 @@ def plan_part(result: Result) -> str:
             best, texts = size.best, [each.text(size.best, units) for each in (TIME, ENERGY)]
             power, knobs = number(best.power_W), chips(best.configuration)
             rows.append([f"{size.gpus}{role}", *texts, power, knobs])
-        figure = sizes_figure(result)
-        plot = plot_div("sizes", figure, "Predicted fronts by number of GPUs") if figure else ""
         text = section(
             "How many GPUs",
-            plot + table(("GPUs", "Time", "Energy", "Power (W)", "Configuration"), rows),
+            table(("GPUs", "Time", "Energy", "Power (W)", "Configuration"), rows),
             "The choice on each number of GPUs under the same limits, predicted. The knee is the "
             "size beyond which time is bought dearest.",
         )
@@ -173,8 +170,9 @@ def spent_part(view: View, figures: Mapping[str, go.Figure]) -> str:
         ("Payback", escape(view.payback)),
         ("Ended because", escape(result.stopped or "it is not recorded")),
     ]
-    if view.surrogates:
-        rows.append(("Models", escape(view.surrogates)))
+    if (loo := result.leave_one_out) is not None:
+        inside = f"{percent(loo.coverage)} of the left-out values lay inside their 90 % interval."
+        rows.append(("Models", escape(f"{view.surrogates} {inside}")))
     text = "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
     if "hypervolume" in figures:
         alt = "The front against the energy spent"
