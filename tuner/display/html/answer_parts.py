@@ -65,39 +65,24 @@ def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
 
 
 def _tiles(view: View, best: Point) -> str:
-    # Figures of the recommended configuration.
-    mark = best.meter.mark
-    tiles = [
-        tile(name, value, more, "" if name.startswith("Time") else mark)
-        for name, (value, *more) in _figures_of(view, best).items()
-    ]
+    # Figures of the recommended configuration: value, change against today, interval.
+    mark, units, changes = best.meter.mark, view.units, _changes(view, best)
+    of = "" if view.result.length_known else " of a step"
+    tiles = []
+    for column in (TIME, ENERGY):
+        below = column.below(best, units)
+        interval = f'<span class="interval">{below} {column.unit(units)}</span>' if below else ""
+        more, metered = [changes.get(column.name, ""), interval], mark if column.metered else ""
+        tiles.append(tile(f"{column.heading}{of}", column.text(best, units), more, metered))
+    watts = f"{number(best.power_W)} W"
+    tiles.append(tile("Average power", watts, [changes.get("power", "")], mark))
     tiles += [*_price_tiles(view, best), _spent_tile(view)]
+    name = "Today" if view.is_today(best) else view.role(best).capitalize()
     return (
-        f'<div class="side"><p class="note"><b>{escape(_name_of(view, best))}</b> '
+        f'<div class="side"><p class="note"><b>{escape(name)}</b> '
         f"{chips(best.configuration, against=view.today)}</p>"
         f'<div class="figures">{"".join(tiles)}</div></div>'
     )
-
-
-def _figures_of(view: View, point: Point) -> dict[str, list[str]]:
-    # By name: value, change against today, interval.
-    units, changes = view.units, _changes(view, point)
-    of = "" if view.result.length_known else " of a step"
-    figures = {
-        f"{column.heading}{of}": [
-            column.text(point, units),
-            changes.get(column.name, ""),
-            f'<span class="interval">{below} {column.unit(units)}</span>'
-            if (below := column.below(point, units))
-            else "",
-        ]
-        for column in (TIME, ENERGY)
-    }
-    return figures | {"Average power": [f"{number(point.power_W)} W", changes.get("power", "")]}
-
-
-def _name_of(view: View, point: Point) -> str:
-    return "Today" if view.is_today(point) else view.role(point).capitalize()
 
 
 def _changes(view: View, point: Point) -> dict[str, str]:
