@@ -19,8 +19,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # tests of the search take five times as long with two.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-# Two tests share the cores, but for those that measure time or energy, start Ray, or become
-# another user: these run one after the other.
+# Two tests share the cores, and three of the slow ones, which wait for processes, but for those that
+# measure time or energy, start Ray, or become another user: these run one after the other.
 ALONE := quiet or ray or root
 # Each part prints its slowest tests, and leaves the duration of every test in build/durations.
 PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
@@ -102,7 +102,7 @@ everyday-alone: install
 slow: slow-shared slow-alone
 
 slow-shared: install
-	$(PYTEST) $(SHARED) -m "slow and not all_knobs and not long and not ($(ALONE))"
+	$(PYTEST) $(SHARED) -n 3 -m "slow and not all_knobs and not long and not ($(ALONE))"
 
 slow-alone: install
 	$(PYTEST) -m "slow and not all_knobs and not long and ($(ALONE))"

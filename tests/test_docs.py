@@ -35,9 +35,9 @@ from tuner.testing.commands import finished
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 #: Pages whose blocks start training processes, and others whose blocks search a large cluster.
-TRAINING = {"quickstart-laptop", "quickstart-gpu-node", "tables", "your-script"}
-TRAINING |= {"tune-while-training"}
-SIMULATED = {"security", "apply", "README", "planning", "search", "report"}
+TRAINING = {"quickstart-laptop", "your-script", "tune-while-training"}
+SIMULATED = {"security", "apply", "README", "planning", "search", "report", "tables"}
+SIMULATED |= {"quickstart-gpu-node"}
 TRAINS = (pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800))
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"

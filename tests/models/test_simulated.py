@@ -190,7 +190,7 @@ def test_a_cluster_of_another_kind_is_planned_and_says_so(tmp_path: Any) -> None
     assert all((point.peak_memory_bytes or 0) <= memory for point in result.points)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_over_1024_gpus_keeps_16_probes_in_flight(tmp_path: Any) -> None:
     cluster: Cluster = replace(CLUSTER, name="gh200-1024", nodes=256)
     result = optimize(

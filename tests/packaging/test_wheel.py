@@ -48,7 +48,7 @@ def test_the_wheel_holds_the_whole_of_tuner_and_nothing_else(clone: Path, wheel:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_source_archive_makes_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -> None:
     run([sys.executable, "-c", SOURCE_ARCHIVE.format(folder=str(tmp_path))], clone)
     (archive,) = tmp_path.glob("*.tar.gz")

@@ -424,7 +424,7 @@ def with_trl(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # read in an interpreter of its own
     monkeypatch.setattr(sys, "executable", str(with_trl))
