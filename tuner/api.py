@@ -78,7 +78,6 @@ def optimize(
     surrogate: Any = None,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
-    avoid_stragglers: bool = False,
     device_kind: str | None = None,
     in_flight: int | None = None,
     storage: str | None = None,
@@ -138,7 +137,6 @@ def optimize(
             `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
-        avoid_stragglers: leave nodes that hold others back out of it, while enough are left.
         device_kind: the kind of device to use there; the most frequent one if not given.
         in_flight: number of probes that a simulated cluster runs together; as many as its nodes
             can hold of the baseline if not given.
@@ -190,7 +188,6 @@ def search_for(
                 run.path,
                 say,
                 address=request.ray_address,
-                avoid_stragglers=request.avoid_stragglers,
                 in_flight=request.in_flight,
                 seed=request.search.seed,
             ),

@@ -283,6 +283,11 @@ class Failure:
         return self.type.blames is not None
 
     @property
+    def of_node(self) -> bool:
+        """True if it may not arise on another node."""
+        return not self.blames_configuration and not self.was_cancelled
+
+    @property
     def was_cancelled(self) -> bool:
         """True if the probe was ended from outside."""
         return self.kind == "cancelled"

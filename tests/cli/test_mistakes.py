@@ -104,7 +104,7 @@ REVIEWED = [
         ["optimize", "lmm-72b", "--cluster", "a100-40gb-8", "--space", "default", *SIMULATED],
         [
             "lmm-72b does not fit on a100-40gb-8: the smallest of 2,556 configurations of space "
-            "'default' needs 69.4 GB of a GPU's 42.9 GB (26.4 GB too many); try ",
+            "'default' needs 69.4 GB of a GPU's 42.9 GB (26.4 GB too many); `tuner fit` ",
             "--space cpu-all or --cluster ",
         ],
     ),
@@ -301,7 +301,7 @@ def test_a_search_on_predictions_says_so_first(capsys):
     )
     (absent,) = [line for line in others if "not in space 'default'" in line]
     assert "tensor_parallel" in absent
-    assert re.search(r" \(--space everything.* search them\)$", absent)
+    assert re.search(r" \(`tuner list spaces` lists others\)$", absent)
     assert len(absent) < 190
     out = run(capsys, *PLAN, "--dry-run")[1]
     assert out.startswith("Nothing is measured: every probe is a prediction")

@@ -28,18 +28,9 @@ def test_the_default_space_on_a_cpu_says_what_it_leaves_out() -> None:
     assert "tensor_parallel" not in turned
     assert absent == (
         "not in space 'default': tensor_parallel, pipeline_parallel, sequence_parallel, "
-        "expert_parallel and 8 others (--space everything, pipeline, compilation and context "
-        "search them)"
+        "expert_parallel and 8 others (`tuner list spaces` lists others)"
     )
     assert left == "not in play: global_batch: the job says its steps at one size only"
-
-
-def test_the_smallest_space_with_all_that_is_left_out_is_named() -> None:
-    names = ("full", "compilation", "pipeline", "context")
-    knobs = {n: c for name in names for n, c in load_space(name).choices.items()}
-    del knobs["tensor_parallel"], knobs["pipeline_parallel"]
-    absent = said(SearchSpace("mine", knobs))[1]
-    assert absent.endswith(": tensor_parallel, pipeline_parallel (--space large searches them)")
 
 
 def test_a_knob_that_a_rule_refuses_gives_the_rules_reason() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -22,10 +20,6 @@ from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import PlanRequest
 
-if TYPE_CHECKING:
-    from tuner.results.result import Result
-    from tuner.search_spaces.cluster import Cluster
-
 
 def _plan(args: argparse.Namespace) -> int:
     named = any((args.job, args.space, args.baseline, args.cluster != "auto"))
@@ -33,7 +27,6 @@ def _plan(args: argparse.Namespace) -> int:
         raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.api import plan_for
     from tuner.display.text import answer_lines
-    from tuner.planning.kinds import several
 
     request = made_of_options(
         args,
@@ -48,38 +41,10 @@ def _plan(args: argparse.Namespace) -> int:
         gpus=_numbers(args.gpus),
         run=args.run,
     )
-    if several(args.cluster):
-        return _plan_kinds(args, request)
     with progress(args) as on_progress:
         result = plan_for(request, progress=False, on_progress=on_progress)
     answer(args, result.to_json(), answer_lines(result), fit=True)
     return OK if result.choice.met else UNMET
-
-
-def _plan_kinds(args: argparse.Namespace, request: PlanRequest) -> int:
-    """Compare several clusters; no run is kept."""
-    import tempfile
-
-    from tuner.api import plan_for
-    from tuner.display.plan_text import kind_lines
-    from tuner.planning.kinds import plan_kinds, priced_clusters
-
-    if args.gpus or args.baseline or args.name:
-        raise InputError(
-            "several clusters are compared at their best and no run is kept: leave out --gpus, "
-            "--today and --name, or name one cluster"
-        )
-    with tempfile.TemporaryDirectory() as folder, progress(args) as on_progress:
-
-        def one(cluster: Cluster, price: float | None) -> Result:
-            asked, limits = replace(request, cluster=cluster, runs_dir=folder), request.constraints
-            if price is not None and limits.goal == "cost":
-                asked = replace(asked, constraints=replace(limits, price_per_gpu_hour=price))
-            return plan_for(asked, report=False, progress=False, on_progress=on_progress)
-
-        kinds = plan_kinds(priced_clusters(args.cluster), one)
-    answer(args, [kind.to_json() for kind in kinds], kind_lines(kinds))
-    return OK if any(kind.met for kind in kinds) else UNMET
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -152,14 +117,7 @@ def _add_plan(commands: Commands) -> None:
     job = parser.add_argument_group("the job and what to predict")
     add = job.add_argument
     add_shared(job, "JOB")
-    add(
-        "--cluster",
-        default="auto",
-        metavar="NAME[=PRICE],...",
-        help="cluster file or name, auto for this machine; several, with the price of a GPU hour "
-        "if known, are compared (default: auto)",
-    )
-    add_shared(job, "--space")
+    add_shared(job, "--cluster", "--space")
     add("--gpus", metavar="N,N,...", help="numbers of GPUs to compare, up to the cluster's")
     add(
         "--run",

@@ -121,9 +121,9 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
-        from tuner.executors.choose import survey_cluster
+        from tuner.executors.ray_cluster import survey
 
-        seen = survey_cluster(args.ray, args.device_kind)
+        seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     if args.record_nvml is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from tuner.display.columns import BRIEF_TEXT, ENERGY, TIME
+from tuner.display.columns import BRIEF_TEXT
 from tuner.formatting import (
     Units,
     duration,
@@ -16,7 +16,6 @@ from tuner.formatting import (
     settings_text,
 )
 from tuner.planning.fit import SURE, Change, Fit, Most
-from tuner.planning.kinds import Kind
 from tuner.results.choice import limits_phrase
 from tuner.results.parts import PlanFacts
 from tuner.results.predict import Forecast
@@ -74,55 +73,6 @@ def size_lines(result: Result) -> list[str]:
     if limits_phrase(result.constraints, units) and meets:
         lines.append(f"The fewest GPUs that meet the limits: {min(meets)}.")
     return lines
-
-
-def kind_lines(kinds: Sequence[Kind]) -> list[str]:
-    """Return the answer by kind of GPU as a table."""
-    units = Units.of([kind.best for kind in kinds if kind.best is not None])
-    met = [kind for kind in kinds if kind.met]
-    rows = [("cluster", "GPUs", "time", "energy (predicted)", "price", "", "configuration")]
-    for kind in kinds:
-        best, cost = kind.best, kind.cost
-        if best is None:
-            rows.append((kind.cluster.name, "", "", "", "", "", kind.refused))
-            continue
-        rows.append(
-            (
-                kind.cluster.name,
-                str(best.configuration.world_size),
-                TIME.text(best, units),
-                ENERGY.text(best, units),
-                "" if cost is None else number(cost),
-                ", ".join(_merits(kind, met)) if kind.met else "beyond the limits",
-                settings_text(best.configuration),
-            )
-        )
-    lines = right_aligned(rows, "  ")
-    lines.append("Predicted, not measured; each kind at its best configuration.")
-    jobs = [kind.result.job for kind in kinds if kind.result is not None]
-    lines += states_lines(jobs[0]) if jobs else []
-    if len({kind.charges_host for kind in kinds if kind.best is not None}) > 1:
-        host = ", ".join(kind.cluster.name for kind in kinds if kind.charges_host)
-        lines.append(f"Energies hold the hosts on {host} and those of the GPUs alone elsewhere.")
-    if met and any(kind.cost is not None for kind in met) and any(k.cost is None for k in met):
-        lines.append("A price is missing: NAME=PRICE in --cluster states that of a GPU hour.")
-    return lines
-
-
-def _merits(kind: Kind, met: Sequence[Kind]) -> list[str]:
-    # What a kind is best at among those that meet the limits.
-    if len(met) < 2:
-        return []
-    both = [(each, each.best) for each in met if each.best is not None]
-    fastest = min(both, key=lambda pair: pair[1].time_to_solution_s)[0]
-    found = ["fastest"] if kind is fastest else []
-    if len({each.charges_host for each in met}) == 1:
-        least = min(both, key=lambda pair: pair[1].energy_to_solution_kJ)[0]
-        found += ["least energy"] if kind is least else []
-    costs = [each.cost for each in met if each.cost is not None]
-    if len(costs) == len(met) and kind.cost == min(costs):
-        found.append("cheapest")
-    return found
 
 
 GB = 1e9

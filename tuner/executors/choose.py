@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
@@ -13,9 +13,6 @@ from tuner.problem.problem import Problem
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
-
-if TYPE_CHECKING:
-    from tuner.executors.ray_cluster import Survey
 
 Say = Callable[[str], None]
 EXECUTORS = ("ray", "inline", "simulated")
@@ -34,15 +31,6 @@ def how_started(name: str | Executor | None, address: str | None) -> str:
     if name not in (None, "ray"):
         return "processes of this machine, one probe at a time"
     return f"Ray, by joining {address}" if address else "a Ray of its own, on loopback only"
-
-
-def survey_cluster(
-    address: str, device_kind: str | None, say: Say = lambda sentence: None
-) -> Survey:
-    """Inspect every node of the cluster at an address; InputError if none answers there."""
-    from tuner.executors.ray_cluster import survey
-
-    return survey(address, device_kind=device_kind, say=say)
 
 
 def simulated_executor(

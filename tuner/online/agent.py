@@ -52,12 +52,10 @@ from tuner.workload.node.rank_server import control_socket
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.base import Platform
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.launchers import read_command
+from tuner.workload.scripts.launchers import kind_of, read_command
 
 #: Time between two looks at devices and processes, and between two judgements, seconds.
 LOOK_S, JUDGE_S = 1.0, 10.0
-#: Launchers that start a script of the user's on this node.
-LAUNCHERS = ("", "torchrun", "launch", "deepspeed", "accelerate")
 
 
 class RankWatch:
@@ -257,7 +255,8 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
     script, launcher = read_command(words, cwd)
     prefix, assigned = [sys.executable], {}
     if launcher is not None:
-        if launcher.kind not in LAUNCHERS or launcher.nodes > 1:
+        kind = kind_of(launcher)
+        if launcher.nodes > 1 or (kind and (kind.numbers_tasks or not kind.takes_hook)):
             what = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
             raise InputError(
                 f"--tune cannot tune a job of {what}: name a plain script, or one started by "

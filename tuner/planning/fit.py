@@ -235,10 +235,6 @@ class _Request:
         self.model = AnalyticModel(job, cluster)
         self.prediction = self.model.predict([configuration])
 
-    def on(self, cluster: Cluster) -> _Request:
-        """Return the same question on another cluster."""
-        return _Request(self.job, cluster, self.configuration)
-
     def probabilities(
         self, prediction: Prediction, configurations: Sequence[Configuration]
     ) -> np.ndarray:
@@ -367,7 +363,7 @@ def _fewest_gpus(request: _Request, space: SearchSpace) -> tuple[int, Change] | 
     for size in _sizes(request.cluster):
         cluster = enlarged(request.cluster, size)
         if cluster.nodes not in on:
-            there = request.on(cluster)
+            there = _Request(request.job, cluster, request.configuration)
             on[cluster.nodes] = there, _launches(there, space)
         there, every = on[cluster.nodes]
         found = _fitting(there, [c for c in every if c.world_size == size])

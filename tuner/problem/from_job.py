@@ -8,15 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import CANDIDATE_FACTOR
 from tuner.problem.baseline import Baseline, default_name, read_baseline
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, space_section
-from tuner.search_spaces.cluster import Cluster, cluster_names, enlarged, load_cluster
+from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.declared import with_baseline
@@ -29,7 +27,6 @@ from tuner.search_spaces.space import (
     SearchSpace,
     default_configuration,
     load_space,
-    space_names,
 )
 from tuner.workload.node.ops import cannot_build, cannot_compile
 from tuner.workload.scripts.command import Script
@@ -37,8 +34,6 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 #: Spaces of a new run without --space: every rank holds the whole model, or its parts as well.
 SMALL, LARGE = "default", "large"
-#: Multiples of the cluster's GPUs that are tried.
-MULTIPLES = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -167,8 +162,9 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
 
 def identity_of(job: TrainingJob, cluster: Cluster, space: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of study.toml that identify a question, without its baseline."""
-    sections = {"job": _job_section(job), "cluster": asdict(cluster), "space": space}
-    return dict(plain(sections))
+    # The model as one JSON text: Hugging Face configs hold nulls, which TOML cannot say.
+    of_job = {**job.to_json(), "model": json.dumps(dict(job.model), sort_keys=True)}
+    return dict(plain({"job": of_job, "cluster": asdict(cluster), "space": space}))
 
 
 def cluster_of(cluster: Cluster | str) -> Cluster:
@@ -254,11 +250,6 @@ def _leave_out_unusable_here(found: _Found, cluster: Cluster, clocks: bool) -> N
             found.keep([c for c in found.candidates if not needs(c)], why, f"{what} is")
 
 
-def _job_section(job: TrainingJob) -> dict[str, Any]:
-    # The model as one JSON text: Hugging Face configs hold nulls, which TOML cannot say.
-    return {**job.to_json(), "model": json.dumps(dict(job.model), sort_keys=True)}
-
-
 def _uses_at_most(launch: Settings, gpus: int | None) -> bool:
     return gpus is None or Configuration(launch).world_size <= gpus
 
@@ -304,36 +295,14 @@ def _leave_out_unfitting(found: _Found, asked: Question, plan: bool) -> None:
         )
 
 
-def _fits(job: TrainingJob, cluster: Cluster, space: SearchSpace) -> bool:
-    memory = cluster.device.memory_bytes
-    if cluster.device.type == "cpu" or not memory:
-        return False
-    every = space.candidates(job, cluster).configurations
-    need = AnalyticModel(job, cluster).memory_bytes(every) if every else np.full(1, np.inf)
-    return bool(need.min() <= memory)
-
-
 def does_not_fit(
     job: TrainingJob, cluster: Cluster, searched: SearchSpace, count: int, need: float
 ) -> str:
-    """Return a sentence: how much memory is missing, and which space, size or cluster has it.
-
-    The smallest configuration needs `need` bytes on a GPU.
-    """
+    """Return a sentence on how much memory the smallest configuration lacks on a GPU, of `need`
+    bytes; `tuner fit` names what would make it fit."""
     has = float(cluster.device.memory_bytes or 0)
-    spaces = [load_space(name) for name in space_names() if name != searched.name]
-    larger = [s for s in spaces if s.choices.keys() > searched.choices.keys()]
-    # More parallelism costs less time than offload does.
-    larger.sort(key=lambda s: ("tensor_parallel" not in s.choices, len(s.choices)))
-    ways = [f"--space {s.name}" for s in larger if _fits(job, cluster, s)][:1]
-    sizes = [n * cluster.devices for n in MULTIPLES]
-    enough = next((n for n in sizes if _fits(job, enlarged(cluster, n), searched)), None)
-    ways += [f"{enough} GPUs"] if enough else []
-    others = [name for name in cluster_names() if name != cluster.name]
-    ways += [f"--cluster {n}" for n in others if _fits(job, load_cluster(n), searched)][:1]
-    tried = f"try {' or '.join(ways)}" if ways else "no built-in space, cluster or size has room"
     return (
         f"{job.name} does not fit on {cluster.name}: the smallest of {count:,} configurations of "
         f"space {searched.name!r} needs {need / 1e9:.1f} GB of a GPU's {has / 1e9:.1f} GB "
-        f"({(need - has) / 1e9:.1f} GB too many); {tried}"
+        f"({(need - has) / 1e9:.1f} GB too many); `tuner fit` names what would make it fit"
     )

@@ -2,7 +2,7 @@
 
 If the front has no tensor parallelism, the user should know whether it lost, was refused or was
 not in the space. So each launch knob is either varied, or named with its reason: the space does not
-name it (and which one does), or the rule that refuses all its other values here.
+name it, or the rule that refuses all its other values here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.search_spaces.space import ALIASES, SearchSpace, load_space, space_names
+from tuner.search_spaces.space import SearchSpace
 
 #: Knobs outside of a space that its sentence names: the parallel degrees, which most jobs would
 #: try first; `tuner list spaces` lists every one.
@@ -82,22 +82,7 @@ def _absent(space: SearchSpace, names: list[str]) -> str:
     shown = ", ".join(names)
     if len(names) > NAMED_ABSENT + 1:
         shown = f"{', '.join(names[:NAMED_ABSENT])} and {len(names) - NAMED_ABSENT} others"
-    return f"not in space {space.name!r}: {shown}{_wider(names)}"
-
-
-def _wider(absent: list[str]) -> str:
-    spaces = {name: set(load_space(name).choices) for name in space_names()}
-    left, chosen = set(absent), list[str]()
-    while left:
-        # The space with the most of them, the smallest of these.
-        best = max(spaces, key=lambda name: (len(left & spaces[name]), -len(spaces[name])))
-        if not left & spaces[best]:
-            return ""
-        chosen.append(next((alias for alias, name in ALIASES.items() if name == best), best))
-        left -= spaces[best]
-    if len(chosen) == 1:
-        return f" (--space {chosen[0]} searches them)"
-    return f" (--space {', '.join(chosen[:-1])} and {chosen[-1]} search them)"
+    return f"not in space {space.name!r}: {shown} (`tuner list spaces` lists others)"
 
 
 def _why_not(

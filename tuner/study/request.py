@@ -50,9 +50,6 @@ class StudyRequest(JobRequest):
     ray_address: str | None = option(
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
-    avoid_stragglers: bool = option(
-        False, "leave nodes that hold others back out of the search, while enough are left"
-    )
     device_kind: str | None = None
     in_flight: int | None = None
     sampler: str | BaseSampler | None = option(
@@ -84,8 +81,6 @@ class StudyRequest(JobRequest):
         from tuner.executors.choose import check_executor
 
         check_executor(self.executor)
-        if self.avoid_stragglers and self.ray_address is None:
-            raise InputError("avoid_stragglers leaves nodes of a Ray cluster out; join one (--ray)")
         if self.knobs:
             return replace(self, job=with_knobs(self.job, self.knobs), knobs=()).checked(notify)
         cluster, executor = self.cluster, self.executor
@@ -135,7 +130,7 @@ class StudyRequest(JobRequest):
         return problem, run, asked
 
     def _on_cluster(self, notify: Notify | None) -> Cluster:
-        from tuner.executors.choose import survey_cluster
+        from tuner.executors.ray_cluster import survey
         from tuner.problem.from_job import cluster_of
         from tuner.problem.study_spec import parse_cluster
 
@@ -154,7 +149,7 @@ class StudyRequest(JobRequest):
                 )
             return named
         say = _saying(notify)
-        seen = survey_cluster(self.ray_address, self.device_kind, say)
+        seen = survey(self.ray_address, device_kind=self.device_kind, say=say)
         if seen.cluster is None:
             reasons = "; ".join(seen.sentences()) or "it has none"
             raise InputError(

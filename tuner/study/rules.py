@@ -12,7 +12,7 @@ import numpy as np
 
 from tuner.problem import stop_reason
 from tuner.problem.baseline import is_default
-from tuner.problem.constraints import Constraints
+from tuner.problem.constraints import Constraints, given_limits
 from tuner.problem.problem import Problem
 from tuner.problem.stop_reason import LIMITS, StopReason, little_left
 from tuner.results.judge import More
@@ -38,16 +38,12 @@ def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | 
 
     Of those of this session, after `earlier` ones, at least `NODE_TRIES` are made.
     """
-    run = list(takewhile(_failed_by_node, reversed(records)))
+    run = list(takewhile(lambda r: r.failure and r.failure.of_node, reversed(records)))
     of_each = Counter(record.host for record in run)
     if len(records) - earlier < NODE_TRIES or max(of_each.values(), default=0) < NODE_TRIES:
         return None
     last = run[0].failure
     return StopReason("node_failures", {"failures": NODE_TRIES}, last.message if last else "")
-
-
-def _failed_by_node(record: ProbeRecord) -> bool:
-    return record.failure is not None and record.failure.kind == "node"
 
 
 def reason_to_stop(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
@@ -122,10 +118,11 @@ def front_to_beat(
     """Return what the front reaches, for windows to end early (`ProbeRequest.front`).
 
     Empty where a configuration that is slower and takes more energy may still be the choice: under
-    a limit of power, or where each GPU has a price. `steps` of the configuration to measure make
-    the solution.
+    a limit on neither time nor energy, or where each GPU has a price. `steps` of the configuration
+    to measure make the solution.
     """
-    if constraints.power_cap_W is not None or constraints.price_per_gpu_hour is not None:
+    asked = [row for row, _ in given_limits(constraints.limits) if row.figure != "gpus"]
+    if constraints.price_per_gpu_hour or any(not (row.exponents or (0,))[0] for row in asked):
         return ()
     reached = [
         (point.time_interval_s.high / steps, 1000 * point.energy_interval_kJ.high / steps)
