@@ -228,23 +228,12 @@ class TrainingJob:
             steps = -(-tokens // (global_batch * sequence_length))
         optional = by_batch | {k: data[k] for k in _OPTIONAL if k in data}
         if "knobs" in data:
-            optional["knobs"] = _program_knobs(data["knobs"], path.name)
+            optional["knobs"] = check_knobs(read_knobs(data["knobs"], path.name))
         if "lora" in data:
             optional["lora"] = LoRA.from_table(data["lora"], path.name)
         if "program" in data:
             optional["program"] = Program.from_table(data["program"], path.name)
         return cls(name, model, sequence_length, global_batch, steps, **optional)
-
-
-def _program_knobs(tables: Any, where: str) -> tuple[Knob, ...]:
-    knobs = check_knobs(read_knobs(tables, where))
-    for knob in knobs:
-        if knob.target[0] not in ("env", "deepspeed"):
-            raise InputError(
-                f"knob {knob.name!r} of {where} needs how = env:NAME or deepspeed:KEY; others are "
-                "for a script of your own: --script CMD --knobs FILE"
-            )
-    return knobs
 
 
 def _steps_by_batch(given: Mapping[str, Any], global_batch: int, where: str) -> int:

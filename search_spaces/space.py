@@ -27,9 +27,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
 from tuner.search_spaces.rules import RULES, Rule
 
-#: Further names of shipped spaces, by what is varied.
-ALIASES = {"dp-zero": "default", "3d": "parallelism", "everything": "full"}
-
 _DEGREES = tuple(name for name, knob in KNOBS.items() if knob.degree)
 
 
@@ -119,7 +116,6 @@ class SearchSpace:
         With `gpus`, only launches of this number of ranks, if there are any.
         """
         values = self.values(job, cluster)
-        self._check_micro_batches(values, job)
         launch_values = {n: v for n, v in values.items() if KNOBS[n].kind == "launch"}
         live_values = {n: v for n, v in values.items() if KNOBS[n].kind == "live"}
         walk = _Walk(launch_values, job, cluster, gpus)
@@ -165,17 +161,6 @@ class SearchSpace:
             )
             if phrase := next(filter(None, (refusal(first, live) for live in alone)), None):
                 raise InputError(f"no live setting of space {self.name!r} holds: {phrase}")
-
-    def _check_micro_batches(self, values: Mapping[str, Sequence[Value]], job: TrainingJob) -> None:
-        micro_batches = [m for m in values.get("micro_batch", (1,)) if isinstance(m, int)]
-        batches = [b for b in values.get("global_batch", ()) if isinstance(b, int)]
-        batches = batches or [job.global_batch]
-        if all(batch % micro for micro in micro_batches for batch in batches):
-            raise InputError(
-                f"the global batch {job.global_batch} of job {job.name!r} is divided by no "
-                f"micro-batch of space {self.name!r} ({', '.join(map(str, micro_batches))}); "
-                "it must be a multiple of one of them"
-            )
 
 
 def _automatic(
@@ -317,9 +302,7 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
     or a table of `Auto`'s fields, e.g. `clock_MHz = { count = 8, lowest_share = 0.4 }`.
     """
     text = str(name_or_path or "default")
-    text = ALIASES.get(text, text)
-    other = (*ALIASES, "or the path of a toml file")
-    file, name = find_file("spaces", text, "space", other=other)
+    file, name = find_file("spaces", text, "space")
     data = read_toml(file, f"space {text!r}")
     check_keys(data, ("name", "what", "knobs"), f"space {name!r}")
     knobs = data.get("knobs")

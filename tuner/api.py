@@ -127,8 +127,8 @@ def optimize(
         knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
             packs such as "nccl", or files of them (docs/knobs.md).
         allow_changed_training: search also knobs that change what is learnt.
-        sampler: "joulefront" (the default), "tpe", "nsgaii", "gp", "random", or any
-            Optuna sampler.
+        sampler: "joulefront" (the default), "tpe", "nsgaii", "random", or any Optuna
+            sampler.
         surrogate: the model that learns step time and power for the search: this project's
             Gaussian process if not given, or any scikit-learn regressor whose predict takes
             return_std or that averages its members (docs/search.md).

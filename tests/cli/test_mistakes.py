@@ -97,7 +97,7 @@ REVIEWED = [
     (
         26,
         [*PLAN, "--space", "nosuch"],
-        ["unknown space 'nosuch'; known: 3d, ", "or the path of a toml file"],
+        ["unknown space 'nosuch'; known: clocks, ", "or the path of a toml file"],
     ),
     (
         27,

@@ -56,15 +56,10 @@ def _clusters(name: str | None) -> Listing:
 
 
 def _spaces(name: str | None) -> Listing:
-    from tuner.search_spaces.space import ALIASES, load_space, space_names
+    from tuner.search_spaces.space import load_space, space_names
 
-    spaces = [
-        load_space(each) for each in _named("space", space_names(), ALIASES.get(name or "", name))
-    ]
-    rows = [
-        (", ".join([s.name, *(a for a, named in ALIASES.items() if named == s.name)]), s.what)
-        for s in spaces
-    ]
+    spaces = [load_space(each) for each in _named("space", space_names(), name)]
+    rows = [(s.name, s.what) for s in spaces]
     return [{"name": s.name, "what": s.what, "knobs": sorted(s.choices)} for s in spaces], columns(
         rows
     )

@@ -6,7 +6,6 @@ time, in a shadow study in memory, until that is a candidate not tried yet.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,8 +32,6 @@ OURS = "joulefront"
 #: samplers that only repeat themselves or propose invalid points (a deterministic sampler that
 #: ignores failed trials, as Optuna's GPSampler does, would never end).
 MAX_ASKS = 50
-#: The same for GPSampler, which learns nothing from a refused proposal and is slow.
-GP_MAX_ASKS = 2
 #: Number of equal proposals in a row that end the asking at once.
 SAME_ASKS = 3
 
@@ -43,7 +40,6 @@ _STOCK: dict[str, Callable[[int], BaseSampler]] = {
     # Optuna 5 keeps TPE independent with several objectives unless multivariate is set.
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True),
     "nsgaii": lambda seed: optuna.samplers.NSGAIISampler(seed=seed, population_size=10),
-    "gp": lambda seed: optuna.samplers.GPSampler(seed=seed),
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
 }
 #: Values of `--sampler`.
@@ -62,10 +58,9 @@ class StockSampler(ProbePlanner):
         *,
         seed: int = 0,
         cost: ProbeCost | None = None,
-        max_asks: int = MAX_ASKS,
     ) -> None:
         super().__init__(candidates, cost=cost, seed=seed)
-        self.stock, self._max_asks = stock, max_asks
+        self.stock = stock
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._shadow = optuna.create_study(directions=["minimize", "minimize"], sampler=stock)
         self._running: dict[int, Trial] = {}  # candidate -> its running trial in the shadow study
@@ -103,7 +98,7 @@ class StockSampler(ProbePlanner):
 
     def _ask_until_open(self, closed: np.ndarray) -> tuple[int, Trial]:
         refused: list[dict[str, Any]] = []
-        while len(refused) < self._max_asks:
+        while len(refused) < MAX_ASKS:
             trial = self._shadow.ask(self.distributions())
             candidate = self._encoding.index_of_params(trial.params)
             if candidate is not None and not closed[candidate]:
@@ -147,11 +142,8 @@ def make_sampler(
     if isinstance(sampler, ProbePlanner) and sampler.candidates is candidates:
         return sampler
     check_sampler(sampler)
-    if sampler == "gp" and importlib.util.find_spec("torch") is None:
-        raise InputError('the sampler "gp" needs PyTorch; install joulefront[train]')
     stock = sampler if isinstance(sampler, BaseSampler) else _STOCK[sampler](seed)
-    max_asks = GP_MAX_ASKS if isinstance(stock, optuna.samplers.GPSampler) else MAX_ASKS
-    return StockSampler(candidates, stock, seed=seed, cost=cost, max_asks=max_asks)
+    return StockSampler(candidates, stock, seed=seed, cost=cost)
 
 
 def first_tries(

@@ -53,7 +53,7 @@ class StudyRequest(JobRequest):
     device_kind: str | None = None
     in_flight: int | None = None
     sampler: str | BaseSampler | None = option(
-        None, "joulefront, tpe, nsgaii, gp or random (default: joulefront)"
+        None, "joulefront, tpe, nsgaii or random (default: joulefront)"
     )
     surrogate: Any = None
     try_first: Sequence[str | Configuration] = option(

@@ -151,20 +151,6 @@ def compile_model(model: Any, scope: str) -> None:
         part.compile()
 
 
-def fuse_cross_entropy(model: Any) -> bool:
-    """Compute the loss without storing logits, by Liger's kernels; True if they know the family."""
-    from transformers.utils import is_liger_kernel_available
-
-    if not is_liger_kernel_available():
-        return False
-    from transformers.integrations.liger import apply_liger_kernel
-
-    plain = model.forward
-    others = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy")
-    apply_liger_kernel(model, {**dict.fromkeys(others, False), "fused_linear_cross_entropy": True})
-    return bool(model.forward != plain)
-
-
 def check_attention(model: Any, length: int) -> None:
     """Raise NotImplementedError if a window shorter than the sequence hides some of it."""
     window = getattr(model.config.get_text_config(), "sliding_window", None)

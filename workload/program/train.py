@@ -38,7 +38,6 @@ from causal_lm import (
     check_attention,
     compile_model,
     encoder_blocks_of,
-    fuse_cross_entropy,
     planned_model,
     reads_video,
 )
@@ -100,8 +99,6 @@ def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argpars
         import multimodal
 
         multimodal.prepare(model, phase)
-    if may_fuse_loss(arguments, settings) and fuse_cross_entropy(model):
-        print("cross-entropy is fused with the output projection", flush=True)
     mpu = None
     if arguments.sequence_parallel > 1 or arguments.pipeline_parallel > 1:
         check_attention(model, job["sequence_length"])
@@ -159,14 +156,6 @@ def sharded_by_torch(
         reshard=arguments.sharding == "fsdp2",
         groups=arguments.hsdp_replicas,
     )
-
-
-def may_fuse_loss(arguments: argparse.Namespace, settings: dict[str, Any]) -> bool:
-    """Return True if the loss may read the output projection outside of its forward."""
-    whole = settings.get("zero_optimization", {}).get("stage", 0) < 3
-    alone = arguments.pipeline_parallel == 1 and arguments.sequence_parallel == 1
-    on_gpu = deepspeed.accelerator.get_accelerator().device_name() == "cuda"
-    return on_gpu and whole and alone and "tensor_parallel" not in settings
 
 
 def made_as(

@@ -98,51 +98,6 @@ def test_finding_2_weights_are_made_on_the_ranks_gpu(
     assert train.made_as(JOB.to_json(), given, settings, model) == ("cpu", None)
 
 
-def test_finding_19_cross_entropy_is_fused_where_transformers_offers_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import causal_lm
-    import transformers.integrations.liger
-    import transformers.utils
-
-    model = causal_lm.planned_model(load_job("tiny-qwen2.5").to_json(), "none")
-    assert causal_lm.fuse_cross_entropy(model) is False  # the kernels are not installed here
-    asked: dict[str, bool] = {}
-
-    def apply(model: Any, kernels: dict[str, bool]) -> None:
-        asked.update(kernels)
-        model.forward = lambda **_: None
-
-    monkeypatch.setattr(transformers.utils, "is_liger_kernel_available", lambda: True)
-    monkeypatch.setattr(transformers.integrations.liger, "apply_liger_kernel", apply)
-    assert causal_lm.fuse_cross_entropy(model) is True
-    assert [name for name, on in asked.items() if on] == ["fused_linear_cross_entropy"]
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    ("name", "knobs", "may"),
-    [
-        ("cuda", {"zero_stage": 2}, True),
-        ("cuda", {"zero_stage": 3}, False),
-        ("cuda", {"tensor_parallel": 2}, False),
-        ("cpu", {"zero_stage": 2}, False),
-    ],
-)
-def test_finding_19_the_loss_is_fused_on_gpus_with_whole_weights(
-    monkeypatch: pytest.MonkeyPatch, name: str, knobs: dict[str, Any], may: bool
-) -> None:
-    import train
-
-    device = Accelerator()
-    device.name = name
-    monkeypatch.setattr(train.deepspeed.accelerator, "get_accelerator", lambda: device)
-    given = SimpleNamespace(pipeline_parallel=1, sequence_parallel=1)
-    assert train.may_fuse_loss(given, rendered(data_parallel=4, **knobs)) is may
-    given.pipeline_parallel = 2
-    assert train.may_fuse_loss(given, rendered(data_parallel=4, **knobs)) is False
-
-
 def test_finding_19_adamw_is_fused_on_cuda_alone() -> None:
     one = Configuration.of(data_parallel=4)
     on_gpu = render_deepspeed_config(one, JOB, on_cuda=True)["optimizer"]["params"]
