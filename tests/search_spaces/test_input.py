@@ -166,7 +166,7 @@ def test_global_batch_that_no_micro_batch_divides():
     job = replace(TINY, global_batch=7)
     space = SearchSpace("even", {"micro_batch": (2, 4)})
     refused(
-        ["global batch 7", "2, 4", "multiple of one of them"],
+        ["rule global_batch refuses 2 of 2", "global batch 7", "micro_batch can be 1 or 7"],
         space.candidates,
         job,
         Cluster("this-machine", CORE, 2),

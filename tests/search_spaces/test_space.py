@@ -15,7 +15,6 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import (
-    ALIASES,
     Auto,
     Candidates,
     SearchSpace,
@@ -294,12 +293,6 @@ def test_configurations_survive_json():
             assert Configuration.from_json(json.loads(json.dumps(c.to_json()))) == c
     staged = Configuration.of(pipeline_parallel=2, clock_MHz=[1200, 1980])
     assert Configuration.from_json(json.loads(json.dumps(staged.to_json()))) == staged
-
-
-def test_spaces_have_names_by_intent() -> None:
-    for alias, name in ALIASES.items():
-        assert load_space(alias) == load_space(name)
-        assert alias not in space_names()
 
 
 def test_launches_of_one_number_of_gpus_are_those_among_all() -> None:
