@@ -182,7 +182,7 @@ class Knob:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in given.items()
-            if name != "name" and value not in ("", None, False, ())
+            if name != "name" and value is not False and value not in ("", None, ())
         }
 
 

@@ -220,7 +220,7 @@ def test_a_condition_reads_no_live_knob() -> None:
 
 
 def test_a_run_whose_live_knob_a_command_set_is_read() -> None:
-    knob = Knob("nap", (1, 2), live=True, baseline=1)
+    knob = Knob("nap", (0, 2), live=True, baseline=0)
     job = replace(load_job("tiny-gpt"), knobs=(knob,))
     stored = job.to_json()
     stored["knobs"]["nap"] |= {"set": ["put", "{value}"], "read": ["get"]}
