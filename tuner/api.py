@@ -333,7 +333,6 @@ def front_of_csv(
     paths: Sequence[str | Path],
     options: CsvOptions,
     *,
-    constraints: Constraints | None = None,
     baseline: Sequence[str] = (),
     name: str | None = None,
     runs_dir: str | Path = "runs",
@@ -351,8 +350,7 @@ def front_of_csv(
     from tuner.study.csv_import import import_runs
     from tuner.study.load import result_of
 
-    asked = constraints or Constraints()
-    run, read = import_runs(paths, options, asked, baseline, name, runs_dir)
+    run, read = import_runs(paths, options, baseline, name, runs_dir)
     return ReportCallback(run).answered(result_of(run), run.records()), read
 
 

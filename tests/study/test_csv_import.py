@@ -9,7 +9,6 @@ import pytest
 
 from tuner.api import front_of_csv, load_result
 from tuner.cli.main import main
-from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.study.csv_import import CsvOptions
 from tuner.testing.studies import run_replay as replay
@@ -38,17 +37,15 @@ def past(tmp_path: Path) -> Path:
 
 
 def test_the_front_of_past_runs(past: Path, tmp_path: Path) -> None:
-    result, read = front_of_csv(
-        [past], NAMED, runs_dir=tmp_path / "runs", constraints=Constraints(deadline_s=5 * 3600)
-    )
+    result, read = front_of_csv([past], NAMED, runs_dir=tmp_path / "runs")
     assert "time_s is 'runtime_h' x 3600, energy_J is 'energy_kWh' x 3.6e+06" in read
     front = {p.configuration.key: p for p in result.front_points}
     assert {p.configuration.get("gpus") for p in front.values()} == {4, 8}
     assert all(p.configuration.get("batch_size") == 64 for p in front.values())
-    assert result.best is not None
-    assert result.best.configuration.get("clock_MHz") == 1200
-    assert result.best.time_to_solution_s == pytest.approx(4.9 * 3600, rel=0.02)
-    assert result.best.energy_to_solution_kJ == pytest.approx(9.9 * 3600, rel=0.02)
+    chosen = result.choose(deadline_s=5 * 3600).point
+    assert chosen.configuration.get("clock_MHz") == 1200
+    assert chosen.time_to_solution_s == pytest.approx(4.9 * 3600, rel=0.02)
+    assert chosen.energy_to_solution_kJ == pytest.approx(9.9 * 3600, rel=0.02)
     # Two rows of one configuration are two windows of it.
     assert sorted(p.windows for p in result.points) == [1, 1, 1, 1, 1, 2]
     assert result.baseline is None

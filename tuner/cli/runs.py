@@ -22,7 +22,7 @@ from tuner.cli.options import (
     storage_of,
 )
 from tuner.cli.parser import Commands, print_latest
-from tuner.problem.constraints import LIMITS, Constraints
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.study.csv_import import CsvOptions
 
@@ -56,10 +56,6 @@ def _write_page(args: argparse.Namespace) -> int:
     return OK
 
 
-#: Limits that choose on the front of CSV files.
-_CSV_LIMITS = (*(limit.name for limit in LIMITS if limit.exponents), "max_slowdown")
-
-
 def _import(args: argparse.Namespace) -> int:
     from tuner.api import front_of_csv
     from tuner.display.text import summary_lines
@@ -69,7 +65,6 @@ def _import(args: argparse.Namespace) -> int:
     result, read = front_of_csv(
         args.files,
         made_of_options(args, CsvOptions),
-        constraints=made_of_options(args, Constraints, only=_CSV_LIMITS),
         baseline=args.baseline or (),
         name=args.name,
         runs_dir=args.runs_dir,
@@ -268,7 +263,6 @@ def add(commands: Commands) -> None:
     add_options(csv, CsvOptions)
     what = "configuration in use today"
     add("--today", dest="baseline", nargs="+", metavar="KNOB=VALUE", help=what)
-    add_options(csv, Constraints, only=_CSV_LIMITS)
     add("--name", metavar="NAME", help="name of the run")
     add_shared(csv, "--runs-dir")
     choose = commands.of_run(

@@ -137,9 +137,8 @@ class LiveView:
         most = "" if most_kJ is None else f" of {units.energy_text(most_kJ)}"
         probes = f"{last.probes}" + (f" of {last.max_probes}" if last.max_probes else "")
         energy = f"{units.energy_text(last.spent_kJ)}{most}{estimated}"
-        left = "" if last.left_s is None else f", at most {duration(last.left_s)} left"
         whole = "" if last.search_s is None else f" of {duration(last.search_s)}"
-        passed = f"{duration(self._clock() - self._began_s)}{whole}{left}"
+        passed = f"{duration(self._clock() - self._began_s)}{whole}"
         for name, used, limit, said in (
             ("probes", last.probes, last.max_probes, probes),
             ("energy", last.spent_kJ, most_kJ, energy),

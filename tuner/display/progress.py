@@ -79,8 +79,6 @@ class EventLines:
         new = len(set(front) - set(self._front))
         self._front = front
         parts.append(f"front {len(front)}" + (f" (+{new})" if new else ""))
-        if event.left_s is not None:
-            parts.append(f"at most {duration(event.left_s)} left")
         lines = ["  ".join(parts) + mark]
         if record.failure is not None:
             lines.append(f"  {record.failure.message}")

@@ -120,14 +120,12 @@ def evaluate(
     slack: float,
     seed: int = 0,
     constants: Constants | None = None,
-    on_block: Callable[[int], None] | None = None,
 ) -> Evaluated:
     """Predict every configuration of a space.
 
     Args:
         gpus: only configurations of this number of GPUs; of any number if None.
         slack: distance behind the front (log, on the better axis) within which one is kept.
-        on_block: called with the number of configurations predicted so far.
 
     Raises:
         InputError: the space has no configuration for this job and cluster.
@@ -150,8 +148,6 @@ def evaluate(
         )
         starts = np.cumsum([0, *(len(lives) for _, lives in block)])
         kept.add(figures, lambda row, b=block, s=starts, f=fits: _numbered(b, s, int(f[row])))  # type: ignore[misc]
-        if on_block is not None:
-            on_block(count)
     return Evaluated(
         configurations=tuple(kept.configurations),
         log_time=kept.figures[:, 0],

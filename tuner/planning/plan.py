@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,9 +130,6 @@ def _rows(data: Iterable[Any]) -> tuple[PlanRow, ...]:
     return tuple(read_fields(PlanRow, row, "row of a plan", configuration=read) for row in data)
 
 
-OnBlock = Callable[[int], None]
-
-
 def plan_table(
     job: TrainingJob,
     cluster: Cluster,
@@ -142,11 +139,8 @@ def plan_table(
     gpus: Sequence[int] = (),
     correction: Correction | None = None,
     seed: int = 0,
-    on_block: OnBlock | None = None,
 ) -> PlanTable:
     """Predict every configuration of a space, on one cluster or on several sizes of it.
-
-    `on_block` is called with the number of configurations predicted so far.
 
     Raises:
         InputError: the job's model is unknown, nothing fits, or a size cannot be had.
@@ -157,11 +151,9 @@ def plan_table(
             f"a plan needs the model and sequence length of job {job.name!r}, which are not known"
         )
     sizes = tuple(sorted(set(gpus)))
-    parts, done = list[Evaluated](), 0
     constants = None if correction is None else correction.constants
-    for size in sizes or (None,):
-        before = done
-        part = evaluate(
+    parts = [
+        evaluate(
             job,
             cluster if size is None else enlarged(cluster, size),
             space,
@@ -169,10 +161,9 @@ def plan_table(
             slack=_slack(),
             seed=seed,
             constants=constants,
-            on_block=None if on_block is None else lambda n, b=before: on_block(b + n),  # type: ignore[misc]
         )
-        done += part.count
-        parts.append(part)
+        for size in sizes or (None,)
+    ]
     for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
         if not part.count:
             raise InputError(

@@ -141,25 +141,6 @@ class Budget:
         return StopReason("time", {"search_s": limit_s})
 
 
-def most_left_s(
-    settings: SearchSettings, records: Sequence[ProbeRecord], elapsed_s: float
-) -> float | None:
-    """Return the seconds after which a limit ends the search at the latest; None if none does."""
-    walls_s = [record.wall_s for record in records if record.ok]
-    if not walls_s:
-        return None
-    each_s, ends_s = statistics.median(walls_s), []
-    if settings.max_probes is not None:
-        ends_s.append((settings.max_probes - len(records)) * each_s)
-    used_kJ = spent_kJ(records)
-    if settings.probe_budget_kJ is not None and used_kJ > 0:
-        left_kJ = settings.probe_budget_kJ - used_kJ
-        ends_s.append(left_kJ / (used_kJ / len(records)) * each_s)
-    if settings.search_s is not None:
-        ends_s.append(settings.search_s - elapsed_s)
-    return max(0.0, min(ends_s)) if ends_s else None
-
-
 class CostEstimate:
     """Expected energy of probes, learned from those that were made."""
 

@@ -29,7 +29,6 @@ class Progress:
         front: the measured front so far, fastest first.
         spent_kJ: energy of all probes so far, in the meter's scope.
         elapsed_s: seconds of the search so far, those of earlier sessions included.
-        left_s: seconds after which a limit ends the search at the latest; None if unknown.
         places: returns the nodes of the probes in flight, by probe; None if there is one node.
         phase: returns what the probe of this name does now, such as "warming up"; "" if unknown.
     """
@@ -46,7 +45,6 @@ class Progress:
     max_probes: int | None = None
     search_s: float | None = None
     elapsed_s: float = 0.0
-    left_s: float | None = None
     varying: tuple[str, ...] = ()
     places: Callable[[], Mapping[str, str]] | None = None
     phase: Callable[[str], str] | None = None

@@ -18,7 +18,6 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.problem.configuration_names import same_value
-from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -141,7 +140,6 @@ def _record(number: int, point: TablePoint, meter: MeterInfo, purpose: str) -> P
 def import_runs(
     paths: Sequence[str | Path],
     options: CsvOptions,
-    constraints: Constraints,
     baseline: Sequence[str],
     name: str | None,
     runs_dir: str | Path,
@@ -170,7 +168,6 @@ def import_runs(
         problem=replace(
             problem, identity={"recorded": recorded, "space": problem.identity["space"]}
         ),
-        constraints=constraints,
         settings=SearchSettings(verify=False),
         created=datetime.now().isoformat(timespec="seconds"),
         ended=SessionEnd(StopReason("past_runs"), time_s=0.0),

@@ -29,7 +29,7 @@ from tuner.search.planner import ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import StorageError, storage_trouble
-from tuner.study.budget import Budget, CostEstimate, SearchStatus, most_left_s
+from tuner.study.budget import Budget, CostEstimate, SearchStatus
 from tuner.study.callbacks import Callback, Notify, Progress
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
@@ -395,7 +395,6 @@ class SearchLoop:
             max_probes=self._settings.max_probes,
             search_s=self._settings.search_s,
             elapsed_s=self.elapsed_s,
-            left_s=most_left_s(self._settings, self.records, self.elapsed_s),
             varying=self._varying,
             places=getattr(self._executor, "places", None),
             phase=partial(read_phase, run_dir) if (run_dir := self._spec.run_dir) else None,

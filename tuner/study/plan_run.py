@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -24,9 +23,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Callback, Notify, Progress
 from tuner.study.load import load_spec
 from tuner.study.request import PlanRequest
-
-#: Seconds between two sentences on progress.
-SAY_EVERY_S = 2.0
 
 
 def run_plan(
@@ -67,7 +63,6 @@ def run_plan(
         asked.today.configuration,
         gpus=gpus,
         correction=corrects,
-        on_block=_counter(notify),
     )
     spec = StudySpec(
         name=run.name,
@@ -113,15 +108,3 @@ def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Corr
         constraints=request.constraints if request.constraints.given else spec.constraints,
     )
     return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs)
-
-
-def _counter(notify: Notify) -> Callable[[int], None]:
-    last_s = time.monotonic()
-
-    def note(count: int) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= SAY_EVERY_S:
-            last_s = time.monotonic()
-            notify(Progress("note", None, f"{count:,} configurations predicted"))
-
-    return note
