@@ -30,7 +30,7 @@ from benchmarks.figures import ROOT, Figure, arguments, publish
 from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks import guard
-from tuner.workload.clocks.guard_client import GUARD_SOCKET as SOCKET
+from tuner.workload.clocks.ways import GUARD_SOCKET as SOCKET
 
 FAULTS = (
     "kill_group",

@@ -135,7 +135,7 @@ FINDINGS = (
     Finding(25, "names of variables in scripts", second.exported_names),
     Finding(26, "files that a driver names", second.driver_patterns),
     Finding(27, "an idle connection to the dashboard", second.idle_connection),
-    Finding(28, "another user at the guard's socket", second.foreign_listener),
+    Finding(28, "another user's zeusd", second.foreign_listener),
     Finding(29, "smaller findings of the second review", second.smaller),
 )
 

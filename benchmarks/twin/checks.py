@@ -6,9 +6,13 @@ Each returns a sentence if the fault is there, and an empty string if it is mend
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socketserver
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,11 +22,12 @@ import pynvml
 from benchmarks.twin.clocks import delivered_clock_error, windows_without_a_clock
 from benchmarks.twin.energy import window_error
 from tuner.search_spaces.cluster import Cluster, load_cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.clocks.ways import ZEUSD_SOCKET
 from tuner.workload.hook.link import _lacks_memory
 from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.meters.nvml import NvmlMeter
@@ -105,6 +110,47 @@ def display() -> str:
 def idle_clocks() -> str:
     worst = max(abs(delivered_clock_error(seed)) for seed in range(10))
     return "" if worst < 0.02 else f"delivered clocks are off by {worst:.0%}"
+
+
+def zeusd() -> str:
+    """Send a lock to a daemon with the routes of 0.5: the request must be one of them."""
+    seen: list[str] = []
+    gpus = [{"id": n, "pci_address": f"0000:0{n + 1}:00.0"} for n in range(2)]
+    told = json.dumps({"gpus": gpus, "enabled_api_groups": ["gpu-control"]}).encode()
+
+    class Daemon(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(told)
+
+        def do_POST(self) -> None:
+            seen.append(self.path)
+            self._answer(b"")
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with _node(TwinGpu(pci_bus=1), TwinGpu(pci_bus=2), root=False) as node:
+        path = str(node.path.parent / "zeusd.sock")
+        with socketserver.UnixStreamServer(path, Daemon) as daemon:
+            thread = threading.Thread(target=daemon.serve_forever, kwargs={"poll_interval": 0.02})
+            thread.start()
+            try:
+                governor = NvmlGovernor(environ={ZEUSD_SOCKET: path}, guarded=False)
+                governor.apply(Settings(clock_MHz=900))
+                governor.close()
+            except InputError as error:
+                return str(error)
+            finally:
+                daemon.shutdown()
+                thread.join()
+    wanted = "/gpu/set_gpu_locked_clocks?gpu_ids=1&min_clock_mhz=900&max_clock_mhz=900&block=true"
+    return "" if wanted in seen else f"requests were {seen}"
 
 
 def nvml_kept() -> str:

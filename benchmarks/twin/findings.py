@@ -60,6 +60,7 @@ FINDINGS = (
     Finding(5, "AsyncIOBuilder starts CUDA in the fork server, or needs nvcc", checks.built_op),
     Finding(6, "a card with a display is refused", checks.display),
     Finding(7, "delivered clocks include idle GPUs", checks.idle_clocks),
+    Finding(8, "zeusd 0.3 and later answer 404", checks.zeusd),
     Finding(9, "ranks inherit an NVML that is not initialised", checks.nvml_kept),
     Finding(10, "probes cost global batches"),
     Finding(11, "step ends between boundaries are host times"),
@@ -109,6 +110,7 @@ SECOND_DAY = {
     11: Finding(11, "the twin's truth is that of another launch, in seconds of a CPU"),
     12: Finding(12, "cuda_touches is measured with a torch that has no CUDA"),
     13: Finding(13, "as root, every look and probe writes the power limit", checks.looking),
+    14: Finding(14, "zeusd's answer for 'not supported' gives the node up"),
     15: Finding(15, "SuperOffload's worker is a second CUDA process that nothing counts"),
     16: Finding(
         16,

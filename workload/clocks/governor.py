@@ -1,16 +1,15 @@
 """Governor of GPUs: sets clocks and power limits, reads back what was delivered, restores.
 
-Permission is found out before the first probe without a write to the GPU: the kernel tells whether
-the driver would permit it; if not, root's guard is asked. A request is snapped to the nearest
-supported value; `delivered` is what the device then runs at. Before the first change a guard
-process is given the earlier settings (`tuner.workload.clocks.guard_client`).
+Permission is found out before the first probe without a write to the GPU
+(`tuner.workload.clocks.ways`). A request is snapped to the nearest supported value; `delivered` is
+what the device then runs at. Before the first change a guard process is given the earlier settings
+(`tuner.workload.clocks.guard_client`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
@@ -24,14 +23,11 @@ from tuner.workload.clocks.base import (
     snapped,
 )
 from tuner.workload.clocks.guard import Earlier, put_back
-from tuner.workload.clocks.guard_client import GUARD_SOCKET, Guard, RootGuardNvml
+from tuner.workload.clocks.guard_client import Guard
+from tuner.workload.clocks.ways import earlier_lock, ways
 from tuner.workload.meters.base import MeterError, over_devices
-from tuner.workload.meters.gpus import Gpu, ask, clock_state, on_twin, open_nvml, visible_gpus
+from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, visible_gpus
 
-#: Number of the capability that NVIDIA's driver asks for (linux/capability.h).
-CAP_SYS_ADMIN = 21
-#: Environment variable with the lock that an administrator has set, MIN,MAX in MHz.
-EARLIER = "EARLIER_CLOCKS_MHZ"
 #: Reason for fixed clocks where the user wants them so.
 LEFT_ALONE = "they are left alone (--no-clocks, or clock_control = false in the cluster's file)"
 #: What NVML sets for each knob, in the order in which it is set.
@@ -46,48 +42,12 @@ def _limit_mW(gpu: Gpu) -> int | None:
     return gpu.ask(None, "PowerManagementLimit")
 
 
-def needs_root(gpu: Gpu) -> str:
-    """Return what an administrator can do where the driver permits no settings."""
-    return (
-        f"setting clocks and power limits of GPU {gpu.index} needs root; let an administrator "
-        "install joulefront's guard (tuner doctor prints the lines), or fix the clock with: "
-        f"nvidia-smi -i {gpu.index} -lgc MIN,MAX; or run tuner in a container with --cap-add "
-        "SYS_ADMIN"
-    )
-
-
-def has_right(proc: str | Path = "/proc") -> bool:
-    """Return True if the driver permits settings to this process: it has CAP_SYS_ADMIN.
-
-    In a rootless container it has that for its namespace only, and the driver asks for the
-    machine's (man 7 user_namespaces).
-    """
-    folder = Path(f"{os.environ['JOULEFRONT_TWIN']}.proc" if on_twin() else proc) / "self"
-    try:
-        status = (folder / "status").read_text(encoding="utf-8")
-        space = (folder / "uid_map").read_text(encoding="utf-8").split()
-        effective = int(status.partition("CapEff:")[2].partition("\n")[0], 16)
-    except (OSError, ValueError):
-        return False
-    return bool(effective >> CAP_SYS_ADMIN & 1) and space == ["0", "0", "4294967295"]
-
-
-def earlier_lock(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the lock that the environment names, or None; InvalidValue for another text."""
-    text = environ.get(EARLIER, "")
-    if not text:
-        return None
-    low, comma, high = text.partition(",")
-    if not (comma and low.strip().isdecimal() and high.strip().isdecimal()):
-        raise InvalidValue(EARLIER, text, "MIN,MAX in MHz")
-    return int(low), int(high)
-
-
 class NvmlGovernor:
     """SM clock, memory clock and power limit of the visible GPUs, through NVML.
 
     `environ` holds CUDA_VISIBLE_DEVICES, and EARLIER_CLOCKS_MHZ=MIN,MAX, the lock that an
     administrator has set: NVML cannot be asked for it, and without, putting back releases the lock.
+    `means` is how clocks are set: "locked clocks", "zeusd" or "guard".
 
     MeterError if no GPU is visible, InputError if the devices cannot be used as named.
     """
@@ -102,7 +62,7 @@ class NvmlGovernor:
         self._closed = False
         self._environ = os.environ if environ is None else environ
         self._earlier_clocks_MHz = earlier_lock(self._environ)
-        self._nvml = open_nvml()  # that of root's guard, if it is to set them
+        self._nvml = open_nvml()  # the chosen way's, once there is one
         self._guard = Guard(None)
         try:
             self.gpus = visible_gpus(self._nvml, environ=environ)
@@ -110,6 +70,7 @@ class NvmlGovernor:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._limits_mW = {gpu.uuid: _limit_mW(gpu) for gpu in self.gpus}
             self._limit_known = all(limit is not None for limit in self._limits_mW.values())
+            self.means = "locked clocks"
             self.why_not = LEFT_ALONE if leave_alone else self._find_means(guarded)
             self.can_set = not self.why_not
             self.supported_clocks_MHz = self._supported() if self.can_set else ()
@@ -123,18 +84,21 @@ class NvmlGovernor:
 
     def _find_means(self, guarded: bool) -> str:
         # Returns the reasons if nothing can be set.
-        if has_right():
-            self._guard = Guard(self._nvml.__name__ if guarded else None)
-            return ""
-        why_not = needs_root(self.gpus[0])
-        path = self._environ.get(GUARD_SOCKET, "")
-        root = RootGuardNvml(self._nvml, path, self._earlier_clocks_MHz)
-        if not root.installed:
-            return why_not
-        if refused := root.why_not():
-            return f"{why_not}; and joulefront's guard does not do it either: {refused}"
-        self._nvml = root
-        return ""
+        why_not = ""
+        for way in ways(self._nvml, self.gpus[0], self._environ):
+            try:
+                refused = way.why_not()
+            except self._nvml.NVMLError as error:
+                refused = str(error)
+            if not refused:
+                self.means, self._nvml = way.means, way.library
+                if guarded and way.guard:
+                    self._guard = Guard(way.guard)
+                return ""
+            if why_not:
+                refused = f"{why_not}; and {way.where} does not do it either: {refused}"
+            why_not = refused
+        return why_not
 
     @property
     def _no_limit(self) -> str:

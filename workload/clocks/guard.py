@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -IS
 """The clock guard: a small process of root's that sets clocks for a user, and restores them.
 
-An administrator installs this file, which needs nothing but the standard library, and a unit
-starts it with a Unix socket to the user's agent as its stdin. It obeys four verbs, a line of
+An administrator installs this file, which needs nothing but the standard library, and sudo or a
+unit starts it with a Unix socket to the user's agent as its stdin. It obeys four verbs, a line of
 JSON each: `state`, `set` (NAMES, within what the GPU offers, after noting what stood), `restore`
 and `end`. It asks the kernel who is at the other end, restores when that process ends, even by
 SIGKILL, and opens no path but NVML's.
@@ -192,7 +192,7 @@ class Devices:
 def serve(users: Sequence[str]) -> int:
     """Set clocks for the process at the other end of stdin. Return 0 if all was restored, else 1.
 
-    It serves root and the named users.
+    A unit's guard serves the named users; one that sudo started its caller.
     """
     os.chdir("/")
     try:
@@ -209,7 +209,7 @@ def serve(users: Sequence[str]) -> int:
     pid, uid, _ = struct.unpack("3i", who)
     try:
         may = {os.geteuid(), *(pwd.getpwnam(name).pw_uid for name in users)}
-        if uid not in may:
+        if uid not in ({int(os.environ["SUDO_UID"])} if "SUDO_UID" in os.environ else may):
             raise NvmlError(f"UID {uid} may not have clocks set here")
         devices = Devices(Nvml())
     except (KeyError, NvmlError, OSError) as error:

@@ -1,9 +1,9 @@
-"""The agent's guards. Its own is a process with the agent's rights that restores what was changed.
+"""The agent's own guard: a process with the agent's rights that restores what was changed.
 
 The agent sends it the earlier settings over a pipe before the first change, and ends it with
 "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the guard restores
 them. Its process is this file, too. Where only root may set clocks, a guard of root's sets and
-restores them (`tuner.workload.clocks.guard`), to which `RootGuardNvml` speaks.
+restores them (`tuner.workload.clocks.guard`, `tuner.workload.clocks.ways.RootGuardNvml`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ import importlib
 import json
 import os
 import select
-import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +29,6 @@ from tuner.workload.clocks.guard import Earlier
 ANSWER_S = 20.0
 #: The longest that is waited for its end, seconds.
 END_S = 5.0
-#: Where the unit of root's guard listens: as the variable says, or here.
-GUARD_SOCKET, DEFAULT_SOCKET = "JOULEFRONT_GUARD_SOCKET", "/run/joulefront-guard.sock"
-#: The longest that its answer may take, seconds: three tries of four settings.
-GUARD_S = 20.0
 
 
 class GuardError(Exception):
@@ -70,8 +63,9 @@ def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
 class Guard:
     """The guard of one governor: started before the first change, replaced if it was killed.
 
-    `library` is the module of the devices' library; "" if only files are to be restored; None for
-    no guard.
+    `library` says where its process finds the devices' library: a module, or "module:object", where
+    an object that can be called is called for it; "" if only files are to be restored; None for no
+    guard.
     """
 
     def __init__(self, library: str | None) -> None:
@@ -148,105 +142,13 @@ class Guard:
         process.stdout.close()
 
 
-def connected(path: str) -> socket.socket:
-    """Connect to a Unix socket of root or this user; OSError if nobody or another listens."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(GUARD_S)
-        connection.connect(path)
-        who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        uid = struct.unpack("3i", who)[1]
-        if uid not in (0, os.geteuid()):
-            raise PermissionError(f"UID {uid} listens at {path}, who is neither root nor this user")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-class RootGuardNvml:
-    """Substitute for pynvml: queries are NVML's, and a guard of root makes the changes.
-
-    `lock_MHz` is the earlier lock.
-    """
-
-    def __init__(self, nvml: Any, path: str = "", lock_MHz: Sequence[int] | None = None) -> None:
-        self._nvml = nvml
-        self._path, self._lock_MHz = path or DEFAULT_SOCKET, lock_MHz or ()
-        self._stood: dict[tuple[str, str], Sequence[int]] = {}
-        self._socket: socket.socket | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        for verb in ("Set", "Reset"):
-            if name.startswith(f"nvmlDevice{verb}"):
-                return partial(self._change, verb, name.removeprefix(f"nvmlDevice{verb}"))
-        return getattr(self._nvml, name)
-
-    @property
-    def installed(self) -> bool:
-        """True if an administrator has installed the guard: its unit's socket is there."""
-        return Path(self._path).is_socket()
-
-    def why_not(self) -> str:
-        """Return the reason why this guard does nothing for this process; empty if it does."""
-        try:
-            why = str(self.ask(verb="state").get("error", ""))
-        except OSError as error:
-            why = str(error)
-        if why:
-            self._drop()
-        return why
-
-    def ask(self, **message: Any) -> dict[str, Any]:
-        """Send one message and return the answer; a guard that was killed is replaced once."""
-        fresh = self._socket is None
-        try:
-            self._socket = self._socket or connected(self._path)
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-            said = b""
-            while not said.endswith(b"\n"):
-                piece = self._socket.recv(65536)
-                if not piece:
-                    raise ConnectionError("the guard ended")
-                said += piece
-            answer: dict[str, Any] = json.loads(said)
-            return answer
-        except (OSError, ValueError) as error:
-            self._drop()
-            if fresh:
-                raise OSError(str(error)) from error
-        return self.ask(**message)
-
-    def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _change(self, verb: str, what: str, handle: Any, *values: int) -> None:
-        nvml = self._nvml
-        if what not in guard.NAMES:
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-        uuid = nvml.nvmlDeviceGetUUID(handle)
-        stood = self._stood.get((uuid, what), self._lock_MHz if what == "GpuLockedClocks" else ())
-        asked = "set" if verb == "Set" else "restore"
-        try:
-            answer = self.ask(verb=asked, gpu=uuid, what=what, values=values, stood=stood)
-        except OSError as error:
-            raise nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN) from error
-        if "error" in answer:
-            raise nvml.NVMLError(answer.get("nvml", nvml.NVML_ERROR_UNKNOWN))
-        if asked == "set":  # for the guard after this one, if it is killed
-            self._stood[uuid, what] = answer["stood"]
-        else:
-            self._stood.pop((uuid, what), None)
-
-    def nvmlShutdown(self) -> None:
-        """End the guard, which restores what still differs, and NVML."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self.ask(verb="end")
-            self._drop()
-        self._nvml.nvmlShutdown()
+def _load(spec: str) -> Any:
+    module, _, name = spec.partition(":")
+    found = importlib.import_module(module)
+    if not name:
+        return found
+    thing = getattr(found, name)
+    return thing() if callable(thing) else thing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -259,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     library = None
     try:
         if chosen.library:
-            library = importlib.import_module(chosen.library)
+            library = _load(chosen.library)
             library.nvmlInit()
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)

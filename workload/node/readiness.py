@@ -14,12 +14,10 @@ from pathlib import Path
 
 from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.guard_client import DEFAULT_SOCKET
+from tuner.workload.clocks.ways import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
 from tuner.workload.node.host import why_few_cores, why_shm_is_small
 from tuner.workload.scripts.launchers.slurm import ONE_CLOCK
 
-#: Where an administrator installs the guard.
-PROGRAM = "/usr/local/sbin/joulefront-guard"
 #: The packages without which nothing trains.
 NEEDED = ("torch", "deepspeed", "transformers")
 #: Those whose versions a study keeps besides.
@@ -52,19 +50,27 @@ def user_name() -> str:
 
 def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missing:
     """Return the lines that permit clocks of GPUs to a user without root."""
-    user, units = user_name(), "/etc/systemd/system/joulefront-guard"
-    source = shlex.quote(str(Path(guard.__file__).resolve()))
-    listens = f"ListenStream={DEFAULT_SOCKET} SocketUser={user} SocketMode=0600 Accept=yes"
-    unit = f"'[Socket]' {listens} '[Install]' WantedBy=sockets.target"
-    service = f"'[Service]' 'ExecStart={PROGRAM} {user}' StandardInput=socket"
     lines = [
-        f"guard:  install -o root -m 755 {source} {PROGRAM}; then unit:",
-        f"unit:   printf '%s\\n' {unit} > {units}.socket; printf '%s\\n' {service} > "
-        f"{units}@.service; systemctl enable --now joulefront-guard.socket",
+        f"zeusd:  systemctl enable --now zeusd; then: export {ZEUSD_SOCKET}=/run/zeusd/zeusd.sock",
+        *_guard_lines(user_name()),
     ]
     if slurm or environ.get("SLURM_JOB_ID"):
         lines.append(f"slurm:  one clock for a whole job: {ONE_CLOCK}")
     return Missing("permission to set the clocks and power limits of the GPUs", tuple(lines))
+
+
+def _guard_lines(user: str) -> Iterator[str]:
+    units = "/etc/systemd/system/joulefront-guard"
+    source = shlex.quote(str(Path(guard.__file__).resolve()))
+    listens = f"ListenStream={DEFAULT_SOCKET} SocketUser={user} SocketMode=0600 Accept=yes"
+    unit = f"'[Socket]' {listens} '[Install]' WantedBy=sockets.target"
+    service = f"'[Service]' 'ExecStart={PROGRAM} {user}' StandardInput=socket"
+    yield f"guard:  install -o root -m 755 {source} {PROGRAM}; then sudo or unit:"
+    yield f"sudo:   echo '{user} ALL=(root) NOPASSWD: {PROGRAM} \"\"' > /etc/sudoers.d/joulefront"
+    yield (
+        f"unit:   printf '%s\\n' {unit} > {units}.socket; printf '%s\\n' {service} > "
+        f"{units}@.service; systemctl enable --now joulefront-guard.socket"
+    )
 
 
 def missing_of_cores(governor: CpuGovernor, energy_grant: str) -> Iterator[Missing]:

@@ -18,7 +18,7 @@ def refuse_sudo(environ: Mapping[str, str] = os.environ) -> None:
     """Raise InputError as root for another user, whose files and code root would start."""
     if os.geteuid() == 0 and environ.get("SUDO_UID", "0") != "0":
         raise InputError(
-            "tuner runs as the user, not by sudo: start it again without sudo, and let "
+            "tuner runs as the user, not by sudo: start it again without sudo, and let zeusd or "
             "joulefront's guard set the clocks (tuner doctor prints the lines for an "
             "administrator); where everything shall run as root: env -u SUDO_UID tuner ..."
         )

@@ -15,7 +15,8 @@ from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks.governor import NvmlGovernor, has_right
+from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.clocks.ways import has_right
 from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner

@@ -19,10 +19,12 @@ import pytest
 from benchmarks.governor import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks import guard, guard_client
+from tuner.workload.clocks import guard
+from tuner.workload.clocks import ways as ways_to_set
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.guard_client import GUARD_SOCKET, RootGuardNvml
+from tuner.workload.clocks.ways import GUARD_SOCKET, RootGuardNvml, ways
+from tuner.workload.meters.gpus import Gpu
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -110,7 +112,7 @@ def test_a_governor_without_rights_sets_all_three_by_the_guard(
     node: TwinNode, listens: Path
 ) -> None:
     governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
-    assert (governor.can_set, type(governor._nvml), node.log) == (True, RootGuardNvml, [])
+    assert (governor.can_set, governor.means, node.log) == (True, "guard", [])
     governor.apply(Settings(clock_MHz=900, memory_clock_MHz=405, power_limit_W=200))
     assert stands(node) == ((900, 900), (405, 405), 200.0)
     governor.apply(Settings(clock_MHz=1200))
@@ -136,18 +138,19 @@ def test_a_lock_that_an_administrator_has_set_comes_back(node: TwinNode, listens
     becomes(lambda: node.locked_MHz() == (300, 1095))
 
 
-def test_nothing_is_tried_where_nothing_is_installed(
+def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
     listens: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard_client, "DEFAULT_SOCKET", str(folder / "none"))
-    assert RootGuardNvml(pynvml, str(listens)).installed
-    assert not RootGuardNvml(pynvml).installed
+    monkeypatch.setattr(ways_to_set, "DEFAULT_SOCKET", str(folder / "none"))
+    monkeypatch.setattr(ways_to_set, "PROGRAM", str(folder / "none"))
+    gpu = Gpu(0, GPU, "", None, None)
+    both = {GUARD_SOCKET: str(listens), "ZEUSD_SOCK_PATH": "/run/zeusd.sock"}
+    assert [way.means for way in ways(pynvml, gpu, both)] == ["locked clocks", "zeusd", "guard"]
+    assert [way.means for way in ways(pynvml, gpu, {})] == ["locked clocks"]
     (folder / "none").touch()
-    assert not RootGuardNvml(pynvml).installed  # it is no socket
-    governor = NvmlGovernor(environ={}, guarded=False)
-    assert not governor.can_set
-    assert "does not do it either" not in governor.why_not
-    governor.close()
+    if os.geteuid() == 0:
+        os.chown(folder / "none", FOREIGN, FOREIGN)
+    assert [way.means for way in ways(pynvml, gpu, {})] == ["locked clocks"]  # it is not root's
 
 
 @pytest.mark.parametrize(
@@ -266,16 +269,24 @@ class TestAsRoot:
         assert os.waitpid(pid, 0)[1] == 0
         assert node.log == []
 
-    def test_words_that_name_no_user_start_nothing(self, node: TwinNode) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-IS", guard.__file__, "--nvml", "os", "--agent", "1"]
-            environ = os.environ | node.environment()
-            process = subprocess.Popen(command, stdin=theirs, env=environ, stderr=subprocess.PIPE)
-        with ours, ours.makefile("rb") as file:
-            assert b"does not start" in file.readline()
-        assert process.communicate()[1] is not None
-        assert process.returncode != 0
+    def test_sudo_lets_its_caller_ask_and_takes_no_words(self, node: TwinNode) -> None:
+        """Its words would be the caller's: a rule of sudo's may forget to forbid them."""
+        environ = os.environ | node.environment() | {"SUDO_UID": str(FOREIGN)}
+        for words, told in (
+            ([], "UID 0 may not"),
+            (["root"], "UID 0 may not"),
+            (["--nvml", "os", "--agent", "1"], ""),
+        ):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-IS", guard.__file__, *words]
+                process = subprocess.Popen(
+                    command, stdin=theirs, env=environ, stderr=subprocess.PIPE
+                )
+            with ours, ours.makefile("rb") as file:
+                assert told.encode() in file.readline()
+            assert process.communicate()[1] is not None
+            assert process.returncode != 0
 
     def test_nothing_is_asked_of_a_socket_of_another_user(
         self, node: TwinNode, folder: Path
@@ -298,7 +309,7 @@ class TestAsRoot:
             becomes(path.exists)
             time.sleep(0.1)
             assert f"UID {FOREIGN} listens" in RootGuardNvml(pynvml, str(path)).why_not()
-            governor = NvmlGovernor(environ={GUARD_SOCKET: str(path)}, guarded=False)
+            governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": str(path)}, guarded=False)
             assert f"UID {FOREIGN} listens" in governor.why_not
             governor.close()
         finally:

@@ -27,8 +27,10 @@ GIB = 2**30
 class TestClocks:
     def test_each_way_has_its_line_where_it_exists(self) -> None:
         plain = "\n".join(missing_clocks({}).lines)
-        assert plain.count("/usr/local/sbin/joulefront-guard") == 2
-        assert "sudo" not in plain
+        assert "systemctl enable --now zeusd" in plain
+        assert "ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock" in plain
+        assert plain.count("/usr/local/sbin/joulefront-guard") == 3
+        assert '/usr/local/sbin/joulefront-guard ""\'' in plain  # and no words of the caller's
         assert "slurm" not in plain
         here = "\n".join(missing_clocks({"SLURM_JOB_ID": "7"}).lines)
         assert "srun --gpu-freq=MHZ" in here
@@ -119,7 +121,7 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     else:
         (at,) = (n for n, line in enumerate(lines) if line.startswith("missing"))
         assert "permission to set the clocks" in lines[at]
-        assert any("joulefront-guard.socket" in line for line in lines[at:])
+        assert any("visudo" in line or "sudoers" in line for line in lines[at:])
         assert "clocks    not permitted" in lines
     assert len(lines) <= 20
     main(["doctor", "--json"])
