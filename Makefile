@@ -117,7 +117,8 @@ other-cpu: install
 all-knobs: install
 	$(PYTEST) -m all_knobs
 
-# What takes minutes each, for example trainings on the twin GPU node that are tuned as they run.
+# What takes minutes each, for example trainings on the twin GPU node that are tuned as they run, and
+# what comes close to a test of CI: other moments of a fault, other wheels, the benchmarks' commands.
 long: install
 	$(PYTEST) -m long
 

@@ -283,16 +283,13 @@ def test_only_the_printed_address_opens_the_dashboard(study: optuna.Study, journ
             assert ask(base + "/api/studies/0", method).status == 403
         assert "only shows" in answer.text
         assert "gpt" in ask(base + "/api/studies", **cookie).text
-
-
-def test_the_printed_address_has_a_host_of_its_own(study: optuna.Study, journal: Path) -> None:
-    """Cookies are sent to every port of their host, so to other users' servers on 127.0.0.1."""
-    with dashboard_command(journal) as (base, url):
+        # A host of its own: cookies are sent to every port of their host, so to other users'
+        # servers on 127.0.0.1.
         own = urlsplit(url).netloc
         assert re.fullmatch(r"joulefront-[0-9a-f]{24}\.localhost:\d+", own)
-        cookie = ask(url).headers["Set-Cookie"]
-        assert "domain" not in cookie.lower()  # so of this host alone
-        given = {"Cookie": cookie.partition(";")[0]}
+        cookie_set = ask(url).headers["Set-Cookie"]
+        assert "domain" not in cookie_set.lower()  # so of this host alone
+        given = {"Cookie": cookie_set.partition(";")[0]}
         assert "gpt" in ask(base + "/api/studies", Host=own, **given).text
         for path in ("/", "/api/studies"):  # a stranger does not learn the name
             for host in ("evil.example", own.replace("joulefront-", "joulefront-0"), own):

@@ -91,19 +91,21 @@ def test_it_refuses_what_makes_no_sense() -> None:
     assert MANY.devices == 512
 
 
-@pytest.fixture
-def few(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the runs, with the run "few" on a simulated cluster."""
+    folder = tmp_path_factory.mktemp("few")
     optimize(
         "opt-350m",
         cluster="gh200-32",
         executor="simulated",
         max_probes=4,
-        runs_dir=tmp_path,
+        verify=False,
+        runs_dir=folder,
         name="few",
         report=False,
     )
-    return tmp_path
+    return folder
 
 
 def planned(runs: Path, *words: str) -> int:

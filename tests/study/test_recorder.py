@@ -387,10 +387,10 @@ def test_a_trace_that_lost_its_last_probe_is_continued(options, run, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     for storage in (None, url):
         more = {**options, "storage": storage, "name": "own" if storage is None else "shared"}
-        optimize(ModelRunner(), more, max_probes=4)
+        optimize(ModelRunner(), more, max_probes=2)
         trace = RunFolder(options["runs_dir"] / more["name"]).trace
         trace.write_bytes(trace.read_bytes()[:-30])
-        assert optimize(ModelRunner(), more, max_probes=5).spent.probes == 5
+        assert optimize(ModelRunner(), more, max_probes=3).spent.probes == 3
 
 
 def test_a_configuration_that_the_study_cannot_have_is_refused_at_once(options):

@@ -178,6 +178,6 @@ def test_a_table_with_noise_is_drawn_again(tmp_path) -> None:
 
 
 def test_a_trace_is_not_measured_again(tmp_path) -> None:
-    first = study(Drawn({1: 1.0, 2: 0.7}), tmp_path, max_probes=14)
+    first = study(Drawn({1: 1.0, 2: 0.7}), tmp_path, max_probes=6)
     result = run_replay(first.run_dir, runs_dir=tmp_path / "again", report=False)
     assert result.verification.ended.kind == "recorded_trace"

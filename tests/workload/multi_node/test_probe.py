@@ -238,6 +238,7 @@ def spanning(lead: Any, share: Any, name: str, **more: Any) -> Any:
     )
 
 
+@pytest.mark.slow  # two fork servers, which the next tests share
 @pytest.mark.real
 def test_two_nodes_train_one_job(pair: tuple[Any, Any, Path]) -> None:
     lead, share, folder = pair
