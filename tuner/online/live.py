@@ -198,9 +198,7 @@ class LiveTuning:
             self._set(decision.setting)
 
     def _check_earlier(self, setting: int) -> None:
-        training, window, unlike = self._training, self.tuner.window, self.tuner.unlike
-        if window is None:
-            return
+        training, unlike = self._training, self.tuner.unlike
         if (earlier := training.request.earlier) is not None and unlike is not None:
             live = self.settings[setting].short if setting else "the highest setting"
             apart = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"

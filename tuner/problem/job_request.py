@@ -55,13 +55,6 @@ class JobRequest:
         changed = any(CHANGED in launch for launch in searched.launches)
         return {"job": job, "cluster": cluster, "allow_changed_training": changed}
 
-    def either_way(self) -> tuple[JobRequest, JobRequest]:
-        """Return the request with changed training and without, which study.toml does not say."""
-        return (
-            replace(self, allow_changed_training=True),
-            replace(self, allow_changed_training=False),
-        )
-
     def searched_knobs(self, job: TrainingJob, *, plan: bool) -> tuple[TrainingJob, list[str]]:
         """Return the job with the declared knobs that are searched, and notes on them."""
         if not job.knobs:

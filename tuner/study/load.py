@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,9 @@ def _problems(
         constraints=Constraints(max_gpus=study.get("constraints", {}).get("max_gpus")),
         baseline=next((each for each in visited if each.key == key), None),
     )
-    for plan in (False, True):
-        for request in asked.either_way():
-            yield problem_of_job(request, plan=plan)
+    # study.toml does not say whether the training might be changed.
+    for plan, changed in product((False, True), (True, False)):
+        yield problem_of_job(replace(asked, allow_changed_training=changed), plan=plan)
 
 
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:
