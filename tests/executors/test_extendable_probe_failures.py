@@ -160,7 +160,7 @@ def states(book: StudyRecorder) -> dict[str, tuple[str, str | None]]:
 def test_a_setting_that_the_launch_never_heard_of_is_not_to_blame(book: StudyRecorder) -> None:
     request = open_request()
     book.start(request)
-    book.extend(request, SPEEDS[1:2])
+    book.start(request, SPEEDS[1:2])
     book.finish(ProbeRecord(request, (measured(SPEEDS[0]),), METER))
     first, second = (Configuration(SHAPE, speed).key for speed in SPEEDS[:2])
     assert states(book) == {first: ("COMPLETE", None), second: ("FAIL", "cancelled")}
@@ -189,7 +189,7 @@ def test_a_storage_that_goes_half_way_leaves_no_trial_running(
 
     monkeypatch.setattr(storage, "create_new_trial", fails_at_the_second)
     with pytest.raises(StorageError):
-        book.extend(request, SPEEDS[1:])
+        book.start(request, SPEEDS[1:])
     monkeypatch.undo()
     ended = ProbeRecord(request, (measured(SPEEDS[0]),), METER)
     book.finish(ended)

@@ -347,7 +347,7 @@ class SearchLoop:
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
         if self._limit(more_kJ, searching=True, count=0):
             return ()
-        self._recorder.extend(request, plan.live)
+        self._recorder.start(request, plan.live)
         self._flying[request.probe_id] = replace(
             flight,
             request=replace(request, live=(*request.live, *plan.live)),

@@ -125,18 +125,12 @@ class StudyRecorder:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(list(METRICS))
 
-    def start(self, request: ProbeRequest) -> None:
-        """Start a trial per live setting of a probe, which the sampler sees as pending."""
-        self._ask(request, request.live)
-
-    def extend(self, request: ProbeRequest, further: Sequence[Settings]) -> None:
-        """Start a trial per further live setting of a running probe."""
-        self._ask(request, further)
-
-    def _ask(self, request: ProbeRequest, settings: Sequence[Settings]) -> None:
+    def start(self, request: ProbeRequest, further: Sequence[Settings] = ()) -> None:
+        """Start a trial per live setting of a probe, which the sampler sees as pending; of a
+        running one per `further` setting."""
         trials = self._open.setdefault(request.probe_id, {})
         with storage_trouble(self.where):
-            for live in settings:
+            for live in further or request.live:
                 configuration = Configuration(request.launch, live)
                 trial = trials[configuration] = self._ask_for(request, configuration)
                 for name, value in _identity(request, configuration).items():
