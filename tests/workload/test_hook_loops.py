@@ -163,6 +163,20 @@ def test_the_number_of_steps(tmp_path: Path, body: str, fetches: int, steps: int
     assert steps_of(tmp_path, body, fetches) == steps
 
 
+def test_uneven_epochs_tell_about_how_many(tmp_path: Path) -> None:
+    loops, found = Loops(), dict[str, Any]()
+    done = itertools.count(1)
+
+    def step() -> None:
+        found.update(loops.step(sys._getframe(1), 4, 50))
+        if next(done) == 4:
+            raise Stop
+
+    body = "for e in range(args.epochs):\n    for b in batches:\n        step()"
+    run(tmp_path, body, {"step": step})
+    assert found == {"about": 36}
+
+
 def test_two_steps_tell_no_length(tmp_path: Path) -> None:
     assert steps_of(tmp_path, "for b in batches: step()", steps=2) is None
 

@@ -70,7 +70,10 @@ class Loops:
         self._seen: list[dict[str, int]] = []  # of each step: integers that tests compare
 
     def step(self, frame: FrameType | None, fetches: int, length: int | None) -> dict[str, Any]:
-        """Return `steps` and `by`, as far as this step and those before it tell; {} if unknown."""
+        """Return `steps` and `by`, as far as this step and those before it tell.
+
+        Where an epoch is uneven, only `about` how many there are; {} if unknown.
+        """
         try:
             around = list(_loops(frame))
             self._note(around)
@@ -126,11 +129,13 @@ class Loops:
         elif None in counts:
             return {}
         else:
-            # Without a text it is rounded down, and only tells that another end comes first.
+            # Without a text it is rounded down.
             bounds.append((math.prod(filter(None, counts)), " x ".join(how) if all(how) else ""))
         steps, by = min(bounds)
-        if not by or not 0 < steps < _NO_END or steps != int(steps):
+        if not 0 < steps < _NO_END or steps != int(steps):
             return {}
+        if not by:
+            return {"about": int(steps)}
         return {"steps": int(steps), "by": f"the loop ({by})"}
 
     def _count(

@@ -236,7 +236,7 @@ def _differs(
     for old, new in zip(before, after, strict=False):
         if abs(old - new) > _SAME * max(abs(old), abs(new)):
             return f"a setting of the optimizer is {new:g} and not {old:g}"
-    was, now = (int((f.get("loops") or {}).get("steps", 0)) for f in (today.facts, seen))
+    was, now = map(_length, (today.facts, seen))
     samples = len(seen.get("first_batches", "1")) * counted.micro_batch * counted.accumulation
     fewer = samples / today.job.global_batch  # a launch of fewer samples may take more steps
     if was and now and min(abs(was - now), abs(was - now * fewer)) > _SAME * was:
@@ -262,6 +262,11 @@ def _differs(
         f"the losses of a step add up to {new:.4g} and not {old:.4g}, so they depend on the split "
         "(the batch's own negatives? a sum that is not divided by the accumulation?)"
     )
+
+
+def _length(facts: Mapping[str, Any]) -> int:
+    loops = facts.get("loops") or {}
+    return int(loops.get("steps") or loops.get("about") or 0)
 
 
 def _settings(facts: Mapping[str, Any]) -> list[float]:
