@@ -89,7 +89,8 @@ class Session:
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
         self._shown = callbacks
-        _check_question(run, problem, run.read_study() or {})
+        before = run.read_study() or {}
+        _check_question(run, problem, before)
         recorded = problem.identity.get("recorded", {})
         self._spec = StudySpec(
             name=run.name,
@@ -98,6 +99,8 @@ class Session:
             constraints=request.constraints,
             settings=settings,
             unverified=why_unverified(settings.verify, recorded, simulated=problem.simulated),
+            created=str(before.get("created") or datetime.now().isoformat(timespec="seconds")),
+            ended=read_end(before.get("ended", {})),
         )
 
     def run(self) -> Result:
@@ -109,7 +112,7 @@ class Session:
         """
         storage = open_storage(self._request.storage, self._run.journal)
         with self._run.locked():
-            self._read_last_session()
+            self._write_study()
             self._run.stop_file.unlink(missing_ok=True)
             writer = TraceWriter(self._run.trace)
             with closing(writer), self._open(writer, storage) as loop:
@@ -117,16 +120,6 @@ class Session:
             # Threads of small products wait for each other, and take cores from the probes.
             with threadpool_limits(limits=1):
                 return self._answer()
-
-    def _read_last_session(self) -> None:
-        before = self._run.read_study() or {}
-        created = before.get("created") or datetime.now().isoformat(timespec="seconds")
-        self._spec = replace(
-            self._spec,
-            created=str(created),
-            ended=read_end(before.get("ended", {})),
-        )
-        self._write_study()
 
     @contextmanager
     def _open(self, writer: TraceWriter, storage: BaseStorage) -> Iterator[SearchLoop]:
