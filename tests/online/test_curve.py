@@ -10,6 +10,7 @@ import pytest
 
 from tests.golden import prepared
 from tuner.cli.main import main
+from tuner.display.online_text import curve_notes, curve_rows
 from tuner.online.curve import power_curve
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
@@ -67,6 +68,21 @@ def test_a_slowdown_has_its_interval_and_a_restart_its_cost(runs: Path, table: R
         assert each.restart_kJ == pytest.approx(each.restart_s * each.point.power_W / 1000)
     unknown = power_curve(table, "recommended").points[-1]
     assert (unknown.restart_s, unknown.restart_kJ) == (None, None)
+
+
+def test_the_fastest_within_a_peak_may_be_another_than_within_the_average(table: Result) -> None:
+    """A setting with a low average may have the highest peak: it serves no cap of the peak."""
+    first, second, *rest = sorted(table.points, key=lambda p: p.time_to_solution_s)
+    peaks = [replace(first, peak_power_W=300.0), replace(second, peak_power_W=400.0)]
+    spiky = replace(table, points=(*peaks, *rest))
+    curve = power_curve(spiky, second.configuration.short)
+    found = {each.point.configuration: each for each in curve.points}
+    assert first.configuration.launch == second.configuration.launch
+    assert found[second.configuration].for_average
+    assert not found[second.configuration].for_peak
+    assert found[first.configuration].for_peak
+    assert "no peak is known" not in " ".join(curve_notes(curve))
+    assert [row[1] for row in curve_rows(curve)].count("-") == len(curve.points) - 2
 
 
 def test_a_run_without_points_is_refused(table: Result) -> None:

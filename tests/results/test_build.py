@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from tuner.results.posterior import Posterior
-from tuner.results.state import points_of
+from tuner.results.state import _peak_W, points_of
 from tuner.results.windows import Windows
 from tuner.testing.studies import measured, record, request
 
@@ -34,3 +35,19 @@ def test_ninety_per_cent_intervals_hold_the_truth_under_launch_noise():
             held += low <= 1.0 <= high
             total += 1
     assert 0.85 <= held / total <= 0.97
+
+
+def test_the_peak_is_the_highest_sample_within_the_window(tmp_path):
+    """Samples before the window (a launch) are no part of it; without samples nothing is said."""
+    from dataclasses import replace
+
+    from tuner.workload.meters.base import PowerSample
+    from tuner.workload.trace import write_power_samples
+
+    window = replace(measured(), started_s=10.0, window_s=5.0)
+    windows = Windows.of([record("p0001", measurements=(window,)), record("p0002")])
+    samples = [PowerSample(t, w) for t, w in ((2.0, 900.0), (11.0, 20.0), (14.0, 31.0), (16.0, 80))]
+    write_power_samples(tmp_path, "p0001", samples)
+    assert _peak_W(windows, [0], tmp_path) == pytest.approx(31.0)
+    assert _peak_W(windows, [1], tmp_path) is None
+    assert _peak_W(windows, [0], None) is None

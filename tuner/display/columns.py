@@ -44,6 +44,10 @@ class Column:
         return f"{self.heading} ({unit})" if unit else self.heading
 
 
+def _peak(point: Point, units: Units) -> str:
+    return "" if point.peak_power_W is None else f"peak {number(point.peak_power_W)}"
+
+
 def _memory(point: Point, units: Units) -> str:
     peak = point.peak_memory_bytes
     return f"{number(peak / 2**30)} GiB" if peak else "unknown"
@@ -65,7 +69,7 @@ ENERGY = Column(
     metered=True,
 )
 POWER = Column(
-    "power", "Power", lambda point, _: number(point.power_W), lambda _: "W", metered=True
+    "power", "Power", lambda point, _: number(point.power_W), lambda _: "W", _peak, metered=True
 )
 WINDOWS = Column("windows", "Windows", lambda point, _: str(point.windows))
 ON_FRONT = Column("on front", "P(non-dominated)", lambda point, _: percent(point.p_nondominated))

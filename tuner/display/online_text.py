@@ -183,18 +183,20 @@ def curve_rows(curve: Curve) -> list[tuple[str, ...]]:
     units = Units.of(each.point for each in curve.points)
     rows: list[tuple[str, ...]] = [
         (
-            *("average W", f"time ({units.time})", f"energy ({units.energy})"),
+            *("average W", "peak W", f"time ({units.time})", f"energy ({units.energy})"),
             *("slowdown [90 %]", "move", "configuration"),
         )
     ]
     for each in curve.points:
         point = each.point
+        peak = "-" if point.peak_power_W is None else number(point.peak_power_W)
         slowdown = percent(each.slowdown)
         if each.slowdown_interval is not None:
             slowdown += f" [{', '.join(percent(end) for end in each.slowdown_interval)}]"
         rows.append(
             (
                 number(point.power_W) + ("" if each.for_average else " *"),
+                peak,
                 number(point.time_to_solution_s / units.s),
                 number(point.energy_to_solution_kJ / units.kJ),
                 "start" if point is curve.start else slowdown,
@@ -217,4 +219,6 @@ def curve_notes(curve: Curve) -> list[str]:
         )
     if any(not each.for_average for each in curve.points):
         lines.append("* A faster point draws less on average.")
+    if all(each.point.peak_power_W is None for each in curve.points):
+        lines.append("The run kept no power samples, so no peak is known.")
     return lines

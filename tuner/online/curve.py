@@ -31,7 +31,9 @@ class CurvePoint:
     slowdown: float  # against the start of the curve, with a 90 % interval by joint draws
     slowdown_interval: Interval | None
     live: bool  # reached without a restart
-    for_average: bool  # the fastest within its power, of the points of its kind (live, or all)
+    # the fastest within its average and its peak power, of the points of its kind (live, or all).
+    for_average: bool
+    for_peak: bool
     restart_s: float | None  # median time of a launch until warm; None if unknown
 
     @property
@@ -43,7 +45,7 @@ class CurvePoint:
         """Return the point as JSON values."""
         own = {**vars(self), "restart_kJ": self.restart_kJ}
         point = own.pop("point").to_json()
-        names = "short_name power_W power_interval_W time_to_solution_s"
+        names = "short_name power_W power_interval_W peak_power_W time_to_solution_s"
         names += " time_interval_s energy_to_solution_kJ energy_interval_kJ"
         own["configuration"] = point["configuration"]
         return {**{name: point[name] for name in names.split()}, **own}
@@ -68,12 +70,13 @@ class Curve:
         }
 
 
-def _fastest(points: Iterable[Point]) -> set[Configuration]:
+def _fastest(points: Iterable[Point], figure: str) -> set[Configuration]:
     kept, best_s, lowest_W = list[Configuration](), math.inf, 0.0
-    for point in sorted(points, key=lambda each: (each.power_W, each.time_to_solution_s)):
+    known = [(W, p) for p in points if math.isfinite(W := getattr(p, figure) or math.inf)]
+    for power_W, point in sorted(known, key=lambda each: (each[0], each[1].time_to_solution_s)):
         if point.time_to_solution_s < best_s:
-            if point.power_W > lowest_W * (1 + SAME_POWER):
-                lowest_W = point.power_W
+            if power_W > lowest_W * (1 + SAME_POWER):
+                lowest_W = power_W
             else:
                 kept.pop()
             kept.append(point.configuration)
@@ -107,14 +110,17 @@ def power_curve(result: Result, start: str, records: Sequence[ProbeRecord] = ())
     first = result.point(start)
     measured = [each for each in result.points if each.meter.scope == first.meter.scope]
     own = [each for each in measured if each.configuration.launch == first.configuration.launch]
-    live, every = _fastest(own), _fastest(measured)
+    live, every = (
+        [_fastest(points, figure) for figure in ("power_W", "peak_power_W")]
+        for points in (own, measured)
+    )
     restarts, points = _restarts(records), []
     for point in sorted(measured, key=lambda each: (-each.power_W, each.time_to_solution_s)):
         here = point in own
+        average, peak = (point.configuration in kept for kept in (live if here else every))
         slowdown = point.time_to_solution_s / first.time_to_solution_s - 1
         restart_s = 0.0 if here else restarts.get(point.configuration.launch)
-        average = point.configuration in (live if here else every)
-        if average or point is first:
+        if average or peak or point is first:
             interval = _slowdown_interval(result, first, point)
-            points.append(CurvePoint(point, slowdown, interval, here, average, restart_s))
+            points.append(CurvePoint(point, slowdown, interval, here, average, peak, restart_s))
     return Curve(result.name, first, tuple(points))

@@ -69,8 +69,7 @@ def _as_measured(point: Point, constraints: Constraints) -> tuple[dict[str, floa
     return met, float(all(met.values()))
 
 
-def worst(point: Point, constraints: Constraints) -> float:
-    """Return the share by which the point exceeds the limit that it misses most; 0 if none."""
+def _worst(point: Point, constraints: Constraints) -> float:
     return max(excess(point, constraints).values(), default=0.0)
 
 
@@ -171,7 +170,7 @@ def decide(
             text = "Best in both energy and time"
             if best.configuration == baseline.configuration:
                 text = "Nothing is better than today in both energy and time"
-    elif fits := [point for point in points if worst(point, constraints) <= 0]:
+    elif fits := [point for point in points if _worst(point, constraints) <= 0]:
         # If luck alone makes each seem to fit, the first stands, with its probability.
         fits = [p for p in fits if not asked or chance(p, constraints)[1] >= LIKELY] or fits
         if objective == "knee":
@@ -183,7 +182,7 @@ def decide(
             words.append(f"({percent(constraints.max_slowdown or 0)} more than today)")
         text = " ".join(words)
     else:
-        best = min(points, key=lambda point: (worst(point, constraints), point.time_to_solution_s))
+        best = min(points, key=lambda point: (_worst(point, constraints), point.time_to_solution_s))
         met, text = False, f"{_unmet(points, constraints, units)} Nearest"
     sentence = f"{text}: {_needs(best, constraints, units)}."
     probabilities, every = chance(best, constraints)

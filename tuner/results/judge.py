@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import norm
 
 from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
-from tuner.results.choice import LIKELY, cost_of, decide, excess, ratios_to, worst
+from tuner.results.choice import LIKELY, cost_of, decide, excess, ratios_to
 from tuner.results.parts import Choice, More, Point
 from tuner.results.posterior import DRAWS, Gain, Posterior
 from tuner.results.significance import Difference
@@ -155,7 +155,11 @@ class Judge:
         best, choice = decide(among, asked, today, chance=self.chance, beside=self.points)
         if today is None:
             return best, choice
-        return best, replace(choice, baseline_met=worst(today, asked) <= 0)
+        _, kept = decide([today], asked, today, chance=self.chance)
+        value, p_met = kept.objective_value, kept.p_all_met
+        return best, replace(
+            choice, baseline_met=kept.met, baseline_value=value, baseline_p_met=p_met
+        )
 
     @cached_property
     def baseline_met(self) -> float | None:

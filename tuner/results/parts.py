@@ -57,6 +57,7 @@ class Point:
         source: "measured" at this very setting, or "predicted": by the surrogates, or by the
             analytic models where the cluster is simulated.
         windows: how many windows measured it, or were simulated; 0 for a surrogate's prediction.
+        peak_power_W: highest power sample within a window; None where the samples were not kept.
         of_step: energy and time are those of one optimizer step: the length of the training is
             unknown.
     """
@@ -74,6 +75,7 @@ class Point:
     flags: tuple[str, ...] = ()
     peak_memory_bytes: int | None = None
     power_interval_W: Interval | None = None
+    peak_power_W: float | None = None
     of_step: bool = False
 
     @classmethod
@@ -139,7 +141,8 @@ class Choice:
             ("budget_kJ + edp"); "knee" where nothing was asked.
         objective_value: what the objective comes to: kJ, s, kJ s, money or grams of CO2; None for
             the knee.
-        baseline_met: None if the baseline was not measured.
+        baseline_p_met: probability that the baseline meets the limits; None if none was asked, or
+            it was not measured.
     """
 
     rule: str
@@ -150,6 +153,8 @@ class Choice:
     p_all_met: float | None = None
     objective_value: float | None = None
     baseline_met: bool | None = None
+    baseline_value: float | None = None
+    baseline_p_met: float | None = None
 
 
 class Evidence(StrEnum):

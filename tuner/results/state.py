@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,10 @@ from tuner.results.result import Result
 from tuner.results.windows import Windows
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 from tuner.workload.measure.stragglers import of_environment
 from tuner.workload.probe import ProbeRecord
+from tuner.workload.trace import read_power
 
 
 def spent_kJ(records: Sequence[ProbeRecord]) -> float:
@@ -58,10 +62,10 @@ class StudyState:
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """The measured points, with NaN as probability of the front."""
-        problem = self.spec.problem
+        problem, run_dir = self.spec.problem, self.spec.run_dir
         if self.posterior is None:
             return ()
-        points = points_of(self.posterior, problem.steps)
+        points = points_of(self.posterior, problem.steps, run_dir)
         return tuple(replace(point, of_step=not problem.length_known) for point in points)
 
     @cached_property
@@ -116,7 +120,7 @@ class StudyState:
         return {c: (float(t), float(e)) for c, t, e in zip(every, time, energy, strict=True)}
 
 
-def points_of(posterior: Posterior, steps: int) -> tuple[Point, ...]:
+def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> tuple[Point, ...]:
     """Return the points of a posterior, with NaN as probability of the front."""
     points, windows, rows = [], posterior.windows, posterior.windows.rows
     time, power = posterior.log_time, posterior.log_power
@@ -136,9 +140,36 @@ def points_of(posterior: Posterior, steps: int) -> tuple[Point, ...]:
                 meter=meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
                 peak_memory_bytes=max(peaks, default=None),
+                peak_power_W=_peak_W(windows, rows[configuration], run_dir),
             )
         )
     return tuple(points)
+
+
+def _peak_W(windows: Windows, rows: Sequence[int], run_dir: Path | None) -> float | None:
+    if run_dir is None:
+        return None
+    peaks = []
+    for row in rows:
+        record, window = windows.records[row], windows.measurements[row]
+        path = run_dir / "trace" / "power" / f"{record.request.probe_id}.csv.gz"
+        if path.is_file():
+            peaks.append(_peak_within(str(path), window.started_s, window.window_s))
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+@lru_cache(maxsize=4096)  # a probe's timeline is written once, and an answer is built often
+def _peak_within(path: str, start_s: float, length_s: float) -> float | None:
+    with contextlib.suppress(InputError):  # a damaged timeline is no peak, and no failure
+        return max(
+            (
+                sample.power_W
+                for sample in read_power(path)[0]
+                if start_s <= sample.time_s <= start_s + length_s
+            ),
+            default=None,
+        )
+    return None
 
 
 def _fitted(state: StudyState) -> Surrogates:
