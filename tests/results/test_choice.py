@@ -22,6 +22,7 @@ def point(
     energy_kJ: float,
     *,
     gpus: int = 1,
+    peak_W: float | None = None,
     spread: float = 0.02,
 ) -> Point:
     return Point(
@@ -38,16 +39,17 @@ def point(
         windows=1,
         p_nondominated=math.nan,
         meter=METER,
+        peak_power_W=peak_W,
     )
 
 
 #: Fastest to most frugal; 9 is dominated.
 POINTS = (
-    point(1, 100.0, 50.0, gpus=8),
-    point(2, 140.0, 36.0, gpus=4),
-    point(3, 200.0, 30.0, gpus=2),
+    point(1, 100.0, 50.0, gpus=8, peak_W=700.0),
+    point(2, 140.0, 36.0, gpus=4, peak_W=400.0),
+    point(3, 200.0, 30.0, gpus=2, peak_W=260.0),
     point(4, 400.0, 28.0, gpus=1),
-    point(9, 300.0, 45.0, gpus=1),
+    point(9, 300.0, 45.0, gpus=1, peak_W=160.0),
 )
 
 
@@ -68,6 +70,8 @@ def chosen(**asked):
         ({"max_gpus": 4}, 2),  # a limit alone asks for speed
         ({"max_gpus": 1}, 9),
         ({"max_gpus": 1, "objective": "energy"}, 4),
+        ({"peak_power_W": 300}, 3),
+        ({"peak_power_W": 200}, 9),  # 4 recorded no peak, so nobody can promise it
         ({"power_cap_W": 200, "deadline_s": 500}, 4),
     ],
 )
@@ -105,7 +109,7 @@ def test_carbon_is_energy_by_the_users_own_grid() -> None:
         ({"objective": "cheapest"}, UnknownName, "energy"),
         ({"max_gpus": 0}, InvalidValue, "max_gpus"),
         ({"max_gpus": 1.5}, InvalidValue, "integer"),
-        ({"power_cap_W": -1}, InvalidValue, "power_cap_W"),
+        ({"peak_power_W": -1}, InvalidValue, "peak_power_W"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(asked, error, words) -> None:
@@ -162,6 +166,8 @@ def test_what_cannot_be_met_is_said_with_what_could_be_asked() -> None:
     )
     _, choice = chosen(deadline_s=50.0, power_cap_W=50.0)
     assert choice.sentence.startswith("Nothing measured meets the deadline or the power cap: the ")
+    _, choice = chosen(peak_power_W=100.0)
+    assert "the least found is a peak of 160 W, 60 % beyond the cap" in choice.sentence
     _, choice = chosen(max_gpus=1, deadline_s=250.0)
     assert not choice.met
 

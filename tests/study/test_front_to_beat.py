@@ -60,6 +60,7 @@ def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
     "constraints",
     [
         Constraints(power_cap_W=100.0),
+        Constraints(peak_power_W=100.0),
         Constraints(objective="cost", price_per_gpu_hour=2.0),
     ],
 )

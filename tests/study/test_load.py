@@ -54,11 +54,6 @@ def test_what_is_written_is_read_back(spec: StudySpec):
     assert found.problem.steps == spec.problem.steps
 
 
-def test_a_limit_of_earlier_releases_is_passed_over(spec: StudySpec):
-    folder = written(spec, constraints={"deadline_s": 9.0, "peak_power_W": 400.0})
-    assert load_spec(folder, ()).constraints == Constraints(deadline_s=9.0)
-
-
 def test_the_sentences_are_in_the_file_for_people(spec: StudySpec):
     folder = written(spec)
     ended = tomllib.loads(folder.study_file.read_text())["ended"]

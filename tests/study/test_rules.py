@@ -17,17 +17,23 @@ from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
 from tuner.study.rules import (
     node_failures,
+    peak_limit_of,
     reason_to_stop,
     with_next_probe,
 )
 from tuner.testing.studies import (
+    measured,
     record,
+    request,
+    run_optimize,
     run_replay,
     write_table,
 )
-from tuner.workload.probe import Failure
+from tuner.workload.probe import Failure, MeterInfo, Scope
 
 
 def spec_of(folder: Path) -> StudySpec:
@@ -43,6 +49,41 @@ def test_the_share_that_a_search_ends_on_is_the_one_that_was_tested(tmp_path: Pa
     assert reason is not None
     assert reason.figures["regret"] == pytest.approx(0.1)
     assert "more than 10 % of the front's hypervolume" in stop_sentence(reason)
+
+
+@pytest.mark.parametrize(
+    ("power_W", "scope", "holds"), [(260, "gpu", True), (300, "gpu", False), (240, "node", False)]
+)
+def test_a_power_limit_bounds_the_power_of_gpus_that_keep_to_it(
+    tmp_path: Path, power_W: float, scope: Scope, holds: bool
+) -> None:
+    spec = replace(spec_of(tmp_path), constraints=Constraints(peak_power_W=400.0))
+    live = Settings(power_limit_W=125)  # of each of the request's two
+    one = record(
+        request=request(live=(live,)),
+        measurements=(measured(live, power_W=power_W),),
+        meter=MeterInfo("nvml", scope, "a GPU's counter"),
+    )
+    limit = peak_limit_of(StudyState(spec, [one]))
+    assert limit is not None
+    assert limit.limits_hold == holds
+
+
+def test_a_cap_on_peak_power_is_refused_where_no_probe_can_show_it(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    recorded = write_table(tmp_path / "table")
+    with pytest.raises(InputError, match=r"a recording holds mean power only.*--power-cap"):
+        run_replay(recorded, peak_power_W=100.0, runs_dir=runs)
+    with pytest.raises(InputError, match="the models predict mean power only"):
+        run_optimize(
+            "opt-350m",
+            cluster="a100-8",
+            executor="simulated",
+            space="parallelism",
+            peak_power_W=1500.0,
+            runs_dir=runs,
+        )
+    assert not list(runs.glob("*/study.toml"))
 
 
 def test_a_limit_tells_what_the_next_probe_would_take_and_bring() -> None:

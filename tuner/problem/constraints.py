@@ -28,6 +28,7 @@ class JobFigures(NamedTuple):
     energy_kJ: float
     time_s: float
     power_W: float
+    peak_power_W: float | None = None
     gpus: int | None = None
 
 
@@ -92,6 +93,14 @@ LIMITS = (
         of_job=False,
     ),
     Limit(
+        "peak_power_W",
+        "peak_power_W",
+        "cap on peak power",
+        "cap on the peak power (W)",
+        lambda value, _: f"at no more than {number(value)} W at any moment",
+        lambda value, _, digits: f"a peak of {number(value, digits)} W",
+    ),
+    Limit(
         "max_gpus",
         "gpus",
         "number of GPUs",
@@ -131,7 +140,7 @@ class Constraints:
     """Limits on the training job, and the objective among the configurations that meet them.
 
     Without limits and objective the knee of the front is chosen; under a deadline alone the least
-    energy; else the least time.
+    energy; else the least time. A point with no power samples is not chosen under `peak_power_W`.
     `max_slowdown` becomes a deadline once the baseline was measured (`relative_to`).
 
     Raises:
@@ -161,6 +170,13 @@ class Constraints:
         unit="W",
         above=0,
         alias="power-cap",
+    )
+    peak_power_W: float | None = option(
+        None,
+        "maximum of any power sample of the training job",
+        unit="W",
+        above=0,
+        alias="peak-power",
     )
     max_gpus: int | None = option(
         None, "maximum number of GPUs (one rank each) of the training job", least=1

@@ -158,7 +158,6 @@ _CAUSES: dict[str, Callable[[Mapping[str, float]], str] | str] = {
     "time": "its {search_s:g} s are over",
     "not_worth_it": _not_worth_it,
     "exhausted": "no candidate is left to try",
-    # of runs recorded while there was a limit on peak power
     "unsafe": "every candidate was tried or would probably exceed the limit on peak power",
     "node_failures": "{failures:g} probes in a row failed because of the node: {message}",
 }

@@ -59,9 +59,12 @@ def excess(point: Point, constraints: Constraints) -> dict[str, float]:
         point.energy_to_solution_kJ,
         point.time_to_solution_s,
         point.power_W,
+        point.peak_power_W,
         point.configuration.world_size,
     )
-    return constraints.excess(figures)
+    # Without samples it cannot be shown that a limit on the peak is met.
+    unknown = dict.fromkeys(constraints.limits, math.inf)
+    return unknown | constraints.excess(figures)
 
 
 def _as_measured(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
@@ -87,6 +90,9 @@ def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> s
             met.append(f"the {called}")
             continue
         unmet.append(f"the {called}")
+        if not math.isfinite(beyond):
+            least.append("no probe recorded its peak power")
+            continue
         nearest = limit * (1 + beyond)
         for digits in range(3, 8):  # until the two are told apart
             found, asked = row.text(nearest, units, digits), row.text(limit, units, digits)

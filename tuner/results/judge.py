@@ -123,7 +123,7 @@ class Judge:
     def chance(self, point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
         """Return the probability that a point meets each limit, and that it meets all.
 
-        A number of GPUs is met or not. The limit on slowdown is relative to the
+        A peak and a number of GPUs are met or not. The limit on slowdown is relative to the
         baseline, draw by draw, so the baseline meets it for certain.
         """
         if not constraints.limits:

@@ -28,6 +28,7 @@ from tuner.workload.probe import ProbeRecord
 if TYPE_CHECKING:
     from optuna.study import Study
 
+    from tuner.search.put_off import PeakLimit
     from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates
@@ -69,6 +70,8 @@ class ProbePlanner(BaseSampler):
     estimates_gain: bool = False
     #: Limits and objective that decide which probe is worth its joules; None for the whole front.
     question: Question | None = None
+    #: Cap on peak power that no probe should exceed; None if there is none.
+    peak_limit: PeakLimit | None = None
 
     def __init__(
         self, candidates: Candidates, *, cost: ProbeCost | None = None, seed: int | None = None

@@ -144,7 +144,7 @@ class CandidateSampler(ProbePlanner):
             if closed[self._members[running]].all() or self._starting(observations, fresh):
                 return None
             plan = self._improvement_plan(observations, closed, chances, running_launch=running)
-            return plan if plan.launch == so_far.request.launch else None
+            return plan if plan and plan.launch == so_far.request.launch else None
 
     def better_to_wait(self, study: Study) -> bool:
         """Return True if a further probe would be chosen on too few results."""
@@ -225,9 +225,21 @@ class CandidateSampler(ProbePlanner):
         closed: np.ndarray,
         chances: np.ndarray,
         running_launch: int | None = None,
-    ) -> ProbePlan:
+    ) -> ProbePlan | None:
+        # None if every candidate would probably exceed the cap on peak power.
         self._fit(observations)
         candidates = self._pool.view(observations, closed, chances)
+        if self.peak_limit is not None:
+            levels = self.features.matrix[candidates.members].sum(axis=1)
+            safe = self.peak_limit.safe(
+                candidates,
+                self.surrogates.widening[1],
+                [self._configurations[i] for i in candidates.members],
+                levels if len(observations.measured) < LEAST_MEASUREMENTS else None,
+            )
+            if safe is None:
+                return None
+            candidates = safe
         measured = dict.fromkeys(m.candidate for m in observations.measured)
         known = [self._configurations[i] for i in (*measured, *observations.pending)]
         front = FrontEstimate.of(self.surrogates, known)

@@ -64,9 +64,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
     if study is None:
         raise InputError(f"{folder.path} holds no study.toml, which says what the study is about")
     visited = dict.fromkeys(c for record in records for c in record.request.configurations())
-    asked = {**study.get("constraints", {})}
-    asked.pop("peak_power_W", None)  # a limit of earlier releases, for which nothing is chosen now
-    constraints = read_options(Constraints, asked, _WHERE, strict=True)
+    constraints = read_options(Constraints, study.get("constraints", {}), _WHERE, strict=True)
     settings = dict(study.get("settings", {}))
     window = settings.pop("window", {})
     if not isinstance(window, Mapping):

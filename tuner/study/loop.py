@@ -38,6 +38,7 @@ from tuner.study.rules import (
     further_launches,
     node_failures,
     not_repaid,
+    peak_limit_of,
     question_of,
     reason_to_stop,
     with_next_probe,
@@ -86,7 +87,7 @@ class SearchLoop:
         executor.next_settings = self._next_settings
         sampler.cost = spec.problem.cost.learned(self.records)
         self.state = StudyState(spec, self.records)
-        sampler.question = question_of(self.state)
+        self._ask()
         self._verifies = spec.settings.verify and spec.unverified is None
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -240,7 +241,8 @@ class SearchLoop:
         plan = self._plan()
         if plan is None:
             if not self._flying:
-                self._stopped = StopReason("exhausted")
+                unsafe = sampler.peak_limit is not None
+                self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
         if reason := reason_to_stop(self.state, plan, cost_kJ):
@@ -317,6 +319,11 @@ class SearchLoop:
         self._tell(event)
         self._executor.submit(request)
 
+    def _ask(self) -> None:
+        peak = peak_limit_of(self.state)
+        self._sampler.peak_limit = peak
+        self._sampler.question = question_of(self.state, peak)
+
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
@@ -369,7 +376,7 @@ class SearchLoop:
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         self._sampler.cost = self._problem.cost.learned(self.records)
         self.state = StudyState(self._spec, self.records)
-        self._sampler.question = question_of(self.state)
+        self._ask()
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)

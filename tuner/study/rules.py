@@ -19,6 +19,7 @@ from tuner.results.judge import More
 from tuner.results.parts import Point
 from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
+from tuner.search.put_off import PeakLimit, most_power_W
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
@@ -27,6 +28,9 @@ from tuner.workload.probe import ProbeRecord
 #: Failures of one node that end the search if no probe succeeds in between, on any node: the next
 #: one would fail, too.
 NODE_TRIES = 3
+#: Mean power over a power limit that still counts as kept to it: neither regulation nor meter is
+#: exact. Not fitted.
+LIMIT_SLACK = 1.05
 #: Number of times that a cancelled baseline is tried.
 BASELINE_TRIES = 2
 #: Knobs with which a user makes a configuration fit, in the order in which they are tried.
@@ -104,12 +108,32 @@ def further_launches(
     return choice, state.judge.more(choice, share)
 
 
-def question_of(state: StudyState) -> Question | None:
+def peak_limit_of(state: StudyState) -> PeakLimit | None:
+    """Return the cap on peak power with what the windows so far tell of peaks; None without one."""
+    cap_W = state.spec.constraints.peak_power_W
+    if cap_W is None:
+        return None
+    points = state.points
+    pairs = [(p.peak_power_W, p.power_W) for p in points if p.peak_power_W is not None]
+    limit = PeakLimit.of(cap_W, [peak for peak, _ in pairs], [mean for _, mean in pairs])
+    # More than a limit permits is drawn where devices are metered that the configuration lacks.
+    holds = all(record.meter.scope == "gpu" for record in state.records) and all(
+        p.power_W <= LIMIT_SLACK * most_power_W(p.configuration) for p in points
+    )
+    return replace(limit, limits_hold=holds)
+
+
+def question_of(state: StudyState, peak: PeakLimit | None) -> Question | None:
     """Return what the search is to answer; None to search the whole front.
 
-    A limit relative to the baseline counts once the baseline was measured.
+    A limit relative to the baseline counts once the baseline was measured. A cap on peak power
+    counts as the cap on mean power at which it is expected.
     """
-    return Question.of(state.constraints, state.spec.problem.steps)
+    constraints = state.constraints
+    if peak is not None:
+        cap_W = min(constraints.power_cap_W or math.inf, peak.mean_power_W)
+        constraints = replace(constraints, power_cap_W=cap_W)
+    return Question.of(constraints, state.spec.problem.steps)
 
 
 def front_to_beat(

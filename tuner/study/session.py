@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
 from tuner.models.surrogate.regressors import check_surrogate
+from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
@@ -82,6 +83,7 @@ class Session:
     ) -> None:
         self._request = request = request or StudyRequest()
         check_sampler(request.sampler, tries=bool(request.try_first))
+        _check_peaks(request.constraints, problem)
         self._first = first_tries(problem.candidates, request.try_first)
         settings = request.search
         if request.surrogate is not None:
@@ -256,6 +258,22 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str =
             same = any(len(text) > 60 for text in short)
             found.append(f"{name} differs" if same else f"{name} was {short[0]} and is {short[1]}")
     return found
+
+
+def _check_peaks(constraints: Constraints, problem: Problem) -> None:
+    """Raise InputError if no probe could show that it meets a cap on peak power.
+
+    Peaks are read from the power samples of real probes; a recording and the models give a mean.
+    """
+    if constraints.peak_power_W is None:
+        return
+    if not problem.simulated and "recorded" not in problem.identity:
+        return
+    source = "the models predict" if problem.simulated else "a recording holds"
+    raise InputError(
+        f"no probe of {problem.name} can show its peak power: {source} mean power only; "
+        "cap that by --power-cap instead of --peak-power"
+    )
 
 
 def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
