@@ -264,12 +264,10 @@ class SearchLoop:
         cost_s = self._cost.expected_s(self.records, [configuration])
         return not self._limit(self.expected_kJ([configuration]), expected_s=cost_s)
 
-    def probe_now(self, configuration: Configuration, purpose: str, why: str) -> ProbeRecord | None:
-        """Run one probe to its end, alone; return None if the limits forbid it. Raises as `run`."""
-        if not self.affords(configuration):
-            return None
+    def verify(self, configuration: Configuration, why: str) -> ProbeRecord:
+        """Launch a configuration again, alone, and return its record. Raises as `run`."""
         with self._interruptible():
-            self._start(self._request([configuration], purpose), math.nan, why)
+            self._start(self._request([configuration], "verify"), math.nan, why)
             while self._flying:
                 record = self._executor.wait()
                 if record is not None:

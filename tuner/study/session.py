@@ -233,9 +233,7 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
                 f"{choice.configuration.short} and today's are launched again until the "
                 f"choice is sure: about {count}"
             )
-        record = search.probe_now(what.configuration, "verify", f"{whose} again")
-        if record is None:
-            return NoVerdict("limits_reached")
+        record = search.verify(what.configuration, f"{whose} again")
         if record.failure is not None and not record.failure.blames_configuration:
             spoiled += 1
             if spoiled > SPOILED:
