@@ -78,7 +78,6 @@ def optimize(
     surrogate: Any = None,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
-    device_kind: str | None = None,
     in_flight: int | None = None,
     storage: str | None = None,
     name: str | None = None,
@@ -137,7 +136,6 @@ def optimize(
             `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
-        device_kind: the kind of device to use there; the most frequent one if not given.
         in_flight: number of probes that a simulated cluster runs together; as many as its nodes
             can hold of the baseline if not given.
         storage: URL of the study's database; a journal in the run folder if not given.
