@@ -78,7 +78,6 @@ def optimize(
     surrogate: Any = None,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
-    in_flight: int | None = None,
     storage: str | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
@@ -136,8 +135,6 @@ def optimize(
             `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
-        in_flight: number of probes that a simulated cluster runs together; as many as its nodes
-            can hold of the baseline if not given.
         storage: URL of the study's database; a journal in the run folder if not given.
         name: name of the run. An existing run is continued.
         runs_dir: folder of the run folders.
@@ -186,7 +183,6 @@ def search_for(
                 run.path,
                 say,
                 address=request.ray_address,
-                in_flight=request.in_flight,
                 seed=request.search.seed,
             ),
             request,

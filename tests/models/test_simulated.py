@@ -197,9 +197,8 @@ def test_a_study_over_1024_gpus_keeps_16_probes_in_flight(tmp_path: Any) -> None
         "qwen2.5-7b",
         cluster=cluster,
         space="parallelism",
-        executor="simulated",
+        executor=SimulatedExecutor(SimulatedRunner(load_job("qwen2.5-7b"), cluster), capacity=16),
         max_probes=20,
-        in_flight=16,
         runs_dir=tmp_path,
         report=False,
     )

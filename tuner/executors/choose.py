@@ -33,16 +33,13 @@ def how_started(name: str | Executor | None, address: str | None) -> str:
     return f"Ray, by joining {address}" if address else "a Ray of its own, on loopback only"
 
 
-def simulated_executor(
-    problem: Problem, *, capacity: int | None = None, seed: int = 0
-) -> SimulatedExecutor:
+def simulated_executor(problem: Problem, *, seed: int = 0) -> SimulatedExecutor:
     """Return a simulated cluster, which runs as many probes as its nodes hold of the baseline."""
     from tuner.models.simulated import SimulatedRunner
 
     job, cluster = _measured(problem)
-    if capacity is None:
-        ranks = problem.baseline.world_size if problem.baseline else cluster.devices
-        capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
+    ranks = problem.baseline.world_size if problem.baseline else cluster.devices
+    capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
     return SimulatedExecutor(SimulatedRunner(job, cluster, seed=seed), capacity=capacity)
 
 
@@ -87,7 +84,6 @@ def executor_of(
     run_dir: Path,
     say: Say,
     *,
-    in_flight: int | None = None,
     seed: int = 0,
     **joined: Any,
 ) -> Executor:
@@ -95,5 +91,5 @@ def executor_of(
     if name is not None and not isinstance(name, str):
         return name
     if name == "simulated":
-        return simulated_executor(problem, capacity=in_flight, seed=seed)
+        return simulated_executor(problem, seed=seed)
     return open_executor(name, *_measured(problem), run_dir=run_dir, say=say, **joined)

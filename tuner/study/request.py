@@ -51,7 +51,6 @@ class StudyRequest(JobRequest):
     ray_address: str | None = option(
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
-    in_flight: int | None = None
     sampler: str | BaseSampler | None = option(
         None, "joulefront, tpe, nsgaii or random (default: joulefront)"
     )
@@ -96,10 +95,6 @@ class StudyRequest(JobRequest):
                 from tuner.workload.scripts.inspection import require_one_node
 
                 require_one_node(self.job)
-        if self.in_flight is not None and not simulated:
-            raise InputError(
-                "in_flight is for a simulated cluster; a real one runs what it has room for"
-            )
         search = self.search.with_default_limits(simulated=simulated)
         return replace(self, cluster=cluster, executor=executor, search=search)
 
