@@ -290,7 +290,8 @@ def _is_held(folder: RunFolder) -> bool:
     return False
 
 
-def _own_idle(runs_dir: str | Path, name: str) -> RunFolder:
+def remove_run(runs_dir: str | Path, name: str) -> Path:
+    """Delete a run with everything that it measured; return its folder."""
     known = {path.parent.name: path.parent for path in Path(runs_dir).glob("*/study.toml")}
     if name not in known:
         raise UnknownName("run", name, known, where=f" in {Path(runs_dir).resolve()}")
@@ -300,11 +301,5 @@ def _own_idle(runs_dir: str | Path, name: str) -> RunFolder:
         raise InputError(f"{folder.path} is a link; remove the link or the folder it leads to")
     if _is_held(folder):
         raise InputError(f"the run {name!r} is being run; wait until it ends, or interrupt it")
-    return folder
-
-
-def remove_run(runs_dir: str | Path, name: str) -> Path:
-    """Delete a run with everything that it measured; return its folder."""
-    folder = _own_idle(runs_dir, name)
     shutil.rmtree(folder.path)
     return folder.path
