@@ -199,8 +199,7 @@ class Constraints:
 
     def __post_init__(self) -> None:
         if isinstance(self.objective, str):  # runs recorded before hold "least-energy"
-            objective = self.objective.removeprefix("least-")
-            object.__setattr__(self, "objective", {"carbon": "energy"}.get(objective, objective))
+            object.__setattr__(self, "objective", self.objective.removeprefix("least-"))
         check_options(self)
         if self.objective == "cost" and not any(self.prices):
             raise InputError(
