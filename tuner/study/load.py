@@ -65,7 +65,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
         raise InputError(f"{folder.path} holds no study.toml, which says what the study is about")
     visited = dict.fromkeys(c for record in records for c in record.request.configurations())
     asked = {**study.get("constraints", {})}
-    if asked.pop("grid_gCO2_per_kWh", None) is not None:  # least carbon, in runs of earlier releases
+    if asked.pop("grid_gCO2_per_kWh", None):  # a run of earlier releases asked for least carbon
         asked["objective"] = "energy"
     constraints = read_options(Constraints, asked, _WHERE, strict=True)
     settings = dict(study.get("settings", {}))
