@@ -129,8 +129,8 @@ def program_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
     for knob in knobs:
         if knob.target[0] not in ("env", "deepspeed"):
             raise InputError(
-                f"knob {knob.name!r} is for a script of your own (--script); the built-in training "
-                "program has knobs with how = env:NAME or deepspeed:KEY"
+                f"knob {knob.name!r} is for a script of your own, --script CMD --knobs FILE; the "
+                "built-in training program has knobs with how = env:NAME or deepspeed:KEY"
             )
     return tuple(_at_baseline(knob, _variable(knob, os.environ)) for knob in knobs)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.online.test_agent import TORCHRUN, Devices, gpus, live_tuning, run, tuner_run
+from tests.online.test_agent import TORCHRUN, Devices, NoMarks, gpus, live_tuning, run, tuner_run
 from tests.online.test_bandit import X, gpu, train
 from tuner.cli.main import main
 from tuner.online import marks as marks_module
@@ -29,7 +29,7 @@ from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.base import Applied, KnobRefused
+from tuner.workload.clocks.base import KnobRefused
 from tuner.workload.hook import live_knobs
 from tuner.workload.hook.watch import Watch
 
@@ -199,22 +199,22 @@ def test_one_new_value_is_tried_at_a_time() -> None:
 
 def test_a_value_that_is_refused_is_tried_at_no_other_clock_and_ends_nothing() -> None:
     devices, said = Devices(), list[str]()
-    refused: list[Settings] = []
-    plain = devices.apply
+    refused: list[object] = []
 
-    def apply(live: Settings, *, ranks: int | None = None) -> Applied:
-        if live.get("governor") in ("b", "c", "d", "e"):
-            refused.append(live)
-            raise KnobRefused(f"{live['governor']} is refused")
-        return plain(live, ranks=ranks)
+    def set_live(values: dict[str, Any]) -> list[dict[str, Any]]:
+        if (value := values["governor"]) == "a":
+            return [{}]
+        refused.append(value)
+        return [{"refused": f"the script refused {value}"}]
 
-    devices.apply = apply  # type: ignore[method-assign]
+    marks = NoMarks()
+    marks.present, marks.set_live = {"governor": "a"}, set_live  # type: ignore[attr-defined]
     governor = Knob("governor", tuple("abcde"), live=True, baseline="a")
     request = TuningRequest(Constraints(max_slowdown=0.2), knobs=(governor,))
-    live = live_tuning(devices, said, request)
+    live = live_tuning(devices, said, request, marks=marks)
     for number in range(6000):
         live.take(Mark(0, number, devices.step()))
-    assert sorted(str(each["governor"]) for each in refused) == ["b", "c", "d", "e"]
+    assert sorted(map(str, refused)) == ["b", "c", "d", "e"]
     assert len(said) == 4
     assert devices.clock_MHz < 1400
 
