@@ -1,4 +1,4 @@
-"""A live setting of a probe in force: clocks and commands by the governor, the rest by the program.
+"""A live setting of a probe in force: clocks by the governor, the rest by the program.
 
 Every setting names the values of all declared live knobs, so that none is left over from the one
 before it. A knob that refuses its value, or that reads back as another, costs its setting and not
@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
-from tuner.workload.clocks.base import Applied, Governor, KnobRefused
+from tuner.workload.clocks.base import Applied, Governor
 from tuner.workload.probe import NotApplied
 
 
@@ -31,10 +31,7 @@ def apply_live(
     """
     own = {knob.name: knob for knob in knobs if knob.live and knob.name in live}
     rest = Settings({name: value for name, value in live.items() if name not in own})
-    try:
-        applied = governor.apply(rest, ranks=ranks)
-    except KnobRefused as refusal:
-        return NotApplied(live, str(refusal))
+    applied = governor.apply(rest, ranks=ranks)
     if not own:
         return applied
     told = set_live({name: knob.native(live[name]) for name, knob in own.items()})
