@@ -139,8 +139,7 @@ def optimize(
         name: name of the run. An existing run is continued.
         runs_dir: folder of the run folders.
         report: write report.html and the launch files at the end.
-        progress: show the search on standard error, in place at a terminal and as one line in a
-            notebook.
+        progress: show the search on standard error, in place at a terminal.
         on_progress: called with each `Progress`.
         limits: on the training job, as keywords: `budget_kJ=40` or `budget="11kWh"`, `deadline_s`
             or `deadline="2h"`, `power_cap_W` or `power_cap="2kW"`, and `max_slowdown` (0.05 or
