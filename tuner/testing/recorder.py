@@ -30,5 +30,5 @@ def next_settings(
     plan = sampler.plan_continuation(book.study, so_far)
     if plan is None:
         return ()
-    book.extend(so_far.request, plan.live)
+    book.start(so_far.request, plan.live)
     return plan.live
