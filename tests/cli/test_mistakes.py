@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import tuner
 from tuner.cli.main import main
 from tuner.testing.studies import write_table
 
@@ -210,13 +209,8 @@ def test_a_cluster_that_is_not_here_gets_the_command_that_plans_it(capsys, tmp_p
     assert "a100-8 has A100-SXM-80GB, and this machine does not" in err
     assert not list(tmp_path.iterdir())
     command = re.search("`tuner (plan [^`]*)`", err)[1]
-    runs = ["--runs-dir", str(tmp_path), "--quiet"]
-    for each in (shlex.split(command), ["plan", *words]):  # it is the command that it should be
-        assert run(capsys, *each, *runs)[0] == 0
-    first, second = (tuner.load_result(path) for path in sorted(tmp_path.iterdir()))
-    assert first.constraints == second.constraints == {"deadline_s": 1.8e6, "max_gpus": 8}
-    assert first.baseline == second.baseline
-    assert first.front_points == second.front_points
+    assert command == "plan opt-350m --cluster a100-8"
+    assert run(capsys, *shlex.split(command), "--runs-dir", str(tmp_path), "--quiet")[0] == 0
 
 
 def test_fewer_gpus_than_the_default_needs_are_taken(capsys):  # 33

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +34,6 @@ class Difference:
         what = self.quantity.replace("_", " ")
         word = "less" if self.relative < 0 else "more"
         change = f"{100 * abs(self.relative):.2f} % {word}"
-        if math.isnan(self.p_value):
-            by = "" if math.isnan(self.relative) else f"{change} by {self.method}, "
-            return f"{what}: {by}too few repeats to tell"
         interval = f"[{100 * self.low:+.2f}, {100 * self.high:+.2f}] %"
         if self.predicted:
             return f"{what}: {change} predicted, within {interval} by the models' known error"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.executors.base import Executor
-from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest, with_knobs
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
@@ -23,7 +22,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.options import declared_options, option
+from tuner.search_spaces.options import option
 from tuner.study.callbacks import Notify, Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
@@ -163,19 +162,11 @@ class StudyRequest(JobRequest):
         words = ["tuner", "plan"]
         if job is not None:
             words.append(job.name if isinstance(job, TrainingJob) else str(job))
-        words += ["--cluster", name, *(["--space", self.space] if self.space else [])]
-        for item, declared in declared_options(Constraints):
-            value = getattr(self.constraints, item.name)
-            if value != item.default and not declared.keyword_only:
-                text = f"{value:.12g}" if isinstance(value, float) else str(value)
-                words += [f"--{(declared.flag or item.name).replace('_', '-')}", text]
-        if isinstance(self.baseline, Configuration):
-            words += ["--today", self.baseline.short]
-        elif self.baseline is not None:
-            words += ["--today", *self.baseline_words]
+        words += ["--cluster", name]
         return (
             f"{where}, so nothing can be measured here; predict every configuration with "
-            f"`{shlex.join(words)}`, or add --executor simulated to try out a search on predictions"
+            f"`{shlex.join(words)}` and your limits, or add --executor simulated to try out a "
+            "search on predictions"
         )
 
 
