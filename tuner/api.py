@@ -78,6 +78,7 @@ def optimize(
     surrogate: Any = None,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
+    avoid_stragglers: bool = False,
     storage: str | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
@@ -135,6 +136,7 @@ def optimize(
             `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
+        avoid_stragglers: leave nodes that hold others back out of it, while enough are left.
         storage: URL of the study's database; a journal in the run folder if not given.
         name: name of the run. An existing run is continued.
         runs_dir: folder of the run folders.
@@ -182,6 +184,7 @@ def search_for(
                 run.path,
                 say,
                 address=request.ray_address,
+                avoid_stragglers=request.avoid_stragglers,
                 seed=request.search.seed,
             ),
             request,

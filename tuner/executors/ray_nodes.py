@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, place_agent, resource_of
@@ -17,6 +17,8 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import Entered, MakeRunner
+from tuner.workload.measure.stragglers import Straggler
+from tuner.workload.measure.stragglers import sentence as sentence_of
 from tuner.workload.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.
@@ -32,8 +34,9 @@ _ANSWER_S, _ASK_GONE_S = 5.0, 120.0
 class Slot:
     """Room for one probe: a node, or a part of its devices.
 
-    `node` is Ray's id; `devices` are the UUIDs of the agent's GPUs, empty for all of the node.
-    Until `aside_s` on the monotonic clock it is not used.
+    `node` is Ray's id; `devices` are the UUIDs of the agent's GPUs, empty for all of the node. A
+    slow one held other ranks of a probe back and is used only if the others are too few. Until
+    `aside_s` on the monotonic clock it is not used.
     """
 
     node: str
@@ -43,6 +46,7 @@ class Slot:
     amount: float
     devices: tuple[str, ...] = ()
     taken: bool = False
+    slow: bool = False
     aside_s: float = 0.0
     asked_s: float = 0.0
 
@@ -68,8 +72,10 @@ class NodePool:
         make_runner: MakeRunner | None,
         local: bool,
         say: Callable[[str], None],
+        avoid_stragglers: bool = False,
     ) -> None:
-        self._ray, self._job, self._cluster, self._make_runner = ray, job, cluster, make_runner
+        self._ray, self._avoid_stragglers = ray, avoid_stragglers
+        self._job, self._cluster, self._make_runner = job, cluster, make_runner
         self._run_dir, self._local, self._say = run_dir, local, say
         self.resource = resource_of(cluster)
         self.slots: list[Slot] = []
@@ -94,10 +100,22 @@ class NodePool:
         entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
         return {slot.node for slot in (*self.slots, *entering)}
 
-    def free(self) -> list[Slot]:
-        """Return the free slots."""
+    def free(self, need: int) -> list[Slot]:
+        """Return the free slots for a probe of `need` nodes; slow ones only if it lacks others."""
         now_s = time.monotonic()
-        return [slot for slot in self.slots if slot.free(now_s)]
+        sound = {slot.node for slot in self.slots if not slot.slow and slot.aside_s <= now_s}
+        found = [each for each in self.slots if each.free(now_s)]
+        found = found if len(sound) < need else [each for each in found if not each.slow]
+        return sorted(found, key=lambda each: each.slow)
+
+    def avoid(self, slots: Sequence[Slot], stragglers: Sequence[Straggler]) -> None:
+        """Mark the slots of a probe whose node or devices held its other ranks back."""
+        for each in stragglers if self._avoid_stragglers else ():
+            slot = slots[int(each.state.node or 0)]
+            if each.of_node and not slot.slow and len(self.names) > 1:
+                slot.slow = True
+                alone = replace(each, state=replace(each.state, node=""))
+                self._say(f"{slot.name} is avoided: {sentence_of(alone)}")
 
     def has_others(self, slots: Sequence[Slot]) -> bool:
         """Return True if as many slots beside these are not set aside, on nodes of their own."""
@@ -229,7 +247,7 @@ class NodePool:
         ):
             return
         slot = self._place(node, lost.devices)
-        slot.amount = lost.amount
+        slot.amount, slot.slow = lost.amount, lost.slow
         self._ask(slot)
 
     def close(self) -> None:

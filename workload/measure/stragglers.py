@@ -33,18 +33,25 @@ FEWEST, KEPT = 8, 60
 #: got there.
 LAG = 10
 
-#: By cause: what is said of it, with the rank's value and the others'.
-CAUSES: Mapping[str, str] = {
-    "memory": "{:.0f} memory errors where the others had {:.0f}",
-    "hardware": "power brake or hardware slowdown, {:,.0f} MHz where the others run {:,.0f}",
-    "heat": "heat, {:,.0f} MHz where the others run {:,.0f}",
-    "power": "power limit, {:,.0f} MHz where the others run {:,.0f}",
-    "clock": "{:,.0f} MHz where the others run {:,.0f}, without a reason",
-    "quota": "its control group's quota held it back {:.0%} of the time, the others {:.0%}",
-    "priority": "nice {:.0f} where the others have {:.0f}",
-    "cores": "waited for a core {:.0%} of the time, the others {:.0%}",
-    "idle": "its process computed {:.0%} of the time, the others {:.0%}: it waits for something",
-    "unknown": "neither its device nor its host tells why",
+#: By cause: what is said of it, with the rank's value and the others', and whether it is the
+#: node's: its device, or its other processes.
+CAUSES: Mapping[str, tuple[str, bool]] = {
+    "memory": ("{:.0f} memory errors where the others had {:.0f}", True),
+    "hardware": (
+        "power brake or hardware slowdown, {:,.0f} MHz where the others run {:,.0f}",
+        True,
+    ),
+    "heat": ("heat, {:,.0f} MHz where the others run {:,.0f}", True),
+    "power": ("power limit, {:,.0f} MHz where the others run {:,.0f}", True),
+    "clock": ("{:,.0f} MHz where the others run {:,.0f}, without a reason", True),
+    "quota": ("its control group's quota held it back {:.0%} of the time, the others {:.0%}", True),
+    "priority": ("nice {:.0f} where the others have {:.0f}", False),
+    "cores": ("waited for a core {:.0%} of the time, the others {:.0%}", True),
+    "idle": (
+        "its process computed {:.0%} of the time, the others {:.0%}: it waits for something",
+        False,
+    ),
+    "unknown": ("neither its device nor its host tells why", False),
 }
 
 
@@ -109,6 +116,11 @@ class Straggler:
     cause: str
     value: float = math.nan
     usual: float = math.nan
+
+    @property
+    def of_node(self) -> bool:
+        """True if the cause is the node's: its device, or its other processes."""
+        return CAUSES[self.cause][1]
 
 
 class Arrivals:
@@ -273,7 +285,7 @@ def words(straggler: Straggler) -> tuple[str, str, str]:
     who = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
     if state.node:
         who += f" of node {state.node}"
-    why = CAUSES[straggler.cause].format(straggler.value, straggler.usual).replace("%", " %")
+    why = CAUSES[straggler.cause][0].format(straggler.value, straggler.usual).replace("%", " %")
     return who, why, f"{100 * straggler.cost:.0f} %"
 
 
