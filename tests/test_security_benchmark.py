@@ -33,14 +33,15 @@ def test_no_finding_of_the_security_reviews_is_open() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [19, 20, 21, 25, 26, 28])
+@pytest.mark.parametrize("number", [19, 20, 25, 26, 28])
 def test_an_attack_of_seconds_does_not_work(number: int) -> None:
     (finding,) = (finding for finding in FINDINGS if finding.number == number)
     assert [attempt for attempt in attack(finding) if attempt.open] == []
 
 
 def test_every_group_of_findings_is_attacked_once() -> None:
-    ended = {17, 23}  # folders that were copied to nodes: nothing copies them
+    # Nothing copies folders to nodes (17, 23), and no command sets a live knob (21).
+    ended = {17, 21, 23}
     assert [finding.number for finding in FINDINGS] == sorted({*range(1, 30)} - ended)
     own = [finding.attack for finding in FINDINGS if finding.number > 12]
     assert len(set(own)) == len(own)
