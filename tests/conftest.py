@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
+# Where an image sets PYTHONDONTWRITEBYTECODE, each process that a test starts would compile the
+# packages again, and each worker of pytest all of the tests.
+sys.dont_write_bytecode = False
+
 import contextlib
 import os
 import shutil

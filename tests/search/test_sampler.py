@@ -380,9 +380,9 @@ def recorded(folder: Path, group: Mapping[str, str]) -> tuple[Table, ProbeCost]:
     ("workload", "hardware"),
     [
         ("cifar100/shufflenetv2/adadelta", "V100 (1 GPU)"),
-        pytest.param("librispeech/deepspeech2/adamw", "V100 (1 GPU)", marks=pytest.mark.slow),
+        pytest.param("librispeech/deepspeech2/adamw", "V100 (1 GPU)", marks=pytest.mark.long),
         pytest.param(
-            "librispeech/deepspeech2/adamw", "Quadro RTX6000 (1 GPU)", marks=pytest.mark.slow
+            "librispeech/deepspeech2/adamw", "Quadro RTX6000 (1 GPU)", marks=pytest.mark.long
         ),
     ],
 )
