@@ -6,7 +6,7 @@ energy is known exactly: steps with phases, idle gaps, constant power, counters 
 plain difference of the counter. `benchmarks.twin` has the same windows with sensors that filter
 and counters that lag. (2) The power timeline at
 100 ms for ten minutes while every core is loaded: samples lost. (3) Real training steps with and
-without metering alternately: the overhead with its interval, and the processor time of sampling.
+without metering alternately: the overhead with its interval.
 Targets: under 0.1 % overhead, no sample lost.
 """
 
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 
 from scipy.stats import ttest_1samp
 
@@ -112,52 +113,32 @@ class MeteredInTurn(Probe):
     After an ordinary window, in random order, so that drift falls on both alike.
     """
 
-    pairs, block_s = 2, 3.0
-
-    def __init__(self, node: ProbeNode, request: ProbeRequest) -> None:
+    def __init__(
+        self, node: ProbeNode, request: ProbeRequest, pairs: int, block_s: float, found: list[float]
+    ) -> None:
         super().__init__(node, request)
-        self.metered_s: list[float] = []
-        self.plain_s: list[float] = []
-        self.busy_s = self.sampled_s = 0.0
-        self.lost = 0  # samples, in the metered blocks
+        self._pairs, self._block_s, self._found = pairs, block_s, found
 
     def measure(
         self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]
     ) -> None:
         super().measure(conductor, timeline, step_time_s, notes)
         timeline.stop()
-        if self.measurements:
-            step_time_s = self.measurements[-1].step_time_s
-        steps = max(1, round(self.block_s / step_time_s))
+        steps = max(1, round(self._block_s / step_time_s))
         order = random.Random(self.request.probe_id)
-        for _ in range(self.pairs):
+        for _ in range(self._pairs):
+            took_s = {}
             for metered in order.sample((True, False), 2):
-                if not metered:
-                    self.plain_s.append(sum(conductor.run(steps)) / steps)
-                    continue
-                timeline = Timeline(self.meter)
-                try:
-                    seconds = sum(conductor.run(steps))
-                finally:
-                    timeline.stop()
-                self.metered_s.append(seconds / steps)
-                self.busy_s, self.sampled_s = (
-                    self.busy_s + timeline.busy_s,
-                    self.sampled_s + seconds,
-                )
-                self.lost += timeline.lost
+                timeline = Timeline(self.meter) if metered else timeline
+                took_s[metered] = sum(conductor.run(steps))
+                timeline.stop()
+            self._found.append(math.log(took_s[True] / took_s[False]))
 
 
 def overhead(pairs: int, block_s: float) -> list[Figure]:
     """Return what metering costs the steps of the built-in program, by a paired t-test."""
     job, cluster = load_job(), detect_cluster()
-    made: list[MeteredInTurn] = []
-    MeteredInTurn.pairs, MeteredInTurn.block_s = pairs, block_s
-
-    def make(node: ProbeNode, request: ProbeRequest) -> Probe:
-        made.append(MeteredInTurn(node, request))
-        return made[0]
-
+    found: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(LocalRunner(job, cluster, run_dir=folder, say=print)) as runner,
@@ -169,26 +150,17 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
             window=WindowPolicy(micro_batches=False),
             time_limit_s=120.0 + 4 * pairs * block_s,
         )
-        record = runner.run_as(make, request)
+        kind = partial(MeteredInTurn, pairs=pairs, block_s=block_s, found=found)
+        record = runner.run_as(kind, request)
     if record.failure is not None:
         raise RuntimeError(f"the probe failed: {record.failure.message}")
-    found = made[0]
-    ratios = [math.log(b / a) for a, b in zip(found.plain_s, found.metered_s, strict=True)]
-    interval = ttest_1samp(ratios, 0.0).confidence_interval(0.95)
-    cost = [100 * math.expm1(log) for log in (statistics.fmean(ratios), *interval)]
-    share = 100 * found.busy_s / found.sampled_s
-    print(
-        f"{cost[0]:+.2f} % of the step time, 95 % interval [{cost[1]:+.2f}, {cost[2]:+.2f}] % "
-        f"({pairs} pairs); sampling takes {share:.2f} % of one core, {found.lost} samples lost",
-        flush=True,
-    )
+    interval = ttest_1samp(found, 0.0).confidence_interval(0.95)
+    low, cost, high = (100 * math.expm1(x) for x in sorted((statistics.fmean(found), *interval)))
     return [
         Figure("metering_pairs", pairs, "count"),
-        Figure("overhead", cost[0], "%"),
-        Figure("overhead_low", cost[1], "%"),
-        Figure("overhead_high", cost[2], "%"),
-        Figure("metering_core_share", share, "%"),
-        Figure("metering_samples_lost", found.lost, "count"),
+        Figure("overhead", cost, "%"),
+        Figure("overhead_low", low, "%"),
+        Figure("overhead_high", high, "%"),
     ]
 
 
