@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -54,6 +54,11 @@ class JobRequest:
         """Return the arguments by which what a run searched is asked about again."""
         changed = any(CHANGED in launch for launch in searched.launches)
         return {"job": job, "cluster": cluster, "allow_changed_training": changed}
+
+    def either_way(self) -> Iterator[JobRequest]:
+        """Yield the request with changed training and without, which study.toml does not say."""
+        for changed in (True, False):
+            yield replace(self, allow_changed_training=changed)
 
     def searched_knobs(self, job: TrainingJob, *, plan: bool) -> tuple[TrainingJob, list[str]]:
         """Return the job with the declared knobs that are searched, and notes on them."""

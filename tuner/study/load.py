@@ -160,9 +160,8 @@ def _problems(
         constraints=Constraints(max_gpus=study.get("constraints", {}).get("max_gpus")),
         baseline=next((each for each in visited if each.key == key), None),
     )
-    # study.toml does not say whether the training might be changed.
-    for plan, changed in product((False, True), (True, False)):
-        yield problem_of_job(replace(asked, allow_changed_training=changed), plan=plan)
+    for plan, request in product((False, True), asked.either_way()):
+        yield problem_of_job(request, plan=plan)
 
 
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:
