@@ -105,7 +105,7 @@ REVIEWED = [
         [
             "lmm-72b does not fit on a100-40gb-8: the smallest of 2,556 configurations of space "
             "'default' needs 69.4 GB of a GPU's 42.9 GB (26.4 GB too many); `tuner fit` ",
-            "--space cpu-all or --cluster ",
+            "names what would make it fit",
         ],
     ),
     (28, ["runs", "rm", "nosuch"], ["unknown run 'nosuch' in /"]),
