@@ -254,7 +254,7 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
     prefix, assigned = [sys.executable], {}
     if launcher is not None:
         kind = kind_of(launcher)
-        if launcher.nodes > 1 or (kind and (kind.numbers_tasks or not kind.written_back)):
+        if launcher.nodes > 1 or (kind and (kind.numbers_tasks or not kind.takes_hook)):
             what = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
             raise InputError(
                 f"--tune cannot tune a job of {what}: name a plain script, or one started by "

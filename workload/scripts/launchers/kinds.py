@@ -53,6 +53,7 @@ class Kind:
             is written where none was given.
         abbreviates: its parser takes the beginning of an option for the option.
         written_back: a changed command is its own again; else torchrun starts what it would.
+        takes_hook: the hook can stand in front of the script.
         numbers_tasks: it sets Slurm's variables of a task for each rank.
     """
 
@@ -65,6 +66,7 @@ class Kind:
     nodes: tuple[str, ...] = ()
     abbreviates = False
     written_back = True
+    takes_hook = True
     numbers_tasks = False
 
     def __init_subclass__(cls) -> None:
@@ -240,14 +242,14 @@ class _Trl(Vendor):
 
     name = "trl"
     commands = ("trl",)
-    written_back = False
+    written_back = takes_hook = False
 
 
 class _Starter(Kind):
     """Command `NAME train` that starts a module of its own by another launcher."""
 
     own = ("train",)
-    written_back = False
+    written_back = takes_hook = False
 
     def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         """Return what it starts with the arguments given; InputError for one that is not read."""
@@ -279,7 +281,7 @@ class _LlamaFactory(_Starter):
         if typed.environment.get("OPTIM_TORCH", "1").lower() in ("true", "y", "1"):
             allocator = "expandable_segments:True"
             env = {"PYTORCH_CUDA_ALLOC_CONF": allocator, "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
-            launcher = replace(launcher, env=env | launcher.env)
+            launcher = replace(launcher, env={**env, **launcher.env})
         return script, launcher
 
 
