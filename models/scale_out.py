@@ -1,15 +1,16 @@
-"""Predictions for other sizes: the models' constants corrected by probes.
+"""Predictions for other sizes: the models' constants corrected by probes, with intervals.
 
 Every constant has an uncertainty (`UNCERTAIN`). Probes correct those that they exercise, by
-Gauss-Newton on log step time and log power; the others keep their values. Deviations that no
-constant explains are added: a level, a share per doubling of the GPUs beyond the probed sizes, and
-one of each launch.
+Gauss-Newton on log step time and log power; the others keep it, so a prediction over a network that
+no probe crossed is as uncertain as the network's constants. Deviations that no constant explains
+are added: a level, a share per doubling of the GPUs beyond the probed sizes, and one of each
+launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from tuner.models.analytic.model import AnalyticModel, Correctable
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
+from tuner.workload.measure.statistics import Z90
 
 #: Standard deviations of the constants' logs before any probe. The efficiency of arithmetic varies
 #: by a fifth between programs on one GPU kind; that of memory holds traffic that is not counted: up
@@ -60,6 +62,48 @@ FROM = {"operator_s": 2.0, "compiled_operator_s": 2.0}
 
 #: Constants -> logs of the figures, shape (n, outputs): step time, and power where it was measured.
 Predict = Callable[[Constants], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A corrected figure with its 90 % interval; arrays of one shape."""
+
+    median: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, log: np.ndarray, spread: np.ndarray) -> Corrected:
+        """Return the figure of a normal log with this standard deviation."""
+        return cls(np.exp(log), np.exp(log - Z90 * spread), np.exp(log + Z90 * spread))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Corrected logs at another size, jointly."""
+
+    log: np.ndarray  # (n, outputs): log step time, log power
+    rows: np.ndarray  # (n, outputs, parameters): their derivatives by the uncertain parameters
+    # (parameters, parameters): a square root of the parameters' posterior covariance.
+    root: np.ndarray
+
+    def _spread(self, rows: np.ndarray, owns: int) -> np.ndarray:
+        return np.sqrt(((rows @ self.root) ** 2).sum(axis=-1) + owns * OWN**2)
+
+    @property
+    def step_time_s(self) -> Corrected:
+        """Seconds of one step."""
+        return Corrected.of(self.log[:, 0], self._spread(self.rows[:, 0], 1))
+
+    @property
+    def power_W(self) -> Corrected:
+        """Average power of the job."""
+        return Corrected.of(self.log[:, 1], self._spread(self.rows[:, 1], 1))
+
+    @property
+    def energy_J(self) -> Corrected:
+        """Joules of one step, from the joint posterior of time and power."""
+        return Corrected.of(self.log.sum(axis=1), self._spread(self.rows.sum(axis=1), 2))
 
 
 def predictor(
@@ -106,11 +150,13 @@ class ScaleOut:
             [*(UNCERTAIN[n] for n in self._names), *[LEVEL] * k, *[PER_DOUBLING] * k]
         )
         self._mean = np.zeros(len(self._prior))
+        self._root = np.diag(self._prior)
         if len(measured):
             starts = [np.zeros(len(self._prior)), self._mean.copy()]
             starts[1][: len(self._names)] = [FROM.get(name, 0.0) for name in self._names]
             fits = [self._fitted(start, predict, gpus, launches, measured) for start in starts]
-            _, self._mean = min(fits, key=lambda fit: fit[0])
+            _, self._mean, covariance = min(fits, key=lambda fit: fit[0])
+            self._root = np.linalg.cholesky(covariance + 1e-14 * np.eye(len(covariance)))
 
     def _fitted(
         self,
@@ -119,8 +165,8 @@ class ScaleOut:
         gpus: Sequence[int],
         launches: Sequence[object],
         measured: np.ndarray,
-    ) -> tuple[float, np.ndarray]:
-        # Returns (misfit: twice the negative log posterior density, mean).
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        # Returns (misfit: twice the negative log posterior density, mean, covariance).
         _, number = np.unique([str(each) for each in launches], return_inverse=True)
         alike = number[:, None] == number[None, :]
         noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
@@ -140,7 +186,7 @@ class ScaleOut:
             self._mean = self._mean + step / max(1.0, float(np.abs(step / self._prior).max()))
         off = measured - self.medians(predict, gpus)
         misfit = np.einsum("no,nm,mo->", off, noise, off) + ((self._mean / self._prior) ** 2).sum()
-        return float(misfit), self._mean
+        return float(misfit), self._mean, covariance
 
     def _constants(self, theta: np.ndarray) -> Constants:
         values = {
@@ -174,8 +220,12 @@ class ScaleOut:
         log = here + rows[:, :, count:] @ theta[count:]
         return log, rows
 
+    def correct(self, predict: Predict, gpus: Sequence[int]) -> Scaled:
+        """Return the figures of other configurations, at any size."""
+        return Scaled(*self._linear(predict, gpus), self._root)
+
     def medians(self, predict: Predict, gpus: Sequence[int]) -> np.ndarray:
-        """Return the corrected logs of other configurations, at any size, (n, outputs)."""
+        """Return the corrected logs alone, (n, outputs), for many configurations."""
         count, k = len(self._names), self._outputs
         growth = np.log2(np.asarray(gpus, dtype=float)) - self.centre
         level, slope = self._mean[count : count + k], self._mean[count + k :]

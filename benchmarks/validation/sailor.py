@@ -19,7 +19,7 @@ from benchmarks.validation.comparison import Comparison, error_plot, quantiles, 
 from benchmarks.validation.ran import SAILOR
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.scale_out import Predict, ScaleOut
+from tuner.models.scale_out import Corrected, Predict, ScaleOut
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
@@ -204,6 +204,7 @@ def compare(shared: Path, *, refit: bool = False) -> Comparison:
         Figure("sailor_order_right", right / len(pairs), "ratio"),
         Figure("sailor_scale_out_median_error", 100 * quantiles(scaled.errors)[0], "%"),
         Figure("sailor_scale_out_worst_error", 100 * quantiles(scaled.errors)[2], "%"),
+        Figure("sailor_scale_out_coverage", scaled.inside / len(scaled.plans), "ratio"),
     ]
     return Comparison(
         "sailor",
@@ -224,29 +225,44 @@ class ScaledOut:
     Attributes:
         few: how many plans were at hand.
         plans: what was predicted.
-        said: predicted seconds of each.
+        said: with intervals.
+        prior: the same without any plan at hand.
     """
 
     few: int
     plans: list[Plan]
-    said: np.ndarray
+    said: Corrected
+    prior: Corrected
 
     @property
     def errors(self) -> list[float]:
-        return [float(m / p.time_s - 1) for m, p in zip(self.said, self.plans, strict=True)]
+        return [float(m / p.time_s - 1) for m, p in zip(self.said.median, self.plans, strict=True)]
+
+    @property
+    def inside(self) -> int:
+        low, high = self.said.low, self.said.high
+        return sum(bool(a <= p.time_s <= b) for a, b, p in zip(low, high, self.plans, strict=True))
 
     @property
     def lines(self) -> list[str]:
         rows = [
-            (plan.label, f"{plan.time_s:.3f}", f"{said:.3f}", f"{100 * error:+.1f} %")
-            for plan, said, error in zip(self.plans, self.said, self.errors, strict=True)
+            (
+                plan.label,
+                f"{plan.time_s:.3f}",
+                f"{self.said.median[i]:.3f}",
+                f"{100 * error:+.1f} %",
+                f"{self.said.low[i]:.3f} to {self.said.high[i]:.3f}",
+                f"{self.prior.low[i]:.2f} to {self.prior.high[i]:.2f}",
+            )
+            for i, (plan, error) in enumerate(zip(self.plans, self.errors, strict=True))
         ]
         median, _, worst = quantiles(self.errors)
         return [
             f"scale-out: the defaults of any GPU, corrected by the {self.few} plans on at most "
             f"{FEW_GPUS} GPUs alone",
-            *table(("plan", "s", "predicted", "off"), rows),
-            f"scale-out: median error {100 * median:.1f} %, {100 * worst:.1f} % at worst",
+            *table(("plan", "s", "predicted", "off", "90 %", "90 % with none at hand"), rows),
+            f"scale-out: median error {100 * median:.1f} %, {100 * worst:.1f} % at worst; "
+            f"{self.inside} of {len(self.plans)} inside their 90 % intervals (so few say little)",
         ]
 
 
@@ -265,15 +281,17 @@ def _scale_out(plans: list[Plan]) -> ScaledOut:
     many = [plan for plan in plans if plan.gpus > FEW_GPUS]
     base = replace(load_constants("cuda"), dispatch_hidden=0.0)
 
-    line = ScaleOut(
-        base,
-        _logs(few),
-        gpus=[plan.gpus for plan in few],
-        launches=[plan.label for plan in few],
-        measured=np.log([[plan.time_s] for plan in few]),
-    )
-    said = np.exp(line.medians(_logs(many), [plan.gpus for plan in many])[:, 0])
-    return ScaledOut(len(few), many, said)
+    def corrected(known: list[Plan]) -> Corrected:
+        line = ScaleOut(
+            base,
+            _logs(known),
+            gpus=[plan.gpus for plan in known],
+            launches=[plan.label for plan in known],
+            measured=np.log([[plan.time_s] for plan in known]).reshape(-1, 1),
+        )
+        return line.correct(_logs(many), [plan.gpus for plan in many]).step_time_s
+
+    return ScaledOut(len(few), many, corrected(few), corrected([]))
 
 
 def _plot(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -22,7 +23,7 @@ from tuner.study.request import PlanRequest
 
 
 def _plan(args: argparse.Namespace) -> int:
-    named = any((args.job, args.space, args.baseline, args.cluster != "auto"))
+    named = any((args.job, args.space, args.baseline, args.measured, args.cluster != "auto"))
     if args.run is not None and (named or given_options(args, JobRequest)):
         raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.api import plan_for
@@ -39,6 +40,7 @@ def _plan(args: argparse.Namespace) -> int:
         baseline=args.baseline,
         runs_dir=args.runs_dir,
         gpus=_numbers(args.gpus),
+        measured=args.measured,
         run=args.run,
     )
     with progress(args) as on_progress:
@@ -76,7 +78,16 @@ def _fit(args: argparse.Namespace) -> int:
         space=args.space,
         gpus=args.gpus,
     )
-    costs = forecast(prediction.job, prediction.cluster, prediction.configuration)
+    windows: dict[str, Any] = {}
+    if args.run is not None:
+        from tuner.problem.run_folder import find_run
+        from tuner.problem.study_spec import parse_cluster
+        from tuner.workload.trace import read_trace
+
+        folder = find_run(args.run, args.runs_dir)
+        windows["records"] = read_trace(folder.trace).records
+        windows["probed_on"] = parse_cluster(folder.read_study() or {})
+    costs = forecast(prediction.job, prediction.cluster, prediction.configuration, **windows)
     data = {**costs.to_json(), **prediction.to_json(), "known_error": list(costs.known_error)}
     answer(args, data, fit_lines(prediction, costs))
     return OK if prediction.fits else UNMET
@@ -108,6 +119,8 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="search space file or name of the changes to try (default: full)",
     )
+    add("--run", metavar="RUN", help="correct time and energy by the probes of this run")
+    add_shared(parser, "--runs-dir")
 
 
 def _add_plan(commands: Commands) -> None:
@@ -123,6 +136,11 @@ def _add_plan(commands: Commands) -> None:
         "--run",
         metavar="RUN",
         help="predict its job and space for --gpus, with the models corrected by its probes",
+    )
+    add(
+        "--measured",
+        metavar="FILE",
+        help="toml file of measured launches, one at least, that correct the models",
     )
     add_shared(job, "--today")
     add_options(job, JobRequest)

@@ -201,6 +201,17 @@ def share_lines(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
     ]
 
 
+def _corrected_lines(said: Forecast) -> list[str]:
+    (t, t_low, t_high), (w, w_low, w_high), (j, j_low, j_high) = (
+        said.corrected[name] for name in ("step_time_s", "power_W", "energy_J")
+    )
+    return [
+        f"  corrected by {said.probes} windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
+        f"{t_high:.4g}), {w:,.0f} W ({w_low:,.0f} to {w_high:,.0f}), {j:,.4g} J a step "
+        f"({j_low:,.4g} to {j_high:,.4g})"
+    ]
+
+
 def cost_lines(said: Forecast) -> list[str]:
     """Return what a step and the whole training take, as lines."""
     b, cluster, steps = said.breakdown, said.cluster, said.job.steps
@@ -217,6 +228,7 @@ def cost_lines(said: Forecast) -> list[str]:
         + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.type == "cuda" else ""),
         f"  the whole training, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
         f"{energy_text(steps * b.energy_J / 1e3)}",
+        *(_corrected_lines(said) if said.corrected else []),
     ]
 
 

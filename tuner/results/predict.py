@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tuner.results.windows import Windows
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InvalidConfiguration
+from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import broken_rules
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Breakdown
+    from tuner.workload.probe import MeterInfo, ProbeRecord
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Forecast:
     cluster: Cluster
     breakdown: Breakdown
     known_error: tuple[str, ...]
+    # step time (s), power (W) and energy of a step (J) as probes correct them: median and 90 %
+    # interval; empty where no run was named.
+    corrected: Mapping[str, tuple[float, float, float]]
+    probes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return what `tuner.planning.fit.Fit` does not tell, as JSON values."""
@@ -32,15 +39,59 @@ class Forecast:
             "power_W": self.breakdown.power_W,
             "time_to_solution_s": steps * self.breakdown.step_time_s,
             "energy_to_solution_J": steps * self.breakdown.energy_J,
+            "corrected": {name: list(values) for name, values in self.corrected.items()},
+            "probes": self.probes,
         }
 
 
-def forecast(job: TrainingJob, cluster: Cluster, configuration: Configuration) -> Forecast:
-    """Predict one configuration; InvalidConfiguration if it cannot train this job here."""
+def charged(cluster: Cluster, meter: MeterInfo) -> Cluster:
+    """Return the cluster as a meter charges it: a meter of GPUs alone has no host or supply."""
+    return replace(cluster, host_W=0.0, supply_loss=0.0) if meter.scope == "gpu" else cluster
+
+
+def measured_windows(records: Sequence[ProbeRecord]) -> Windows:
+    """Return the windows of these probes, at least one; InputError if there is none."""
+    windows = Windows.of(records)
+    if not windows.records:
+        raise InputError("the run that is to correct the prediction has measured nothing")
+    return windows
+
+
+def forecast(
+    job: TrainingJob,
+    cluster: Cluster,
+    configuration: Configuration,
+    *,
+    records: Sequence[ProbeRecord] = (),
+    probed_on: Cluster | None = None,
+) -> Forecast:
+    """Predict one configuration, corrected by the probes of `records`; InvalidConfiguration if it
+    cannot train this job on this cluster, InputError if they hold no measurement."""
     from tuner.models.analytic.model import AnalyticModel
     from tuner.models.analytic.model_error import known_error_lines
+    from tuner.models.scale_out import ScaleOut, predictor
 
     if phrases := broken_rules(configuration, job, cluster):
         raise InvalidConfiguration(configuration.short, phrases)
     breakdown = AnalyticModel(job, cluster).breakdown(configuration)
-    return Forecast(job, cluster, breakdown, tuple(known_error_lines(cluster.device)))
+    corrected: dict[str, tuple[float, float, float]] = {}
+    if records:
+        # By every window of these probes.
+        windows, before = measured_windows(records), probed_on or cluster
+        meter = windows.records[0].meter
+        model = AnalyticModel(job, charged(before, meter))
+        line = ScaleOut.of_prior(model, windows.as_delivered, windows.logs)
+        one = predictor(job, charged(cluster, meter), [configuration])
+        said = line.correct(one, [configuration.world_size])
+        for name in ("step_time_s", "power_W", "energy_J"):
+            figure = getattr(said, name)
+            ends = figure.median, figure.low, figure.high
+            corrected[name] = float(ends[0][0]), float(ends[1][0]), float(ends[2][0])
+    return Forecast(
+        job=job,
+        cluster=cluster,
+        breakdown=breakdown,
+        known_error=tuple(known_error_lines(cluster.device)),
+        corrected=corrected,
+        probes=sum(len(record.measurements) for record in records),
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from tuner.planning.measured import Correction, correction
+from tuner.planning.measured import Correction, correction, read_correction
 from tuner.planning.plan import plan_result, plan_table, write_plan
 from tuner.problem.from_job import question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
@@ -15,8 +15,8 @@ from tuner.problem.problem import in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec
+from tuner.results.predict import charged, measured_windows
 from tuner.results.result import Result
-from tuner.results.windows import Windows
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged
 from tuner.search_spaces.errors import InputError
@@ -39,6 +39,8 @@ def run_plan(
             f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
             " name a cluster of that size, such as a copy of its file with more nodes"
         )
+    if request.measured is not None:
+        corrects = read_correction(request.measured, job, cluster)
     run = RunFolder.named(
         request.runs_dir, request.name or new_name(f"plan-{job.name}", request.runs_dir)
     )
@@ -95,16 +97,13 @@ def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Corr
     problem = spec.problem
     if problem.job is None or problem.cluster is None:
         raise InputError("a recording names no job and cluster, which the models need")
-    windows = Windows.of([in_job_steps(record, problem.job) for record in records])
-    if not windows.records:
-        raise InputError("the run that is to correct the prediction has measured nothing")
-    cluster = problem.cluster
-    if windows.records[0].meter.scope == "gpu":  # a meter of GPUs alone has no host or supply
-        cluster = replace(cluster, host_W=0.0, supply_loss=0.0)
+    windows = measured_windows([in_job_steps(record, problem.job) for record in records])
+    cluster = charged(problem.cluster, windows.records[0].meter)
+    launches = [record.request.launch.key for record in windows.records]
     asked = replace(
         request,
         **request.about(problem.job, enlarged(cluster, max(request.gpus)), problem.candidates),
         space=str(problem.identity["space"]["name"]),
         constraints=request.constraints if request.constraints.given else spec.constraints,
     )
-    return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs)
+    return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
