@@ -61,22 +61,20 @@ def speed() -> list[Figure]:
 def studies() -> list[Figure]:
     """A plan of lmm-72b on JUPITER, and a study over 1,024 GPUs, both with their report."""
     from tuner.api import optimize
+    from tuner.executors.local import SimulatedExecutor
+    from tuner.models.simulated import SimulatedRunner
 
     found = []
-    for name, job, cluster, in_flight in (
-        ("plan_jupiter_72b", "lmm-72b", load_cluster("jupiter-32"), None),
-        (
-            "study_1024_gpus",
-            "lmm-7b",
-            replace(load_cluster("jupiter-32"), nodes=NODES),
-            IN_FLIGHT,
-        ),
+    jupiter = load_cluster("jupiter-32")
+    large = replace(jupiter, nodes=NODES)
+    runner = SimulatedRunner(load_job("lmm-7b"), large)
+    for name, job, cluster, executor in (
+        ("plan_jupiter_72b", "lmm-72b", jupiter, "simulated"),
+        ("study_1024_gpus", "lmm-7b", large, SimulatedExecutor(runner, capacity=IN_FLIGHT)),
     ):
         with tempfile.TemporaryDirectory() as folder:
             began, used = time.perf_counter(), time.process_time()
-            result = optimize(
-                job, cluster=cluster, executor="simulated", in_flight=in_flight, runs_dir=folder
-            )
+            result = optimize(job, cluster=cluster, executor=executor, runs_dir=folder)
             wall, cpu = time.perf_counter() - began, time.process_time() - used
         print(
             f"{job} on {cluster.devices} x {cluster.device.name}: {result.spent.probes} probes, "

@@ -143,10 +143,8 @@ def _files(run: RunFolder, redactor: Redactor | None) -> Iterator[tuple[str, byt
     study = run.read_study()
     if study is None:
         raise InputError(f"{run.path} holds no study.toml, which says what the study is about")
-    patterns: tuple[str, ...] = _OF_RUN[:1]
-    if redactor is None:
-        patterns = ("study.toml", "trace/probes.jsonl", *_OF_RUN)
-    else:
+    patterns = ("study.toml", "trace/probes.jsonl", *_OF_RUN) if redactor is None else _OF_RUN[:1]
+    if redactor is not None:
         yield "study.toml", write_toml(redactor.value(study)).encode()
         if _is_own(run, run.trace):
             records = (record.to_json() for record in read_trace(run.trace).records)

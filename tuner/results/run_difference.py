@@ -23,8 +23,8 @@ def compare_runs(first: Result, second: Result) -> Comparison:
     if a is None or b is None:
         raise InputError(f"{(second if a else first).name} measured nothing to compare")
     energy, time = differences_by_intervals(a, b)
-    names = (f"{run.name}: {p.configuration.short}" for run, p in ((first, a), (second, b)))
-    return Comparison(*names, time, energy, b.meter)
+    names = [f"{run.name}: {p.configuration.short}" for run, p in ((first, a), (second, b))]
+    return Comparison(names[0], names[1], time, energy, b.meter)
 
 
 def _job(result: Result) -> str:
