@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 import tuner
 from tuner.display.html.answer_parts import top_part
 from tuner.display.view import View
@@ -35,17 +37,25 @@ def test_a_card_is_grey_where_no_difference_is_shown() -> None:
     assert page.count(grey) == clear.count(grey) + 1
 
 
-def test_cost_of_the_choice_and_of_today() -> None:
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({"objective": "cost", "price_per_kWh": 0.3, "price_per_gpu_hour": 2.0}, "Cost"),
+        ({"objective": "carbon", "grid_gCO2_per_kWh": 360.0}, "Emissions"),
+    ],
+)
+def test_cost_and_emissions_of_the_choice_and_of_today(asked: dict, name: str) -> None:
     result = large_result()
     assert "Cost at" not in top_part(View(result), {})
-    constraints = Constraints(objective="cost", price_per_kWh=0.3, price_per_gpu_hour=2.0)
+    constraints = Constraints(**asked)
     best, choice = decide(result.points, constraints)
     _, today = decide([result.baseline], constraints)
     result = replace(result, best=best, choice=choice, constraints=constraints.rates)
     page = top_part(View(result), {})
-    card = next(part for part in page.split('<div class="figure">') if ">Cost" in part)
-    assert f">{number(choice.objective_value)} <" in card
-    assert f"today {number(today.objective_value)}" in card
+    card = next(part for part in page.split('<div class="figure">') if f">{name}" in part)
+    size = 1000 if name == "Emissions" and choice.objective_value >= 1000 else 1
+    assert f">{number(choice.objective_value / size)} <" in card
+    assert f"today {number(today.objective_value / size)}" in card
 
 
 def test_a_prediction_is_never_called_measured(tmp_path) -> None:

@@ -92,11 +92,20 @@ def test_cost_weighs_energy_against_gpu_hours() -> None:
     assert "at the prices given" in choice.sentence
 
 
+def test_carbon_is_energy_by_the_users_own_grid() -> None:
+    name, choice = chosen(objective="carbon", grid_gCO2_per_kWh=360.0)
+    assert name == 4
+    assert choice.objective_value == pytest.approx(2.8)
+    assert "2.80 g of CO2" in choice.sentence
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
         ({"objective": "cost"}, InputError, "price_per_kWh"),
+        ({"objective": "carbon"}, InputError, "none is assumed"),
         ({"price_per_kWh": 0.3}, InputError, "cost"),
+        ({"grid_gCO2_per_kWh": 300}, InputError, "carbon"),
         ({"objective": "cheapest"}, UnknownName, "energy"),
         ({"max_gpus": 0}, InvalidValue, "max_gpus"),
         ({"max_gpus": 1.5}, InvalidValue, "integer"),

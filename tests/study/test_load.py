@@ -54,11 +54,6 @@ def test_what_is_written_is_read_back(spec: StudySpec):
     assert found.problem.steps == spec.problem.steps
 
 
-def test_least_carbon_of_earlier_releases_is_least_energy(spec: StudySpec):
-    folder = written(spec, constraints={"objective": "carbon", "grid_gCO2_per_kWh": 300.0})
-    assert load_spec(folder, ()).constraints == Constraints(objective="energy")
-
-
 def test_the_sentences_are_in_the_file_for_people(spec: StudySpec):
     folder = written(spec)
     ended = tomllib.loads(folder.study_file.read_text())["ended"]

@@ -17,6 +17,7 @@ OBJECTIVES: dict[str, tuple[float, float] | None] = {
     "time": (0.0, 1.0),
     "edp": (1.0, 1.0),
     "cost": None,
+    "carbon": (1.0, 0.0),
     "knee": None,
 }
 
@@ -183,7 +184,7 @@ class Constraints:
     objective: str | None = option(
         None,
         "what to minimize among the configurations that meet the limits: energy, time, edp (energy "
-        "x time) or cost",
+        "x time), cost or carbon",
         choices=tuple(OBJECTIVES),
         flag="minimize",
         metavar="WHAT",
@@ -193,6 +194,9 @@ class Constraints:
     )
     price_per_gpu_hour: float | None = option(
         None, "price of one GPU for one hour, for --minimize cost", above=0
+    )
+    grid_gCO2_per_kWh: float | None = option(
+        None, "carbon intensity of the grid, for --minimize carbon", unit="g CO2e/kWh", above=0
     )
 
     baseline_time_s: float | None = None
@@ -206,8 +210,15 @@ class Constraints:
                 "minimizing cost needs price_per_kWh, price_per_gpu_hour or both; no price is "
                 "assumed"
             )
+        if self.objective == "carbon" and self.grid_gCO2_per_kWh is None:
+            raise InputError(
+                "minimizing carbon needs grid_gCO2_per_kWh, the intensity of your grid; none is "
+                "assumed"
+            )
         if self.objective != "cost" and any(self.prices):
             raise InputError("a price is for minimizing cost (--minimize cost)")
+        if self.objective != "carbon" and self.grid_gCO2_per_kWh is not None:
+            raise InputError("grid_gCO2_per_kWh is for minimizing carbon (--minimize carbon)")
 
     def limited(self, **limits: Unpack[Limits]) -> Constraints:
         """Return these constraints with the limits that are not None."""
@@ -257,8 +268,8 @@ class Constraints:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The prices that were given, by name."""
-        return self._numbers("price_per_kWh", "price_per_gpu_hour")
+        """The prices and the grid's intensity that were given, by name."""
+        return self._numbers("price_per_kWh", "price_per_gpu_hour", "grid_gCO2_per_kWh")
 
     @property
     def limits(self) -> dict[str, float]:

@@ -48,6 +48,11 @@ def cost_of(point: Point, rates: Mapping[str, float]) -> float:
     )
 
 
+def carbon_g(point: Point, rates: Mapping[str, float]) -> float:
+    """Return the grams of CO2 equivalent of the whole job's energy (`Constraints.rates`)."""
+    return rates.get("grid_gCO2_per_kWh", 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
+
+
 def excess(point: Point, constraints: Constraints) -> dict[str, float]:
     """Return by which share the point exceeds each limit; 0 or less if it meets it."""
     figures = JobFigures(
@@ -115,6 +120,7 @@ _GOALS = {
     "time": "Fastest",
     "edp": "Least product of energy and time",
     "cost": "Least cost",
+    "carbon": "Least carbon",
     "knee": "Knee of the front",
 }
 
@@ -124,7 +130,7 @@ def _score(point: Point, objective: str, constraints: Constraints) -> tuple[floa
     if objective == "time":
         return time, energy
     cost = cost_of(point, constraints.rates)
-    return {"energy": energy, "edp": energy * time, "cost": cost}[objective], time
+    return {"energy": energy, "edp": energy * time, "cost": cost, "carbon": energy}[objective], time
 
 
 def _knee_of(points: Sequence[Point]) -> Point:
@@ -214,6 +220,8 @@ def _needs(point: Point, constraints: Constraints, units: Units) -> str:
     mark, price, rates = label(point.meter.mark), "", constraints.rates
     if constraints.goal == "cost":
         price = f", and costs {number(cost_of(point, rates))} at the prices given"
+    elif constraints.goal == "carbon":
+        price = f", and emits {number(carbon_g(point, rates))} g of CO2"
     return (
         f"{point.configuration.short} needs {units.energy_text(point.energy_to_solution_kJ)}{mark} "
         f"and {units.time_text(point.time_to_solution_s)} at {number(point.power_W)} W{mark}{price}"
@@ -229,6 +237,8 @@ def ratios_to(today: Point, point: Point) -> tuple[float, float]:
 
 
 def _value(point: Point, objective: str, constraints: Constraints) -> float | None:
+    if objective == "carbon":
+        return carbon_g(point, constraints.rates)
     return None if objective == "knee" else _score(point, objective, constraints)[0]
 
 

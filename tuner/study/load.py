@@ -64,10 +64,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
     if study is None:
         raise InputError(f"{folder.path} holds no study.toml, which says what the study is about")
     visited = dict.fromkeys(c for record in records for c in record.request.configurations())
-    asked = {**study.get("constraints", {})}
-    if asked.pop("grid_gCO2_per_kWh", None):  # a run of earlier releases asked for least carbon
-        asked["objective"] = "energy"
-    constraints = read_options(Constraints, asked, _WHERE, strict=True)
+    constraints = read_options(Constraints, study.get("constraints", {}), _WHERE, strict=True)
     settings = dict(study.get("settings", {}))
     window = settings.pop("window", {})
     if not isinstance(window, Mapping):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from tuner.display.html.pieces import (
 from tuner.display.view import View
 from tuner.formatting import change, number, percent
 from tuner.problem.run_folder import RunFolder
-from tuner.results.choice import cost_of
+from tuner.results.choice import carbon_g, cost_of
 from tuner.results.parts import Point
 
 if TYPE_CHECKING:
@@ -125,12 +125,26 @@ def _facts(view: View) -> str:
 
 
 def _price_tiles(view: View, best: Point) -> list[str]:
-    # What the choice and today cost, where prices were given.
+    # What the choice and today cost and emit, where prices or the grid were given.
     rates, base = view.result.constraints, view.result.baseline
-    if not rates.keys() & {"price_per_kWh", "price_per_gpu_hour"}:
-        return []
-    today = [muted(f"today {number(cost_of(base, rates))}")] if base is not None else []
-    return [tile("Cost at your prices", number(cost_of(best, rates)), today, best.meter.mark)]
+    tiles = []
+
+    def add(name: str, now: float, before: float | None, text: Callable[[float], str]) -> None:
+        today = muted(f"today {text(before)}") if before is not None else ""
+        tiles.append(tile(name, text(now), [today], best.meter.mark))
+
+    if "price_per_kWh" in rates or "price_per_gpu_hour" in rates:
+        before = cost_of(base, rates) if base is not None else None
+        add("Cost at your prices", cost_of(best, rates), before, number)
+    if "grid_gCO2_per_kWh" in rates:
+        before = carbon_g(base, rates) if base is not None else None
+        add("Emissions of its energy", carbon_g(best, rates), before, _mass_text)
+    return tiles
+
+
+def _mass_text(grams: float) -> str:
+    size, unit = (1e6, "t") if grams >= 1e6 else (1e3, "kg") if grams >= 1e3 else (1.0, "g")
+    return f"{number(grams / size)} {unit} CO2e"
 
 
 def _spent_tile(view: View) -> str:

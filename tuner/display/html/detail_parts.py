@@ -40,6 +40,7 @@ _CONSTRAINTS = {
     "search_s": "longest search (s)",
     "price_per_kWh": "price of a kWh",
     "price_per_gpu_hour": "price of a GPU hour",
+    "grid_gCO2_per_kWh": "carbon intensity of the grid (g CO2e/kWh)",
 }
 #: Parts of `about` that stand in a section of their own.
 _SHOWN_ELSEWHERE = ("unit_of_work",)
