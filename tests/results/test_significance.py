@@ -9,9 +9,11 @@ import pytest
 
 from tests.results.test_judge import judge_of, searched
 from tests.results.test_posterior import configuration
-from tests.results.test_recommendation import result_of
+from tests.results.test_recommendation import point, result_of
+from tuner.results.judge import Judge
 from tuner.results.significance import Difference
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.workload.probe import MeterInfo
 
 
 def test_a_difference_that_is_not_shown_is_not_called_one() -> None:
@@ -37,6 +39,16 @@ def test_a_result_compares_its_points_by_name() -> None:
         result.compare("nothing")
     with pytest.raises(InputError, match="are the same configuration; name two"):
         result.compare("baseline", "baseline")
+
+
+def test_two_scopes_are_not_compared() -> None:
+    result = result_of(judge_of(searched(np.random.default_rng(1), 0.3)))
+    meter = MeterInfo("nvml", "module", "NVML")
+    other = point(configuration(1), 5.0, 50.0, meter=meter)
+    judge = Judge([result.baseline, other], result.baseline, result.judge.constraints, 100)
+    mixed = result_of(judge, windows=result.windows)
+    with pytest.raises(InputError, match="energies of two scopes"):
+        mixed.compare("baseline", configuration(1))
 
 
 def test_a_prediction_has_no_p_value() -> None:

@@ -200,12 +200,17 @@ class Result:
         self, a: str | Configuration = "baseline", b: str | Configuration = "best"
     ) -> Comparison:
         """Compare step time and energy of `b` with `a`, by the posterior of all launches;
-        UnknownName if one was not measured."""
+        UnknownName if one was not measured, InputError if they charge different scopes."""
         pair = self.point(a), self.point(b)
-        first, second = (point.configuration.short for point in pair)
+        (first, scope), (second, other) = ((p.configuration.short, p.meter.scope) for p in pair)
         for point in pair:
             if not self.windows.get(point.configuration):
                 raise InputError(f"{point.configuration.short} has no measurement to compare")
+        if scope != other:
+            raise InputError(
+                f"{first} charges the {scope} and {second} the {other}; "
+                "energies of two scopes cannot be compared"
+            )
         found = replace(self.judged, baseline=pair[0]).differences(pair[1])
         if found is None:
             raise InputError(f"{first} and {second} are the same configuration; name two")
