@@ -70,6 +70,7 @@ def optimize(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
+    plan: str | Path | None = None,
     try_first: Sequence[str | Configuration] = (),
     clocks: bool = True,
     knobs: Sequence[Knob | str] = (),
@@ -121,6 +122,7 @@ def optimize(
         baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
             the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
             not given.
+        plan: the run of a plan (`plan`) whose most informative configurations are probed first.
         try_first: configurations, or their names, that are probed first, in this order.
         clocks: search clocks and power limits, too, where they can be set.
         knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
@@ -176,6 +178,12 @@ def search_for(
 
     with _receiver(progress, on_progress) as notify:
         problem, run, request = request.checked(notify).prepared(notify)
+        if request.plan is not None:
+            from tuner.study.plan_run import probes_of_plan
+
+            plan = load_result(request.plan, runs_dir=request.runs_dir)
+            planned, problem = probes_of_plan(plan, problem)
+            request = replace(request, try_first=(*request.try_first, *planned))
         session = Session(
             problem,
             lambda run, say: executor_of(

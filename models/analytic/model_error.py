@@ -6,7 +6,7 @@ prediction is shown with its error. For other kinds the error is unknown, and is
 The part of the error that is a configuration's own is taken as a sum over the launch knobs: each
 value of each knob that varies has an error of its own, all of one size. To that a clock or power
 limit adds an error that grows with the distance from the highest one. All errors are normal and
-independent.
+independent, so what a probe tells of the others is linear regression.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from tuner.search_spaces.configuration import Configuration
 
 #: Live knobs whose error grows as their value falls.
 _FALLING = ("clock_MHz", "power_limit_W")
+#: Standard deviation of one measured launch (log): launches of one configuration differ by 0.5 to
+#: 1 % in the recorded tables with repeats.
+LAUNCH_SD = 0.01
 #: Median of the absolute value of a standard normal variable.
 NORMAL_MEDIAN = 0.674
 
@@ -159,6 +162,12 @@ class ModelError:
         own = rng.standard_normal((draws, self._own.shape[1])) @ self._own.T
         return np.asarray(spread.shared * rng.standard_normal((draws, 1)) + spread.own * own)
 
+    def energy_features(self) -> np.ndarray:
+        """Return features (n, k) with standard normal weights; their sum is the energy's error."""
+        shared = math.hypot(self.time.shared, self.power.shared)
+        own = math.hypot(self.time.own, self.power.own)
+        return np.hstack([np.full((len(self._own), 1), shared), own * self._own])
+
 
 def _features(configurations: Sequence[Configuration]) -> np.ndarray:
     if not configurations:
@@ -190,3 +199,23 @@ def _depth(configurations: Sequence[Configuration], name: str) -> np.ndarray:
         return np.zeros(len(configurations))
     top, low = np.log(np.nanmax(found)), np.log(np.nanmin(found))
     return np.nan_to_num((top - np.log(found)) / (top - low))
+
+
+def most_informative(features: np.ndarray, weight: np.ndarray, first: int, count: int) -> list[int]:
+    """Return the probes, one after the other, that reduce the weighted variance most.
+
+    Greedy design for linear regression on `features` (n, k) with standard normal weights.
+    """
+    covariance = np.eye(features.shape[1])
+    wanted = features[weight > 0]
+    shares = weight[weight > 0]
+    chosen: list[int] = []
+    for _ in range(min(count, len(features))):
+        spread = features @ covariance
+        variance = np.einsum("ij,ij->i", spread, features) + LAUNCH_SD**2
+        gain = shares @ (wanted @ spread.T) ** 2 / variance
+        gain[chosen] = -1.0
+        best = int(np.argmax(gain)) if chosen else first
+        chosen.append(best)
+        covariance = covariance - np.outer(spread[best], spread[best]) / variance[best]
+    return chosen

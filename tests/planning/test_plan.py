@@ -11,6 +11,7 @@ from tuner.cli.main import main
 from tuner.display.text import answer_lines, summary_lines
 from tuner.results.result import Result
 from tuner.testing.studies import LONG_JOB
+from tuner.workload.trace import read_trace
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,13 @@ def test_sizes_have_their_own_choice_and_a_knee(runs: Path) -> None:
     assert "How many GPUs" in found.report_path.read_text(encoding="utf-8")
 
 
+def test_probes_begin_with_the_baseline(planned: Result) -> None:
+    assert planned.plan is not None
+    assert planned.baseline is not None
+    assert planned.plan.probes[0] == planned.baseline.configuration
+    assert len(set(planned.plan.probes)) == len(planned.plan.probes) == 10
+
+
 def test_the_command_prints_json_and_lists_the_run(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +138,33 @@ def test_a_plan_is_no_study_that_goes_on(runs: Path, planned: Result) -> None:
         )
     with pytest.raises(tuner.InputError, match="already"):
         tuner.plan("opt-350m", cluster="a100-8", name=planned.name, runs_dir=runs)
+
+
+@pytest.mark.slow
+def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
+    planned = tuner.plan("opt-350m", cluster="a100-8", name="asked", runs_dir=runs, report=False)
+    assert planned.plan is not None
+    tuner.optimize(
+        "opt-350m",
+        cluster="a100-8",
+        plan="asked",
+        executor="simulated",
+        search=tuner.SearchSettings(max_probes=6),
+        name="begun",
+        runs_dir=runs,
+        report=False,
+    )
+    records = read_trace(runs / "begun" / "trace" / "probes.jsonl").records
+    visited = [record.request.configurations()[0] for record in records[:3]]
+    assert visited == list(planned.plan.probes[:3])
+
+    def again(job: str, cluster: str, plan: str) -> None:
+        tuner.optimize(job, cluster=cluster, plan=plan, executor="simulated", runs_dir=runs)
+
+    with pytest.raises(tuner.InputError, match="is a study, not a plan"):
+        again("opt-350m", "a100-8", "begun")
+    with pytest.raises(tuner.InputError, match="is a candidate here"):
+        again("lmm-7b", "gh200-32", "asked")
 
 
 def test_a_damaged_plan_is_one_sentence(runs: Path) -> None:

@@ -132,6 +132,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="print what the search would take, start, write and set, and stop",
     )
+    add_options(job, StudyRequest, only=("plan",))
     add_script(optimize)
     add_shared(optimize, "--trust")
     where = optimize.add_argument_group("where to run it")

@@ -75,6 +75,20 @@ def size_lines(result: Result) -> list[str]:
     return lines
 
 
+def probe_lines(result: Result) -> list[str]:
+    """Return the probes that would teach most before the plan is trusted; empty for a study."""
+    plan = result.plan
+    if plan is None or not plan.probes:
+        return []
+    return [
+        "Before you trust this plan, measure these, which would reduce its uncertainty most:",
+        *(
+            f"  {number_}. {settings_text(configuration)}"
+            for number_, configuration in enumerate(plan.probes, start=1)
+        ),
+    ]
+
+
 GB = 1e9
 
 

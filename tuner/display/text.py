@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.columns import BRIEF_TEXT, ENERGY, POWER, TEXT, TIME, WITH_INTERVAL, Text
-from tuner.display.plan_text import plan_lines, share_lines
+from tuner.display.plan_text import plan_lines, probe_lines, share_lines
 from tuner.display.view import View
 from tuner.formatting import (
     Units,
@@ -159,7 +159,7 @@ def summary_lines(result: Result) -> list[str]:
             probe = f"{record.request.probe_id} {record.request.launch.short}"
             lines.append(f"Failed: {probe}: {record.failure.sentence}")
     lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
-    lines += plan_lines(result)
+    lines += [*plan_lines(result), *probe_lines(result)]
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines

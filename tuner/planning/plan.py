@@ -24,6 +24,7 @@ from tuner.models.analytic.model_error import (
     Spread,
     error_parts,
     known_error_lines,
+    most_informative,
 )
 from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
@@ -47,6 +48,8 @@ from tuner.search_spaces.typed import read_fields, strict_json
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500
+#: Number of probes that a plan names.
+PROBES = 10
 #: A configuration is kept as possibly on the front up to this many standard deviations of the own
 #: part of the error of a difference.
 HOPE = 2.0
@@ -87,6 +90,7 @@ class PlanTable:
     Attributes:
         baseline: number of the baseline's row.
         configurations, fitting: how many were predicted, and how many of them fit in memory.
+        probes: rows whose measurement would teach most, the baseline first.
     """
 
     rows: tuple[PlanRow, ...]
@@ -95,6 +99,7 @@ class PlanTable:
     fitting: int
     seconds: float
     gpus: tuple[int, ...]
+    probes: tuple[int, ...]
 
 
 def write_plan(table: PlanTable, folder: Path) -> None:
@@ -118,8 +123,9 @@ def read_plan(folder: Path) -> PlanTable:
         if data["schema"] != SCHEMA:
             raise InputError(f"{path} was written by a newer joulefront; this one reads {SCHEMA}")
         table = read_fields(PlanTable, data, "plan", rows=_rows)
-        if not 0 <= table.baseline < len(table.rows):
-            raise ValueError(f"it has no row {table.baseline}")
+        for number in (table.baseline, *table.probes):
+            if not 0 <= number < len(table.rows):
+                raise ValueError(f"it has no row {number}")
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"cannot read the plan {path}: {error!r}") from error
     return table
@@ -214,9 +220,11 @@ def _table(
     log_time = found.log_time + time_error
     log_energy = log_time + found.log_power + power_error
     probability = probability_nondominated(log_energy, log_time)
+    probes = most_informative(error.energy_features(), probability, today, PROBES)
     listed = found.listed.copy()
-    listed[today] = True
+    listed[[today, *probes]] = True
     rows = np.flatnonzero(listed)
+    place = {int(row): i for i, row in enumerate(rows)}
     time_ratio, energy_ratio = error.ratio_sd(today)
     columns = (  # as `PlanRow` has them
         *(found.log_time, found.log_power, error.time_sd, error.power_sd),
@@ -227,11 +235,12 @@ def _table(
             PlanRow(found.configurations[row], *(float(column[row]) for column in columns))
             for row in rows
         ),
-        baseline=int(np.searchsorted(rows, today)),
+        baseline=place[today],
         configurations=found.count,
         fitting=found.fitting,
         seconds=time.perf_counter() - started,
         gpus=sizes,
+        probes=tuple(place[row] for row in probes),
     )
 
 
@@ -306,6 +315,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
             table.fitting,
             table.seconds,
             _sizes(points, constraints, table.gpus, problem.steps),
+            tuple(table.rows[row].configuration for row in table.probes),
         ),
         judge=judge,
     )

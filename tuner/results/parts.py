@@ -342,6 +342,9 @@ class PlanFacts:
     fitting: int
     seconds: float
     sizes: tuple[SizeOfPlan, ...] = ()
+    # configurations whose measurement would reduce the uncertainty of the front most, the baseline
+    # first.
+    probes: tuple[Configuration, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON values; a size with its points by what they take."""
@@ -361,4 +364,4 @@ class PlanFacts:
             }
             for size in self.sizes
         ]
-        return {**vars(self), "sizes": sizes}
+        return {**vars(self), "sizes": sizes, "probes": as_json(self.probes)}

@@ -11,7 +11,7 @@ from tuner.planning.measured import Correction, correction, read_correction
 from tuner.planning.plan import plan_result, plan_table, write_plan
 from tuner.problem.from_job import question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
-from tuner.problem.problem import in_job_steps
+from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec
@@ -19,6 +19,7 @@ from tuner.results.predict import charged, measured_windows
 from tuner.results.result import Result
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Callback, Notify, Progress
 from tuner.study.load import load_spec
@@ -107,3 +108,23 @@ def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Corr
         constraints=request.constraints if request.constraints.given else spec.constraints,
     )
     return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
+
+
+def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
+    """Return the probes of a plan that a problem has, without its baseline, which comes first."""
+    if plan.plan is None:
+        raise InputError(f"the run {plan.name!r} is a study, not a plan; tuner plan makes one")
+    wanted = [each for each in plan.plan.probes if each != problem.baseline]
+    found = tuple(each for each in wanted if each in problem.candidates)
+    if wanted and not found:
+        raise InputError(
+            f"none of the {len(wanted)} probes of plan {plan.name!r} is a candidate here; plan for "
+            "this job, space and cluster"
+        )
+    if len(found) < len(wanted):
+        note = (
+            f"{len(wanted) - len(found)} of the {len(wanted)} probes of plan {plan.name!r} are "
+            "left out: they are no candidates here"
+        )
+        problem = replace(problem, notes=(*problem.notes, note))
+    return found, problem

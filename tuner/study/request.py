@@ -42,6 +42,9 @@ class StudyRequest(JobRequest):
     """Arguments of `tuner.optimize`, which documents them."""
 
     search: SearchSettings = field(default_factory=SearchSettings)
+    plan: str | Path | None = option(
+        None, "begin with the probes that this plan names", metavar="RUN"
+    )
     executor: str | Executor | None = option(
         None,
         "ray, inline or simulated, which answers probes by predictions (default: ray, "

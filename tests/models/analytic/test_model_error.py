@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tuner.models.analytic.model_error import ModelError, Spread
+from tuner.models.analytic.model_error import LAUNCH_SD, ModelError, Spread, most_informative
 from tuner.search_spaces.configuration import Configuration
 
 CONFIGURATIONS = [
@@ -45,9 +45,33 @@ def test_what_all_share_cancels_in_a_ratio(error: ModelError) -> None:
     assert 0 < time[near] < time[far]
 
 
+def _left(features: np.ndarray, weight: np.ndarray, rows: list[int]) -> float:
+    """Weighted variance left after probes, by the normal equations."""
+    seen = features[rows]
+    precision = np.eye(features.shape[1]) + seen.T @ seen / LAUNCH_SD**2
+    return float(weight @ np.einsum("ij,jk,ik->i", features, np.linalg.inv(precision), features))
+
+
+def test_the_chosen_probes_leave_less_than_random_ones(error: ModelError) -> None:
+    features = error.energy_features()
+    weight = np.random.default_rng(3).random(len(features)) ** 3
+    chosen = most_informative(features, weight, first=5, count=5)
+    assert chosen[0] == 5
+    assert len(set(chosen)) == 5
+    rng = np.random.default_rng(4)
+    others = [
+        _left(features, weight, [5, *map(int, rng.choice(len(features), 4, replace=False))])
+        for _ in range(50)
+    ]
+    assert _left(features, weight, chosen) < min(others)
+    by_one = [_left(features, weight, chosen[:n]) for n in range(1, 6)]
+    assert by_one == sorted(by_one, reverse=True)
+
+
 def test_one_configuration_has_the_shared_error_alone() -> None:
     error = ModelError(CONFIGURATIONS[:1], time=TIME, power=POWER)
     assert error.time_sd == pytest.approx([TIME.shared])
+    assert most_informative(error.energy_features(), np.ones(1), 0, 10) == [0]
 
 
 def test_intervals_hold_the_known_error_of_the_device() -> None:

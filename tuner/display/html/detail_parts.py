@@ -65,6 +65,16 @@ def plan_part(result: Result) -> str:
             "The choice on each number of GPUs under the same limits, predicted. The knee is the "
             "size beyond which time is bought dearest.",
         )
+    if plan.probes:
+        today = result.baseline.configuration if result.baseline is not None else None
+        items = "".join(f"<li>{chips(each, against=today)}</li>" for each in plan.probes)
+        text += section(
+            "What to measure before this plan is trusted",
+            f"<ol>{items}</ol>",
+            "The measurements that would reduce the uncertainty of the front most, one after the "
+            "other, today first. "
+            f"<code>tuner optimize --plan {escape(result.name)}</code> begins with them.",
+        )
     return text
 
 
