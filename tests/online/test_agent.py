@@ -272,7 +272,9 @@ def test_commands_that_cannot_be_watched_are_refused(words: list[str], said: str
         ["--tune", "--steps", "3", "--", "train.py"],
         ["--tune", "--max-slowdown", "500%", "--", str(TRAIN), "1", "0"],
         ["--max-slowdown", "5%", "study"],
-        ["--knob", "live:mine=1,2", "study"],
+        ["--transfer", "tuned-1", "study"],
+        ["--tune", "--transfer", "nowhere", "--", str(TRAIN), "1", "0"],
+        ["study", "--tune", "--transfer", "nowhere", "--", str(TRAIN), "1", "0"],
         ["nowhere", "--tune", "--", str(TRAIN), "1", "0"],
     ],
 )
@@ -299,12 +301,13 @@ def test_an_outcome_without_a_step_is_worded() -> None:
     ]
 
 
-def test_where_no_lower_setting_was_tried_it_is_said() -> None:
-    outcome = TuningOutcome(0, 0.1, ("", ""), None, 9, (9.0, 0.0), balance=Balance(9.0, 100.0))
+def test_where_no_lower_setting_was_tried_nothing_is_offered_to_the_next_run() -> None:
+    took, record = Balance(9.0, 100.0), Path("runs/tuned-1")
+    outcome = TuningOutcome(0, 0.1, ("", ""), None, 9, (9.0, 0.0), balance=took, record=record)
     lines = tuning_lines(outcome)
     assert lines[-1] == "No lower setting was tried: 9 s left no time for one by the promise."
     learned = tuning_lines(replace(outcome, seconds_at=(5.0, 4.0)))
-    assert learned[-1].startswith("Time at each setting: ")
+    assert learned[-1] == "To begin the next run with this: --transfer runs/tuned-1"
 
 
 # ---- real trainings

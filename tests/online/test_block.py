@@ -129,7 +129,9 @@ def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ra
 @pytest.mark.quiet
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_a_block_is_tuned_and_one_follows_a_target(gpus: Any) -> None:
+def test_a_block_begins_with_what_another_learned_and_one_follows_a_target(
+    gpus: Any, tmp_path: Path
+) -> None:
     def trained(options: dict[str, Any], steps: int) -> tuple[dict[str, Any], str]:
         more = {"LOCAL_RANK": "0", "OPTIONS": json.dumps(options), **gpus.environment()}
         done = subprocess.run(
@@ -143,7 +145,14 @@ def test_a_block_is_tuned_and_one_follows_a_target(gpus: Any) -> None:
         outcome = next(line for line in done.stdout.splitlines() if line.startswith("{"))
         return json.loads(outcome), done.stderr
 
-    first, _ = trained({"max_slowdown": 0.08}, 500)
+    keep = tmp_path / "tuned"
+    first, _ = trained({"max_slowdown": 0.08, "keep": str(keep)}, 500)
+    assert Path(first["record"]) == tmp_path / "tuned-1"
+    again, said = trained({"max_slowdown": 0.08, "transfer": first["record"]}, 150)
+    assert "is not used" not in said
+    assert again["record"] is None
+    tried = max(range(1, len(first["settings"])), key=first["seconds_at"].__getitem__)
+    assert again["relative"][tried] == pytest.approx(first["relative"][tried], rel=0.03)
     power_W = first["balance"]["energy_J"] / first["balance"]["seconds"]
     following, _ = trained({"follow_power": 0.8 * power_W}, 200)
     (period,) = following["periods"]

@@ -1,19 +1,23 @@
-"""What a tuned training begins with: a study's measurements."""
+"""What a tuned training begins with: a study's measurements, or those of an earlier training."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.golden import prepared
 from tests.online.test_agent import Devices, live_tuning, train
-from tuner.online.earlier import Earlier, Setup, of_study
+from tuner.online.earlier import FILE, Earlier, Record, Setup, of_study, read_earlier
 from tuner.online.live import LiveTuning
 from tuner.online.request import TuningRequest
 from tuner.online.response import Studied
 from tuner.online.settings import clock_settings
+from tuner.online.windows import Window
 from tuner.problem.run_folder import RunFolder
 from tuner.results.parts import Interval
 from tuner.results.result import Result
@@ -119,6 +123,72 @@ def test_another_device_or_meter_is_one_sentence(now: Setup, said: str) -> None:
     why = Earlier("run a", HERE, true_points()).why_not(now)
     assert said in why
     assert bool(said) == bool(why)
+
+
+# ---- the record of a tuned training
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    devices = Devices()
+    record = Record(tmp_path / "runs" / "tuned", HERE)
+    live = live_tuning(devices, record=record)
+    train(live, devices, 1500)
+    assert record.folder == tmp_path / "runs" / "tuned-1"
+    found = read_earlier(record.folder)
+    assert found.setup == replace(HERE, ranks=1)
+    for setting, each in found.points.items():
+        time_s, power_W = truth(int(str(setting.get("clock_MHz", 1400))))
+        assert each.step_time_s == pytest.approx(time_s, rel=0.001)
+        assert each.power_W == pytest.approx(power_W, rel=0.001)
+    Record(tmp_path / "runs" / "tuned", HERE).add(Settings(), WINDOW, epoch=0, ranks=1)
+    assert (tmp_path / "runs" / "tuned-2" / FILE).is_file()
+
+
+WINDOW = Window(0, 10, 0.5, 300.0)
+
+
+def test_of_several_stretches_that_of_most_settings_counts_and_a_torn_line_does_not(
+    tmp_path: Path,
+) -> None:
+    record = Record(tmp_path / "tuned", HERE)
+    record.add(Settings(), WINDOW, epoch=0, ranks=2)
+    record.add(Settings(clock_MHz=900), Window(1, 9, 0.6, 200.0), epoch=0, ranks=2)
+    for _ in range(5):
+        record.add(Settings(), Window(0, 9, 0.8, 330.0), epoch=1, ranks=2)
+    assert record.folder is not None
+    with (record.folder / FILE).open("a") as file:
+        file.write('{"epoch": 1, "li')
+    found = read_earlier(record.folder)
+    assert {live: each.power_W for live, each in found.points.items()} == {
+        Settings(): pytest.approx(300),
+        Settings(clock_MHz=900): pytest.approx(200),
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"step_time_s": -1.0},
+        {"step_time_s": math.inf},
+        {"power_W": "much"},
+        {"live": 3},
+        {"epoch": []},
+    ],
+)
+def test_a_record_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    record = Record(tmp_path / "tuned", HERE)
+    record.add(Settings(), WINDOW, epoch=0, ranks=2)
+    assert record.folder is not None
+    path = record.folder / FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.update({name: value for name, value in change.items() if name in line})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InputError, match=r"--transfer: .* holds no online.jsonl"):
+        read_earlier(record.folder)
 
 
 # ---- a study

@@ -101,6 +101,7 @@ def _tune(args: argparse.Namespace) -> int:
         args.steps,
         args.follow_power,
         _earlier(args),
+        Path(args.runs_dir) / "tuned" if args.tune else None,
         (*(k for pack in args.knobs for k in load_pack(pack).knobs), *map(parse_knob, args.knob)),
     )
     require_trust(args, [*of_knobs(request.knobs)], "a file that you name")
@@ -126,6 +127,10 @@ def _earlier(args: argparse.Namespace) -> Earlier | None:
     # Measurements that a tuned training begins with, if a run of them is named.
     from tuner.online.earlier import earlier_of
 
+    if args.run is not None and args.transfer is not None:
+        raise InputError("name a run, or --transfer with an earlier tuned training, and not both")
+    if args.transfer is not None:
+        return earlier_of(Path(args.transfer))
     if args.run is None:
         return None
     from tuner.problem.run_folder import find_run
@@ -138,8 +143,8 @@ def _run(args: argparse.Namespace) -> int:
         return _tune(args)
     if given := given_options(args, Constraints, only=_OF_TUNING):
         raise InputError(f"{' and '.join(given)}: limits of a run are for --tune")
-    if args.knob or args.knobs:
-        raise InputError("--knob and --knobs are for --tune")
+    if args.transfer is not None or args.knob or args.knobs:
+        raise InputError("--transfer, --knob and --knobs are for --tune")
     if args.metrics_port is not None or args.metrics_file is not None:
         raise InputError("--metrics-port and --metrics-file are for --tune and --follow-power")
     from tuner.api import load_result
@@ -197,6 +202,8 @@ def add(commands: Commands) -> None:
         help="tune the clocks while the command after -- trains; begins with what RUN, if named, "
         "measured of --point",
     )
+    text = "with --tune: begin with what a study or an earlier tuned training measured"
+    run.add_argument("--transfer", metavar="FOLDER", help=text)
     add_options(
         run.add_argument_group("limits of a tuned training (default: a slowdown of 5%)"),
         Constraints,

@@ -74,13 +74,12 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             if seconds > 0.01 * balance.seconds
         ]
         lines.append(f"Time at each setting: {', '.join(named)}.")
-        if (
-            not any(outcome.seconds_at[1:])
-            and outcome.kept
-            and not (outcome.ended or outcome.periods)
-        ):
+        learned = any(outcome.seconds_at[1:])
+        if not learned and outcome.kept and not (outcome.ended or outcome.periods):
             time = duration(balance.seconds)
             lines.append(f"No lower setting was tried: {time} left no time for one by the promise.")
+        if outcome.record is not None and learned:
+            lines.append(f"To begin the next run with this: --transfer {outcome.record}")
     elif not outcome.ended:
         lines.append("The training ended before its steps could be measured.")
     lines += _first([NOTICED.format(each, 100 * each.relative) for each in outcome.changes])
@@ -124,6 +123,7 @@ def tuning_json(outcome: TuningOutcome) -> dict[str, Any]:
         "changes": [dict(vars(change)) for change in outcome.changes],
         "periods": [dict(vars(period)) for period in outcome.periods],
         "kept": outcome.kept,
+        "record": str(outcome.record) if outcome.record else None,
         "ranks": [vars(state) for state in outcome.ranks],
         "stragglers": [dump_fields(each) for each in outcome.stragglers],
     }

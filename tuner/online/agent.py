@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tuner.online.earlier import Setup
+from tuner.online.earlier import Record, Setup
 from tuner.online.follow import LengthUnknown, kept_limits, reading
 from tuner.online.live import REFUSALS, LiveTuning, Training
 from tuner.online.marks import Mark, Marks
@@ -134,7 +134,8 @@ def tune_training(
         closing(Marks(listener)) as marks,
     ):
         setup = Setup.of(cluster.device.name, meter.info)
-        training = Training(request, meter, marks, say, report, signal)
+        record = Record(request.keep, setup) if request.keep is not None else None
+        training = Training(request, meter, marks, say, report, signal, record)
         if request.earlier is not None:
             training.leave_out(request.earlier, request.earlier.why_not(setup))
         if metrics is not None:
@@ -162,6 +163,7 @@ def tune_training(
             ended=ended,
             problem=problem,
             not_restored=not_restored,
+            record=training.record.folder if training.record is not None else None,
             limits=kept_limits(request.limits, training.started, meter),
             ranks=tuple(ranks.last.values()),
             stragglers=tuple(ranks.stragglers.values()),

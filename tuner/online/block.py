@@ -156,7 +156,8 @@ def tuning(**options: Unpack[TuningOptions]) -> Iterator[TunedBlock]:
         options: `max_slowdown` (default: 0.05), or `deadline_s` and `budget_kJ` of the block, or
             `power_cap_W`; or as quantities with a unit (`deadline="8h"`). `steps`: number of the
             block's optimizer steps, if its framework does not say it. `follow_power`: a file, an
-            address, or watts. `transfer`: the folder of a study, to begin with.
+            address, or watts. `transfer`: the folder of a study or an earlier tuned training, to
+            begin with; `keep`: where what is learned is kept, with a number added.
 
     Raises:
         InputError: the options contradict each other or cannot be read, a block is open already,

@@ -1,27 +1,37 @@
-"""Earlier measurements of live settings, of a study's point.
+"""Earlier measurements of live settings: of a study's point, or of a training that was tuned.
 
-Whether the job is the same is judged by what it takes and draws (`tuner.online.bandit`).
+A training that is tuned keeps its windows in `online.jsonl`: a line that says of what, then a line
+a window. Whether the job is the same is judged by what it takes and draws (`tuner.online.bandit`).
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from tuner.online.response import Studied
 from tuner.online.settings import mean_value
+from tuner.online.windows import Window
 from tuner.problem.problem import steps_a_job_step
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import open_plain
 from tuner.study.load import result_of
 from tuner.workload.probe import SAME_CLOCK_MHZ, MeterInfo
 
-#: Least relative standard error of an earlier figure.
-LEAST_ERROR = 0.003
+#: Name of the file in its folder, and version of its lines.
+FILE, SCHEMA = "online.jsonl", 1
+#: Least relative standard error of an earlier figure, and that of a single window.
+LEAST_ERROR, WINDOW_ERROR = 0.003, 0.02
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Earlier measurements of one launch, of the run that it is named after."""
+    """Earlier measurements of one launch, of the run or folder that it is named after."""
 
     name: str
     setup: Setup
@@ -111,5 +121,62 @@ def of_study(result: Result, point: str) -> Earlier:
 
 
 def earlier_of(folder: Path, point: str = "recommended") -> Earlier:
-    """Return what the study in a folder tells of a point (`of_study`)."""
-    return of_study(result_of(RunFolder(folder)), point)
+    """Return what a study's folder (of a point), or that of a tuned training, tells; InputError if
+    it holds nothing of use."""
+    run = RunFolder(folder)
+    return of_study(result_of(run), point) if run.read_study() is not None else read_earlier(folder)
+
+
+def read_earlier(folder: Path) -> Earlier:
+    """Read what a tuned training measured between two changes, where it measured most settings;
+    InputError if that cannot be read."""
+    path = folder / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+        # The last line of a training that was killed may be torn.
+        head, *lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        if head["schema"] != SCHEMA:
+            raise ValueError(f"schema {head['schema']}; this version reads {SCHEMA}")
+        setup = Setup(str(head["device"]), str(head["meter"]), int(head["ranks"]))
+        stretches: dict[int, dict[Settings, list[tuple[float, float]]]] = {}
+        for line in lines:
+            figures = (math.log(line["step_time_s"]), math.log(line["power_W"]))
+            if not all(map(math.isfinite, figures)):
+                raise ValueError(f"a window of {figures}")
+            stretch = stretches.setdefault(line["epoch"], {})
+            stretch.setdefault(Settings.from_json(line["live"], str(path)), []).append(figures)
+        visits = max(stretches.values(), key=lambda each: (len(each), sum(map(len, each.values()))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise InputError(
+            f"--transfer: {folder} holds no {FILE} of a tuned training that can be read: {problem}"
+        ) from problem
+    points = {}
+    for live, pairs in visits.items():
+        time_s, power_W = (math.exp(statistics.fmean(each)) for each in zip(*pairs, strict=True))
+        error = max(LEAST_ERROR, WINDOW_ERROR / math.sqrt(len(pairs)))
+        points[live] = Studied(time_s, power_W, error)
+    return Earlier(str(folder), setup, points)
+
+
+class Record:
+    """Writer of the windows of a tuned training; a folder is made with the first, and numbered."""
+
+    def __init__(self, folder: Path, setup: Setup) -> None:
+        self.folder: Path | None = None
+        self._wanted, self._setup = folder, setup
+
+    def add(self, live: Settings, window: Window, *, epoch: int, ranks: int) -> None:
+        """Append a window, or raise OSError."""
+        figures = {"step_time_s": window.step_time_s, "power_W": window.power_W}
+        lines = [{"epoch": epoch, "live": live.to_json(), "steps": window.steps, **figures}]
+        if self.folder is None:
+            for number in count(1):
+                folder = self._wanted.with_name(f"{self._wanted.name}-{number}")
+                with suppress(FileExistsError):
+                    folder.mkdir(parents=True)
+                    break
+            self.folder = folder
+            lines.insert(0, {"schema": SCHEMA, **vars(self._setup), "ranks": ranks})
+        fd = open_plain(self.folder / FILE, os.O_CREAT | os.O_APPEND)
+        with open(fd, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(each) + "\n" for each in lines)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.earlier import Earlier
+from tuner.online.earlier import Earlier, Record
 from tuner.online.follow import LimitTuner, PowerFollower, Signal, run_limits
 from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
@@ -49,6 +49,7 @@ class Training:
     # receives metrics after each chunk of steps, with units in their names.
     report: Callable[[dict[str, float]], None] = lambda metrics: None
     signal: Signal | None = None
+    record: Record | None = None
     started: Reading | None = None  # of the meter as the command started
 
     def leave_out(self, earlier: Earlier, why: str) -> None:
@@ -174,7 +175,7 @@ class LiveTuning:
         if training.signal is not None:
             self._ask(training.signal)
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
-        self._check_earlier(ran_at)
+        self._keep(ran_at)
         balance = self.tuner.balance
         training.report(
             {
@@ -197,12 +198,21 @@ class LiveTuning:
         if decision.setting != self._in_force:
             self._set(decision.setting)
 
-    def _check_earlier(self, setting: int) -> None:
-        training, unlike = self._training, self.tuner.unlike
+    def _keep(self, setting: int) -> None:
+        training, window, unlike = self._training, self.tuner.window, self.tuner.unlike
+        if window is None:
+            return
         if (earlier := training.request.earlier) is not None and unlike is not None:
             live = self.settings[setting].short if setting else "the highest setting"
             apart = f"{unlike.quantity} at {live} differs by {100 * unlike.relative:+.0f} %"
             training.leave_out(earlier, apart)
+        if training.record is not None:
+            epoch, ranks = len(self.tuner.changes), len(self._ranks)
+            try:
+                training.record.add(self.settings[setting], window, epoch=epoch, ranks=ranks)
+            except OSError as error:
+                training.record = None
+                self._say(f"what is learned is not kept for the next run: {error}")
 
     def _ask(self, signal: Signal) -> None:
         assert isinstance(self.tuner, PowerFollower)

@@ -26,11 +26,12 @@ Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
 
 
 class TuningOptions(Limits, total=False):
-    """Options of `tuner.tuning`: limits, those of `TuningRequest`, and the folder of a study."""
+    """Options of `tuner.tuning`: limits and those of `TuningRequest`; `transfer` is a folder."""
 
     steps: int | None
     follow_power: str | float | None
     transfer: str | Path | None
+    keep: str | Path | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class TuningRequest:
     steps: int | None = None  # that it takes, if its framework does not say so
     follow_power: str | float | None = None  # file or address of a target in watts, or the watts
     earlier: Earlier | None = None  # to begin with, unless it is of another device or job
+    keep: Path | None = None  # folder for what is learned, to whose name a number is added
     knobs: tuple[Knob, ...] = ()
 
     @classmethod
@@ -50,10 +52,11 @@ class TuningRequest:
         """Return the request of these options of Python."""
         limits: dict[str, Any] = {**options}
         own = {name: limits.pop(name, None) for name in ("steps", "follow_power")}
-        transfer = limits.pop("transfer", None)
+        transfer, keep = limits.pop("transfer", None), limits.pop("keep", None)
         return cls(
             Constraints().limited(**limits),
             earlier=None if transfer is None else earlier_of(Path(transfer)),
+            keep=None if keep is None else Path(keep),
             **own,
         )
 
@@ -127,6 +130,7 @@ class TuningOutcome:
     problem: str = ""
     not_restored: str = ""
     periods: tuple[Period, ...] = ()
+    record: Path | None = None
     limits: tuple[tuple[str, float, float], ...] = ()
     ranks: tuple[RankState, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
