@@ -18,13 +18,21 @@ from tuner.online.follow import PowerFollower
 from tuner.online.marks import Mark
 from tuner.online.metrics import METRICS, Metrics, openmetrics
 from tuner.search_spaces.errors import InputError
+from tuner.workload.meters import PowerSample
+from tuner.workload.platforms.base import GpuFacts
 from tuner.workload.probe import MeterInfo
+
+GPUS = (GpuFacts(2, "GPU-b", "A100", 1), GpuFacts(0, "GPU-a", "A100", 1))
 
 
 class Metered(Devices):
-    """Devices that are metered by NVML."""
+    """Devices that tell the power of each of two GPUs."""
 
     info = MeterInfo("nvml", "gpu", "NVML")
+
+    def sample(self) -> PowerSample:
+        of_each = {"gpu0_power_W": 100.0, "gpu0_clock_MHz": 1300.0, "gpu1_power_W": 110.0}
+        return PowerSample(self.time_s, 210.0, of_each)
 
 
 PARSERS = ("prometheus_client.openmetrics.parser", "prometheus_client.parser")
@@ -60,7 +68,7 @@ class Run:
         self.devices, self.said, self.now_s = Metered(), list[str](), 0.0
         self.live = live_tuning(self.devices)
         self.metrics = Metrics(path, say=self.said.append, clock=lambda: self.devices.time_s)
-        self.metrics.begin(self.devices, 0.05)  # type: ignore[arg-type]
+        self.metrics.begin(self.devices, GPUS, 0.05)  # type: ignore[arg-type]
         self.steps = 0
 
     def train(self, steps: int) -> dict[tuple[str, str], float]:
@@ -80,6 +88,10 @@ def test_a_tuned_training_is_told_with_its_saving_and_promise() -> None:
     assert early["joulefront_tuning", ""] == 1
     assert early["joulefront_step_time_seconds", ""] == pytest.approx(0.5)
     assert early["joulefront_clock_limit_hertz", ""] == 1.4e9
+    assert early["power_monitor_gpu_power_watts", 'index="1"'] == 110
+    # dcgm-exporter's number is NVML's, and a clock that a GPU does not tell is no figure.
+    assert early["DCGM_FI_DEV_SM_CLOCK", 'gpu="2",UUID="GPU-b"'] == 1300
+    assert len([name for name, _ in early if name == "DCGM_FI_DEV_SM_CLOCK"]) == 1
     late = run.train(1500)
     assert late["joulefront_clock_limit_hertz", ""] == 1e6 * run.devices.clock_MHz < 1.4e9
     scope = 'scope="gpu",figure="metered"'

@@ -1,30 +1,34 @@
-"""Drift of a training job: step time and power, compared with a measured point.
+"""Drift detection for a training job: step time and power, compared with a measured point.
 
-Each block of whole steps is compared with the interval of the point that the job was started from,
-by the test that also notices changes of a training that is tuned (`tuner.online.windows`).
+Each block of whole steps is compared with the interval of the point that the job was started from.
+An ordinary test, repeated after every block, would raise a false alarm in the end; a confidence
+sequence holds at all times together (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024,
+"Time-uniform central limit theory and asymptotic confidence sequences", theorem 2.2). One runs over
+the whole job, and one over each stretch of blocks, which detects a drift that begins late.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.formatting import energy_text, label, number
-from tuner.online.windows import ChangeDetector, Quantity
 from tuner.results.parts import Point
 from tuner.workload.probe import MeterInfo
 
-#: Least number of blocks of a drift.
+#: Probability of a false alarm over the whole job, for each quantity.
+LEVEL = 0.05
+#: No drift is reported before this number of blocks: the sequence is asymptotic.
 LEAST_BLOCKS = 5
-#: Relative distance from the expected interval up to which a block is as expected: windows are
+#: Number of blocks in a stretch.
+STRETCH = 40
+#: Relative distance from the expected interval up to which a mean is no drift: windows are
 #: measured to 1 %.
 TOLERANCE = 0.01
-#: Number of blocks whose median difference from the one before tells their noise.
-MEMORY = 40
+#: Number of blocks for which the sequence is made as narrow as possible.
+TIGHT_AT = 20
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,46 @@ class Expectation:
         )
 
 
+class ConfidenceSequence:
+    """Confidence sequence for a mean: its interval ever excludes it with probability alpha."""
+
+    def __init__(self, alpha: float) -> None:
+        self.count = 0
+        self.mean = self._squares = 0.0
+        self._alpha = alpha
+        log = -2 * math.log(alpha)
+        self._rho = math.sqrt((log + math.log(log + 1)) / TIGHT_AT)
+
+    def add(self, value: float) -> None:
+        """Update the sequence with one value."""
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self._squares += delta * (value - self.mean)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Current interval; unbounded below `LEAST_BLOCKS` values."""
+        n, rho = self.count, self._rho
+        if n < LEAST_BLOCKS:
+            return -math.inf, math.inf
+        deviation = math.sqrt(self._squares / (n - 1))
+        spread = n * rho**2 + 1
+        reach = deviation * math.sqrt(
+            2 * spread / (n**2 * rho**2) * math.log(math.sqrt(spread) / self._alpha)
+        )
+        return self.mean - reach, self.mean + reach
+
+
 @dataclass(frozen=True)
 class Drift:
-    """Drift of "step time" or "power" as a share of the expected value."""
+    """Drift of "step time" or "power" as a share of the expected value, with its 95 % interval."""
 
-    quantity: Quantity
+    quantity: str
     step: int
     relative: float
+    low: float
+    high: float
     sentence: str
 
 
@@ -95,31 +132,38 @@ class RunSummary:
         }
 
 
-class _Blocks:
-    # Blocks of one quantity, as logarithms of their ratios to the expected value.
+class _Quantity:
+    # Confidence sequences of one quantity, on the logarithm of its ratio to the expected value.
 
-    def __init__(self, quantity: Quantity, expected: float, interval: tuple[float, float]) -> None:
-        self.quantity, self._expected = quantity, expected
-        self._low, self._high = (math.log(end / expected) for end in interval)
-        self._detector = ChangeDetector(quantity)
-        self._logs: list[float] = []
-        self._reported = 0.0
+    def __init__(self, name: str, expected: float, interval: tuple[float, float]) -> None:
+        self.name, self.expected = name, expected
+        low, high = interval
+        self._low = math.log(low / self.expected) - TOLERANCE
+        self._high = math.log(high / self.expected) + TOLERANCE
+        self._whole = ConfidenceSequence(LEVEL / 2)
+        self._stretches = 1
+        self._stretch = ConfidenceSequence(self._share())
+        self._reported_side = 0
 
-    def add(self, value: float) -> float | None:
-        # Returns the relative size of a drift that was not reported yet, 0.2 for 20 % more.
-        log = math.log(value / self._expected)
-        beyond = max(log - self._high - TOLERANCE, 0.0) + min(log - self._low + TOLERANCE, 0.0)
-        number = len(self._logs)
-        self._logs.append(log)
-        steps = itertools.pairwise(self._logs[-MEMORY:])
-        noise = statistics.median(abs(later - one) for one, later in steps) if number else 0.0
-        change = self._detector.add(number, beyond, math.hypot(TOLERANCE, noise))
-        if change is None or len(self._logs) - change.since < LEAST_BLOCKS:
-            return None
-        if change.relative * self._reported > 0:
-            return None
-        self._reported = change.relative
-        return math.expm1(statistics.fmean(self._logs[change.since :]))
+    def _share(self) -> float:
+        # Sums to LEVEL / 2 over all stretches: 6 / pi^2 x the sum of 1 / k^2 is 1.
+        return LEVEL / 2 * 6 / (math.pi * self._stretches) ** 2
+
+    def add(self, value: float) -> ConfidenceSequence | None:
+        # Returns the sequence that shows a drift not yet reported.
+        log = math.log(value / self.expected)
+        self._whole.add(log)
+        if self._stretch.count >= STRETCH:
+            self._stretches += 1
+            self._stretch = ConfidenceSequence(self._share())
+        self._stretch.add(log)
+        for sequence in (self._stretch, self._whole):
+            low, high = sequence.interval
+            side = 1 if low > self._high else -1 if high < self._low else 0
+            if side and side != self._reported_side:
+                self._reported_side = side
+                return sequence
+        return None
 
 
 class DriftMonitor:
@@ -127,8 +171,8 @@ class DriftMonitor:
 
     def __init__(self, expectation: Expectation) -> None:
         self.expectation = expected = expectation
-        self._time = _Blocks("step time", expected.step_time_s, expected.step_time_interval_s)
-        self._power = _Blocks("power", expected.power_W, expected.power_interval_W)
+        self._time = _Quantity("step time", expected.step_time_s, expected.step_time_interval_s)
+        self._power = _Quantity("power", expected.power_W, expected.power_interval_W)
         self._blocks = self._steps = 0
         self._seconds = self._joules = 0.0
         self._drifts: list[Drift] = []
@@ -139,21 +183,24 @@ class DriftMonitor:
         self._joules += joules
         self._blocks += 1
         drifts = []
-        for blocks, value in ((self._time, seconds / steps), (self._power, joules / seconds)):
-            relative = blocks.add(value) if value > 0 else None
-            if relative is not None:
-                drifts.append(self._drift(blocks.quantity, relative))
+        for quantity, value in ((self._time, seconds / steps), (self._power, joules / seconds)):
+            shown = quantity.add(value) if value > 0 else None
+            if shown is not None:
+                drifts.append(self._drift(quantity.name, shown))
         self._drifts += drifts
         return drifts
 
-    def _drift(self, name: Quantity, relative: float) -> Drift:
+    def _drift(self, name: str, shown: ConfidenceSequence) -> Drift:
+        low, high = (math.expm1(end) for end in shown.interval)
+        relative = math.expm1(shown.mean)
         word = "more" if relative > 0 else "less"
         estimated = label(self.expectation.meter.mark if name == "power" else "")
         sentence = (
             f"drift after {self._steps} steps: {name}{estimated} is {100 * abs(relative):.1f} % "
-            f"{word} than was measured for this configuration"
+            f"{word} than was measured for this configuration "
+            f"[{100 * low:+.1f}, {100 * high:+.1f}] %"
         )
-        return Drift(name, self._steps, relative, sentence)
+        return Drift(name, self._steps, relative, low, high, sentence)
 
     def summary(self) -> RunSummary:
         """Return the comparison so far."""

@@ -139,7 +139,7 @@ def tune_training(
         if request.earlier is not None:
             training.leave_out(request.earlier, request.earlier.why_not(setup))
         if metrics is not None:
-            metrics.begin(meter, request.max_slowdown)
+            metrics.begin(meter, platform.facts().devices, request.max_slowdown)
         ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
         offered, ended, problem = _offered(training, governor)
         training.started, ends = reading(meter), start()

@@ -1,14 +1,15 @@
 """State of a tuned training in the OpenMetrics text format, for a server or in a file.
 
-Names are joulefront_..., in base units. Prometheus and the textfile collector of its node exporter
-both read the format; power, clock and temperature of each GPU are dcgm-exporter's to tell.
+The power of each device has the name and labels that Zeus gives it (`zeus.metric.PowerGauge`), its
+clock and temperature those of dcgm-exporter. What neither has is named joulefront_..., in base
+units. Prometheus and the textfile collector of its node exporter both read the format.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +19,19 @@ from tuner.online.marks import Mark
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.meters import Meter, MeterError, Reading
+from tuner.workload.meters.base import device_states
+from tuner.workload.platforms.base import GpuFacts
 
 #: Least time between two updates, seconds.
 EVERY_S = 2.0
 #: Beginning of a file of metrics.
 OWN = b"# TYPE joulefront_"
+#: Quantities of a device's state by their names at Zeus and dcgm-exporter.
+OF_DEVICE = {
+    "power_monitor_gpu_power_watts": "power_W",
+    "DCGM_FI_DEV_SM_CLOCK": "clock_MHz",
+    "DCGM_FI_DEV_GPU_TEMP": "temperature_C",
+}
 
 #: Type and help of each metric, in the order in which they are written. The first is always there.
 METRICS: Mapping[str, tuple[str, str]] = {
@@ -38,6 +47,9 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "joulefront_saved_joules": ("gauge", "Energy saved so far against the highest setting."),
     "joulefront_saved_low_joules": ("gauge", "Lower end of its 90 % interval."),
     "joulefront_saved_high_joules": ("gauge", "Upper end of its 90 % interval."),
+    "power_monitor_gpu_power_watts": ("gauge", "Power of the GPU."),
+    "DCGM_FI_DEV_SM_CLOCK": ("gauge", "SM clock frequency (in MHz)."),
+    "DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature (in C)."),
 }
 
 Sample = tuple[str, Mapping[str, object], float]
@@ -79,6 +91,7 @@ class Metrics:
         self._run = {"window": self._path.stem if self._path is not None else "train"}
         self._say, self._clock = say, clock
         self._meter: Meter | None = None
+        self._gpus: Sequence[GpuFacts] = ()
         self._started: Reading | None = None
         self._read: Reading | None = None
         self._marks: list[Mark] = []
@@ -95,9 +108,9 @@ class Metrics:
             why = error.strerror or error
             raise InputError(f"--metrics-file {path} cannot be written: {why}") from error
 
-    def begin(self, meter: Meter, max_slowdown: float | None) -> None:
-        """Begin a training with its meter and its promise."""
-        self._meter = meter
+    def begin(self, meter: Meter, gpus: Sequence[GpuFacts], max_slowdown: float | None) -> None:
+        """Begin a training with its meter, its GPUs as CUDA counts them, and its promise."""
+        self._meter, self._gpus = meter, gpus
         if max_slowdown is not None:
             self._known["joulefront_max_slowdown_ratio"] = max_slowdown
 
@@ -162,4 +175,14 @@ class Metrics:
             if before is not None and now.time_s > before.time_s:
                 power_W = (now.energy_J - before.energy_J) / (now.time_s - before.time_s)
                 samples.append(("joulefront_power_watts", labels, power_W))
+            sample = meter.sample()
+            of_one = {0: {"power_W": sample.power_W, **sample.extra}}
+            states = device_states(sample) or (of_one if len(self._gpus) == 1 else {})
+            for number, state in states.items():
+                # dcgm-exporter counts as NVML does, whatever is visible.
+                gpu = self._gpus[number] if number < len(self._gpus) else None
+                dcgm = {"gpu": gpu.index, "UUID": gpu.uuid} if gpu else {}
+                for name, key in OF_DEVICE.items():
+                    own = dcgm if name.startswith("DCGM") else {"index": number}
+                    samples.append((name, {**self._run, **own}, state.get(key, math.nan)))
         return samples
