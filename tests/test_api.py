@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import textwrap
 from dataclasses import fields
 
 import pytest
@@ -79,6 +80,23 @@ def test_a_search_in_python_shows_itself_unless_told_not_to(tmp_path, capsys):
     assert seen
     tuner.replay(table, search=search, progress=False, **options)
     assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_notebook_a_search_is_a_bar_that_moves(tmp_path):
+    pytest.importorskip("IPython")
+    code = f"""
+        import tuner
+        from IPython.core.interactiveshell import InteractiveShell
+        from IPython.utils.capture import capture_output
+        InteractiveShell.instance().kernel = object()  # what tells a notebook from a terminal
+        with capture_output() as shown:
+            tuner.replay({str(write_table(tmp_path / "table"))!r}, runs_dir={str(tmp_path)!r},
+                search=tuner.SearchSettings(max_probes=3), report=False)
+        print(shown.outputs[-1].data, shown.stderr)
+    """
+    ended = finished([sys.executable, "-c", textwrap.dedent(code)])
+    assert 'max="3" value="3"' in ended.stdout, ended.stderr
+    assert "p0002" in ended.stdout
 
 
 def test_every_field_of_a_request_is_an_argument():

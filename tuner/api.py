@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from tuner.results.result import Result
-    from tuner.study.callbacks import Callback, Progress
+    from tuner.study.callbacks import Callback
     from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
 
@@ -42,15 +42,10 @@ Request = TypeVar("Request", bound=JobRequest)
 @contextmanager
 def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
     from tuner.display.live import shown
+    from tuner.display.progress import ProgressLogger
 
     with shown() if progress else nullcontext() as view:
-        receivers = [receiver for receiver in (view, on_progress) if receiver is not None]
-
-        def notify(event: Progress) -> None:
-            for receiver in receivers:
-                receiver(event)
-
-        yield notify
+        yield ProgressLogger(view, on_progress)
 
 
 def _request(given: dict[str, Any], kind: type[Request]) -> Request:
@@ -143,7 +138,8 @@ def optimize(
         name: name of the run. An existing run is continued.
         runs_dir: folder of the run folders.
         report: write report.html and the launch files at the end.
-        progress: show the search on standard error, in place at a terminal.
+        progress: show the search on standard error, in place at a terminal and as one line in a
+            notebook.
         on_progress: called with each `Progress`.
         limits: on the training job, as keywords: `budget_kJ=40` or `budget="11kWh"`, `deadline_s`
             or `deadline="2h"`, `power_cap_W` or `power_cap="2kW"`, and `max_slowdown` (0.05 or

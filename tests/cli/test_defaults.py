@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
 import pytest
 
@@ -69,3 +71,19 @@ def test_a_mistake_in_the_file_is_one_sentence(config, capsys, text, sentence):
 def test_a_file_that_is_named_and_missing_is_told(config, capsys):
     assert main(["runs"]) == 2
     assert "which $JOULEFRONT_CONFIG names" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_names_of_runs_are_completed(config, tmp_path, capsys):
+    pytest.importorskip("shtab")
+    config.write_text("")
+    for name in ("alpha", "alps", "beta"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "study.toml").write_text("")
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n_tuner_runs al"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["alpha", "alps"]
+    assert "_show_pos_0_COMPGEN=_tuner_runs" in script

@@ -147,6 +147,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
 def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table):
     code, out, err = run(
         *(capsys, "dev", "replay", table, "--max-probes", 5, "--budget-kJ", 9, "--name", "r"),
+        *("--log-file", "search.log"),
     )
     assert code == 0
     probes = [line for line in err.splitlines() if re.match(r"\d\d:\d\d:\d\d p00", line)]
@@ -155,9 +156,12 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
         assert re.search(r"  shape=\d .*/step  .*/step  .*  \d/5  front \d", line)
     steps = ("probing shape=", "measured at speed=", "kJ spent", "front so far")
     assert not any(part in err for part in steps)
+    log = Path("search.log").read_text()
+    assert all(part in log and " INFO " in log for part in steps)
     _, _, told = run(capsys, "dev", "replay", table, "--max-probes", 2, "--name", "v", "-v")
     assert all(part in told for part in steps)
     assert run(capsys, "dev", "replay", table, "--max-probes", 2, "--name", "q", "-q")[2] == ""
+    assert run(capsys, "dev", "replay", table, "--log-file", "no/where.log")[0] == 2
     for part in ("today", "recommended", "Spent:", "Next: tuner show r", "runs/r/report.html"):
         assert part in out
     assert len(out.strip().splitlines()) <= 14

@@ -132,6 +132,7 @@ OTHERS = [
     ([*PLAN, "--space", "fulll"], ["unknown space 'fulll'; did you mean 'full'?"]),
     (["dev", "probe", "nosuch", "a=1"], ["unknown job 'nosuch'"]),
     (["dev", "probe", "--time-limit", "5"], ["--time-limit: '5' must be a number with a unit"]),
+    (["completion", "bsh"], ["unknown shell 'bsh'; did you mean 'bash'?"]),
 ]
 
 

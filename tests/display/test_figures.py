@@ -211,3 +211,13 @@ def test_plot_names_what_there_is() -> None:
     result = replace(small_result(), run_dir=None)
     with pytest.raises(UnknownName, match="hypervolume"):
         result.plot("pie")
+
+
+def test_a_notebook_shows_the_choice_and_the_front() -> None:
+    result = large_result()
+    shown = result._repr_html_()
+    assert result.headline in shown
+    assert shown.count("<tr>") == len(result.front_points) + 1
+    assert "<b>recommended</b>" in shown
+    hostile = replace(result, name="<script>alert(1)</script>")
+    assert "<script" not in hostile._repr_html_()

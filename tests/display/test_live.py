@@ -242,6 +242,41 @@ def test_plain_is_plain_at_a_terminal_too(tmp_path: Path) -> None:
     assert out.startswith("{")
 
 
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete -"), ("zsh", "#compdef tuner")])
+def test_shell_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert word in out
+    for command in ("optimize", "replay", "export", "dashboard"):
+        assert command in out
+    assert "--max-probes" in out
+
+
+def test_bash_completes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "tuner.bash"
+    script.write_text(capsys.readouterr().out)
+    ask = f"""
+    source {script}
+    COMP_WORDS=(tuner exp); COMP_CWORD=1
+    $(complete -p tuner | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+    echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert "export" in done.stdout.split()
+    assert "optimize" not in done.stdout.split()
+
+
+def test_completion_without_shtab_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "joulefront[terminal]" in capsys.readouterr().err
+
+
 def test_the_help_says_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -12,6 +12,7 @@ import pytest
 from tests.results.test_judge import judge_of
 from tests.results.test_posterior import launch
 from tests.results.test_recommendation import result_of
+from tuner.display.notebook import result_html
 from tuner.display.report import render_report
 from tuner.display.text import answer_lines, choice_lines, summary_lines
 from tuner.display.view import View
@@ -37,9 +38,10 @@ def searched_study() -> Result:
         lambda result: "\n".join(
             choice_lines(result.choose(Constraints(budget_kJ=budget(result))))
         ),
+        lambda result: unescape(re.sub(r"<[^>]*>", " ", result_html(result))),
         lambda result: text_of_page(result),
     ],
-    ids=["front", "answer", "choose", "report"],
+    ids=["front", "answer", "choose", "notebook", "report"],
 )
 def test_the_saving_of_the_posterior_is_the_only_one_shown_for_the_choice(show) -> None:  # type: ignore[no-untyped-def]
     result = searched_study()

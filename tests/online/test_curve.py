@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,20 +92,25 @@ def test_a_run_without_points_is_refused(table: Result) -> None:
         power_curve(replace(table, points=()), "recommended")
 
 
-def test_the_command_prints_the_same_curve_as_text_and_json(
-    runs: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_and_writes_the_same_curve(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    files = [str(tmp_path / name) for name in ("c.csv", "c.html")]
     words = ["curve", "plan", "--runs-dir", str(runs)]
-    assert main(words) == 0
+    assert main([*words, "--csv", files[0], "--html", files[1]]) == 0
     text = capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["schema"]
-    assert [p["power_W"] for p in data["points"]]
+    with Path(files[0]).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["power_W"]) for row in rows] == [p["power_W"] for p in data["points"]]
     assert all(p["short_name"] in text for p in data["points"])
     assert "predicted" in text
+    assert "Average power" in Path(files[1]).read_text()
     assert main([*words, "--point", "nowhere"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+    shutil.rmtree(tmp_path)
 
 
 def test_slower_points_of_the_same_power_are_no_choice(runs: Path) -> None:

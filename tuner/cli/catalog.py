@@ -1,8 +1,9 @@
-"""`tuner list`: what is built in, by kind and name."""
+"""`tuner list`: what is built in, by kind and name; and `tuner completion`."""
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import textwrap
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from typing import Any
 
 from tuner.cli.options import OK, answer, columns
 from tuner.cli.parser import Commands
-from tuner.search_spaces.errors import UnknownName
+from tuner.search_spaces.errors import InputError, UnknownName
 
+SHELLS = ("bash", "zsh")
 #: What a kind of thing holds as JSON, and its lines.
 Listing = tuple[list[dict[str, Any]], list[str]]
 
@@ -129,10 +131,50 @@ def _list(args: argparse.Namespace) -> int:
     return OK
 
 
+def _completion(args: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError as error:
+        raise InputError(
+            "shtab is not installed; install it with pip install 'joulefront[terminal]'"
+        ) from error
+
+    parser = copy.copy(args.parser)
+    parser.prog = "tuner"
+    _complete_runs(parser)
+    script = shtab.complete(parser, args.shell, preamble=_RUN_NAMES[args.shell])
+    answer(args, {"shell": args.shell, "script": script}, [script])
+    return OK
+
+
+#: Shell functions that complete the names of runs.
+_NAMES = (
+    '$(cd "${JOULEFRONT_RUNS:-runs}" 2>/dev/null && for f in */study.toml; do '
+    '[ -e "$f" ] && echo "${f%%/*}"; done)'
+)
+_RUN_NAMES = {
+    "bash": f'_tuner_runs() {{ compgen -W "{_NAMES}" -- "$1"; }}',
+    "zsh": f'_tuner_runs() {{ compadd -- ${{(f)"{_NAMES}"}} }}',
+}
+
+
+def _complete_runs(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for command in action.choices.values():
+                _complete_runs(command)
+        elif action.metavar in ("RUN", "POINT|RUN"):
+            action.complete = dict.fromkeys(SHELLS, "_tuner_runs")  # type: ignore[attr-defined]
+
+
 def add(commands: Commands) -> None:
-    """Add the command of this module."""
+    """Add the commands of this module."""
     listed = commands.command("list", _list, "list what is built in: jobs, clusters, knobs ...")
     listed.add_argument(
         "what", nargs="?", choices=list(KINDS), metavar="WHAT", help=", ".join(KINDS)
     )
     listed.add_argument("name", nargs="?", metavar="NAME", help="show this one")
+    text = 'print a completion script for your shell: eval "$(tuner completion bash)"'
+    completion = commands.command("completion", _completion, text)
+    completion.set_defaults(parser=commands.parser)
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash or zsh")

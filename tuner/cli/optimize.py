@@ -115,6 +115,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print each step of a probe, and why it is made",
     )
+    add("--log-file", metavar="FILE", help="append every step of the search to this file")
     add("--plain", action="store_true", help="print progress as plain lines, even at a terminal")
 
 

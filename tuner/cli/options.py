@@ -60,13 +60,40 @@ def fitted(line: str, width: int) -> list[str]:
 @contextmanager
 def progress(args: argparse.Namespace) -> Iterator[Any]:
     """Yield the receiver of progress events: a live view, a line printer, or None."""
-    if args.quiet:
-        yield None
-        return
-    from tuner.display.live import shown
+    with _log_file(getattr(args, "log_file", None)):
+        if args.quiet:
+            yield None
+            return
+        from tuner.display.live import shown
 
-    with shown(plain=args.plain, verbose=getattr(args, "verbose", False)) as view:
-        yield view
+        with shown(plain=args.plain, verbose=getattr(args, "verbose", False)) as view:
+            yield view
+
+
+@contextmanager
+def _log_file(path: str | None) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    import logging
+
+    from tuner.display.progress import LOGGER
+
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write the log {path}: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        handler.close()
 
 
 def say_of(args: argparse.Namespace, before: str = "") -> Callable[[str], None]:

@@ -172,14 +172,24 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _curve(args: argparse.Namespace) -> int:
     from tuner.api import load_result
+    from tuner.display.curve import curve_csv, curve_figure
     from tuner.display.online_text import curve_notes, curve_rows
     from tuner.online.curve import power_curve
     from tuner.problem.run_folder import find_run
+    from tuner.search_spaces.safe_files import write_text
 
     folder = find_run(args.run, args.runs_dir)
     records = folder.records()
     curve = power_curve(load_result(folder.path), args.point, records)
-    answer(args, curve.to_json(), [*columns(curve_rows(curve)), *curve_notes(curve)], fit=True)
+    written = []
+    if args.csv:
+        write_text(args.csv, curve_csv(curve))
+        written.append(args.csv)
+    if args.html:
+        write_text(args.html, curve_figure(curve).to_html(include_plotlyjs=True))
+        written.append(args.html)
+    lines = [*columns(curve_rows(curve)), *curve_notes(curve), *written]
+    answer(args, {**curve.to_json(), "files": written}, lines, fit=True)
     return OK
 
 
@@ -289,6 +299,8 @@ def add(commands: Commands) -> None:
     explain.add_argument("--point", default="best", metavar="POINT", help="the same")
     curve = commands.of_run("curve", _curve, "what the job would do at each power it may draw")
     add_shared(curve, "--point")
+    curve.add_argument("--csv", metavar="FILE", help="write the curve as CSV")
+    curve.add_argument("--html", metavar="FILE", help="write its plot, one HTML file")
     export = commands.of_run(
         "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )

@@ -75,9 +75,9 @@ WINDOWS = Column("windows", "Windows", lambda point, _: str(point.windows))
 ON_FRONT = Column("on front", "P(non-dominated)", lambda point, _: percent(point.p_nondominated))
 MEMORY = Column("peak memory", "Peak memory", _memory)
 
-#: Those of a table in text with and without intervals, of a page, of a hover label.
+#: Those of a table in text with and without intervals, of a page, of a notebook, of a hover label.
 TEXT, BRIEF_TEXT = (TIME, ENERGY, POWER, WINDOWS, ON_FRONT), (TIME, ENERGY, POWER)
-PAGE = (ENERGY, TIME, POWER, ON_FRONT, MEMORY)
+PAGE, NOTEBOOK = (ENERGY, TIME, POWER, ON_FRONT, MEMORY), (ENERGY, TIME, POWER, ON_FRONT)
 HOVER = (ENERGY, TIME, POWER, ON_FRONT)
 #: Those whose intervals are columns of their own in a table in text.
 WITH_INTERVAL = (TIME, ENERGY)

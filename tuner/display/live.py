@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from typing import TYPE_CHECKING, TextIO, cast
 
-from tuner.display.progress import ProgressPrinter
+from tuner.display.progress import EventLines, ProgressPrinter
 from tuner.display.text import ascii_plot
 from tuner.formatting import Units, common_mark, duration, label, short
 from tuner.results.parts import Point
@@ -197,11 +198,35 @@ def shown(
 ) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a receiver that shows a search on standard error.
 
-    At a terminal it is a view that stays in place, and elsewhere, or if `plain`, a line a probe;
-    `verbose` makes it a line a step of a probe.
+    At a terminal it is a view that stays in place, in a notebook a bar with the last line, and
+    elsewhere, or if `plain`, a line a probe; `verbose` makes it a line a step of a probe.
     """
     if plain or not can_be_live(sys.stderr):
-        yield ProgressPrinter(verbose=verbose)
+        printer = ProgressPrinter(verbose=verbose)
+        yield printer if plain or not _in_notebook() else NotebookBar()
         return
     with LiveView(verbose=verbose) as view:
         yield view
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookBar:
+    """Shows a search in a notebook's cell: a bar of its probes, and the last line below."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._lines = EventLines(verbose=False)
+        self._shown = display({"text/plain": "preparing"}, raw=True, display_id=True)
+
+    def __call__(self, event: Progress) -> None:
+        lines = self._lines(event)
+        if lines:
+            most = f' max="{event.max_probes}"' if event.max_probes else ""
+            bar = f'<progress style="width:100%"{most} value="{event.probes}"></progress>'
+            html = f"{bar if event.max_probes else ''}<pre>{escape(lines[0])}</pre>"
+            self._shown.update({"text/plain": lines[0], "text/html": html}, raw=True)

@@ -1,11 +1,13 @@
 """Progress events of a study: as plain lines, for a terminal and a log file alike, and as metrics.
 
 One line a probe: time of day, probe, configuration, what was measured, cost, count, front, time
-left. With `verbose`, also why each probe was chosen, each window, and the front as a table.
+left. With `verbose`, also why each probe was chosen, each window, and the front as a table. The
+same lines go to the logger `LOGGER` of Python's logging, for programs that configure one.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import time
@@ -18,6 +20,9 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
+
+#: Logger that gets the lines of a search.
+LOGGER = "tuner.search"
 
 
 class ProgressPrinter:
@@ -43,6 +48,24 @@ class ProgressPrinter:
                 print(stamped, file=self._stream, flush=True)
         except BrokenPipeError:  # the reader is gone (`tuner optimize 2>&1 | head`)
             self._stream = None
+
+
+class ProgressLogger:
+    """Passes events to Python's logging, failures as warnings, and then to other receivers."""
+
+    def __init__(self, *receivers: Callable[[Progress], None] | None) -> None:
+        self._receivers = [receiver for receiver in receivers if receiver is not None]
+        self._lines = EventLines(verbose=True)
+        self._logger = logging.getLogger(LOGGER)
+
+    def __call__(self, event: Progress) -> None:
+        if self._logger.isEnabledFor(logging.INFO):
+            failed = event.record is not None and event.record.failure is not None
+            level = logging.WARNING if failed else logging.INFO
+            for line in self._lines(event):
+                self._logger.log(level, "%s", line)
+        for receiver in self._receivers:
+            receiver(event)
 
 
 class EventLines:

@@ -262,6 +262,10 @@ class Result:
         explanation: Explanation = built_on_results("tuner.results.explain", "explain")(self, point)
         return explanation
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the recommendation, and the front as a table."""
+        return str(built_on_results("tuner.display.notebook", "result_html")(self))
+
     def __str__(self) -> str:
         """Return the answer that `tuner optimize` ends with."""
         return "\n".join(built_on_results("tuner.display.text", "answer_lines")(self))
