@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
@@ -74,13 +74,10 @@ def accuracy(windows: int) -> list[Figure]:
     ]
 
 
-def lost_samples(seconds: float, niceness: int) -> list[Figure]:
+def lost_samples(seconds: float) -> list[Figure]:
     """The real timeline of this machine's meter at 100 ms while every core is busy."""
     cores = len(os.sched_getaffinity(0))
-    burners = [
-        subprocess.Popen(["nice", "-n", str(niceness), sys.executable, "-c", BURN])
-        for _ in range(cores)
-    ]
+    burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(cores)]
     meter = platform_of(cluster := detect_cluster()).open_meter(cluster)
     try:
         timeline = Timeline(meter)
@@ -94,8 +91,8 @@ def lost_samples(seconds: float, niceness: int) -> list[Figure]:
     load = os.getloadavg()[0]
     gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(samples)]
     print(
-        f"{len(samples)} samples in {seconds:.0f} s on {cores} loaded cores (load {load:.1f}, "
-        f"burners at nice {niceness}): {timeline.lost} lost, longest gap {max(gaps):.3f} s",
+        f"{len(samples)} samples in {seconds:.0f} s on {cores} loaded cores (load {load:.1f}): "
+        f"{timeline.lost} lost, longest gap {max(gaps):.3f} s",
         flush=True,
     )
     return [
@@ -157,7 +154,6 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
     interval = ttest_1samp(found, 0.0).confidence_interval(0.95)
     low, cost, high = (100 * math.expm1(x) for x in sorted((statistics.fmean(found), *interval)))
     return [
-        Figure("metering_pairs", pairs, "count"),
         Figure("overhead", cost, "%"),
         Figure("overhead_low", low, "%"),
         Figure("overhead_high", high, "%"),
@@ -168,16 +164,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments("metering: its cost, its losses, its error")
     parser.add_argument("--windows", type=int, default=1000, help="random windows; 0 skips")
     parser.add_argument("--seconds", type=float, default=600.0, help="of the timeline; 0 skips")
-    parser.add_argument("--nice", type=int, default=0, help="of the processes that load the cores")
     parser.add_argument("--pairs", type=int, default=40, help="at least 2; 0 skips")
     parser.add_argument("--block-s", type=float, default=3.0, help="length of each half of a pair")
     options = parser.parse_args(argv)
-    parts: list[tuple[bool, Callable[[], list[Figure]]]] = [
-        (options.windows > 0, lambda: accuracy(options.windows)),
-        (options.pairs > 0, lambda: overhead(options.pairs, options.block_s)),
-        (options.seconds > 0, lambda: lost_samples(options.seconds, options.nice)),
-    ]
-    figures = [figure for wanted, part in parts if wanted for figure in part()]
+    figures = accuracy(options.windows) if options.windows else []
+    figures += overhead(options.pairs, options.block_s) if options.pairs else []
+    figures += lost_samples(options.seconds) if options.seconds else []
     publish(figures, options.json)
 
 
