@@ -29,11 +29,17 @@ window.addEventListener("load", async () => {
   const wait = (ms) => new Promise((done) => setTimeout(done, ms));
   await wait(900);
   const front = document.getElementById("plot-front");
+  const shown = () => front.data.filter((t) => t.visible !== false && t.name).map((t) => t.name);
   const begins = front.getBoundingClientRect().top + window.scrollY;
-  const shown = front.data.filter((t) => t.visible === true || t.visible === undefined);
-  const named = shown.map((t) => t.name).filter(Boolean);
-  const left = document.documentElement.scrollWidth - innerWidth;
-  parent.postMessage(JSON.stringify({ begins, shown: named, left }), "*");
+  const before = shown();
+  const more = document.getElementById("front-more");
+  if (more) more.click();
+  await wait(300);
+  const point = JSON.parse(document.getElementById("front-points").textContent)[0];
+  front.emit("plotly_click", { points: [{ x: point.place[0], y: point.place[1] }] });
+  const tile = document.querySelector('[data-tile="Time"] .value').textContent;
+  parent.postMessage(JSON.stringify({ begins, before, after: shown(), tile,
+    asked: point.tiles.Time[0], left: document.documentElement.scrollWidth - innerWidth }), "*");
 });
 </script>
 """
@@ -45,13 +51,16 @@ class Looked:
 
     Attributes:
         begins_px: where the plot begins.
-        shown: what the front shows at first.
+        before, after: what the front shows at first, and with its box ticked.
+        filled: whether a click on a point put its time into the tile.
         sideways_px: by how much the page is wider than the window.
         errors: lines of the console.
     """
 
     begins_px: float
-    shown: Sequence[str]
+    before: Sequence[str]
+    after: Sequence[str]
+    filled: bool
     sideways_px: float
     errors: Sequence[str]
 
@@ -74,7 +83,10 @@ def look(result: Result, folder: Path, screen: tuple[int, int], *, dark: bool = 
     if found is None:
         raise RuntimeError(f"the page did not answer: {errors}")
     said: Mapping = json.loads(unescape(found[1]))
-    return Looked(said["begins"], said["shown"], said["left"], tuple(errors))
+    filled = said["tile"].split() == said["asked"].split()
+    return Looked(
+        said["begins"], said["before"], said["after"], filled, said["left"], tuple(errors)
+    )
 
 
 def main() -> None:

@@ -126,6 +126,18 @@ def test_the_report_says(small: Page, said: str) -> None:
     assert said in small.text
 
 
+def test_of_very_many_points_the_fronts_answer_a_click() -> None:
+    result = large_result()
+    least = max(p.time_to_solution_s for p in result.points)
+    many = tuple(
+        point(Configuration.of(micro_batch=10_000 + i), least + i, 900.0, NVML) for i in range(600)
+    )
+    page = Page(render_report(replace(result, points=(*many, *result.points))))
+    known = {tuple(each["place"]) for each in page.data()["front-points"]}
+    units = View(result).units
+    assert {units.place(p) for p in (*result.front_points, result.baseline)} <= known
+
+
 def test_every_front_point_and_the_baseline_are_rows() -> None:
     result = large_result()
     text = render_report(result)
@@ -229,7 +241,7 @@ def test_results_with_parts_missing(result: Result) -> None:
     assert result.choice.sentence in page.text
     assert "What each number means" in page.text
     for name, figure in page.data().items():
-        assert name == "palette" or figure["data"], name
+        assert name in ("palette", "limit-points", "front-points") or figure["data"], name
 
 
 def test_what_cannot_be_met_is_said() -> None:

@@ -193,7 +193,10 @@ def test_the_front_comes_first(
     result = large_result()
     found = look(result, tmp_path, screen, dark=dark)
     assert found.begins_px < most_px
-    assert set(found.shown) == {"front", "today", "recommended"}
+    assert set(found.before) == {"front", "today", "recommended"}
+    (added,) = [name for name in found.after if name not in found.before]
+    assert added.startswith("dominated points")
+    assert found.filled
     assert not found.errors
     assert found.sideways_px <= 0
 

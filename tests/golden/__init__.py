@@ -177,7 +177,9 @@ def outputs(name: str, work: Path) -> str:
     said = []
     # A result is computed once, not once for each command.
     with mock.patch.object(load, "result_of", cache(load.result_of)):
+        result = load.result_of(load.RunFolder(work / "runs" / name))
         for command in BOTH:
             said += [_said(command, name, work, as_json=flag) for flag in (False, True)]
         said += [_said(command, name, work, as_json=False) for command in TEXT]
+        said.append(f"$ notebook\n{words_of(result._repr_html_())}")
     return _without_machine("\n\n".join(said) + "\n", work)

@@ -98,5 +98,6 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
         body="\n".join(part for part in parts if part),
         palette=json_in_html(json.dumps(dict(DARK))),
         plotly=packed_plotly(),
+        limits=template("limits.js"),
         js=template("report.js"),
     )

@@ -24,20 +24,84 @@
   const plots = [...document.querySelectorAll(".plot")];
   const config = { displayModeBar: false, responsive: true };
 
-  const draw = (isDark, width) =>
+  // The choice under the limits of the sliders, and the limits themselves.
+  const limits = document.getElementById("limits");
+  const mark = (figure, isDark) => {
+    const chosen = limits.choice;
+    const green = isDark ? palette["#007a59"] : "#007a59";
+    figure.data.push({
+      type: "scatter",
+      mode: "markers",
+      name: chosen.met ? "within your limits" : "nearest to your limits",
+      x: [chosen.time],
+      y: [chosen.energy],
+      marker: { size: 15, symbol: "star", color: green },
+      hoverinfo: "skip",
+    });
+    const line = { color: green, width: 1.5, dash: "dot" };
+    const shapes = [];
+    if (chosen.deadline !== null) {
+      const x = chosen.deadline;
+      shapes.push({ type: "line", x0: x, x1: x, yref: "y domain", y0: 0, y1: 1, line });
+    }
+    if (chosen.budget !== null) {
+      const y = chosen.budget;
+      shapes.push({ type: "line", y0: y, y1: y, xref: "x domain", x0: 0, x1: 1, line });
+    }
+    figure.layout.shapes = [...(figure.layout.shapes || []), ...shapes];
+  };
+
+  // What the front leaves out at first, and the point whose figures the tiles show.
+  const more = document.getElementById("front-more");
+  const known = document.getElementById("front-points");
+  const clickable = known ? JSON.parse(known.textContent) : [];
+  const fillTiles = (event) => {
+    const at = event.points[0];
+    const point = clickable.find(({ place: [x, y] }) => x === at.x && y === at.y);
+    if (!point) return;
+    document.getElementById("tiles-of").textContent = point.name;
+    document.getElementById("tiles-knobs").innerHTML = point.knobs;
+    for (const [name, [value, ...lines]] of Object.entries(point.tiles)) {
+      const tile = document.querySelector(`[data-tile="${name}"]`);
+      const [amount, ...unit] = value.split(" ");
+      tile.querySelector(".value").firstChild.textContent = `${amount} `;
+      tile.querySelector(".unit").textContent = unit.join(" ");
+      tile.querySelector(".lines").innerHTML = lines.filter(Boolean).join("<br>");
+    }
+  };
+
+  const draw = (isDark, width, some = plots) =>
     Promise.all(
-      plots.map((plot) => {
+      some.map((plot) => {
         let text = document.getElementById(plot.dataset.figure).textContent;
         if (isDark) text = text.replace(/#[0-9a-f]{6}/g, (colour) => palette[colour] || colour);
         const figure = JSON.parse(text);
+        if (plot.id === "plot-front" && limits && limits.moved) mark(figure, isDark);
+        if (plot.id === "plot-front" && more) {
+          figure.data.forEach((trace) => {
+            if (trace.visible === "legendonly") trace.visible = more.checked;
+          });
+        }
         if (touch.matches) figure.layout.dragmode = false; // a finger scrolls the page
         if (width) figure.layout.width = width;
         return Plotly.react(plot, figure.data, figure.layout, config);
       }),
     );
 
-  draw(dark.matches);
+  const front = document.getElementById("plot-front");
+  const redraw = () => draw(dark.matches, undefined, [front]);
+  draw(dark.matches).then(() => front && front.on("plotly_click", fillTiles));
+  if (more) more.addEventListener("change", redraw);
   dark.addEventListener("change", () => draw(dark.matches));
+  let waiting = false;
+  document.addEventListener("limits", () => {
+    if (waiting) return; // a slider moves faster than a figure is drawn
+    waiting = true;
+    setTimeout(() => {
+      waiting = false;
+      redraw();
+    }, 30);
+  });
 
   // On paper: light, as wide as the page, nothing folded away.
   const folded = [...document.querySelectorAll("details:not([open])")];

@@ -1,11 +1,13 @@
-"""Upper parts of the report: the choice and the front."""
+"""Upper parts of the report: the choice, the front, and the choice under other limits."""
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.display.advice import details, evidence_sentence
 from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, Column
@@ -13,6 +15,7 @@ from tuner.display.html.pieces import (
     chips,
     estimated_mark,
     folded,
+    json_in_html,
     muted,
     notes,
     plot_div,
@@ -22,16 +25,22 @@ from tuner.display.html.pieces import (
     tile,
 )
 from tuner.display.view import View
-from tuner.formatting import change, number, percent
+from tuner.formatting import change, label, number, percent, probability, short
+from tuner.problem.constraints import limit_on
 from tuner.problem.run_folder import RunFolder
-from tuner.results.choice import carbon_g, cost_of
+from tuner.results.choice import carbon_g, cost_of, front_of
 from tuner.results.parts import Point
+from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 #: More points than this stand in the table folded away below the front.
 _MOST_POINTS = 500
+#: Positions of a slider; the last one is no limit.
+_LAST = 101
+#: The sliders reach this share beyond the least and the greatest value.
+_BEYOND = 0.05
 
 
 def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
@@ -48,7 +57,8 @@ def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
     if "front" in figures:
         plot = '<div class="front">'
         plot += plot_div("front", figures["front"], "Energy to solution against time to solution")
-        plot += "</div>"
+        plot += _more_toggle(figures["front"])
+        plot += _shown_points(view) + "</div>"
     sentences = [*details(result), view.notices]
     if result.choice.rule != "better-in-both":
         sentences.append(f"Chosen: {result.choice.sentence}")
@@ -65,24 +75,70 @@ def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
 
 
 def _tiles(view: View, best: Point) -> str:
-    # Figures of the recommended configuration: value, change against today, interval.
-    mark, units, changes = best.meter.mark, view.units, _changes(view, best)
-    of = "" if view.result.length_known else " of a step"
-    tiles = []
-    for column in (TIME, ENERGY):
-        below = column.below(best, units)
-        interval = f'<span class="interval">{below} {column.unit(units)}</span>' if below else ""
-        more, metered = [changes.get(column.name, ""), interval], mark if column.metered else ""
-        tiles.append(tile(f"{column.heading}{of}", column.text(best, units), more, metered))
-    watts = f"{number(best.power_W)} W"
-    tiles.append(tile("Average power", watts, [changes.get("power", "")], mark))
+    # Figures of the recommended configuration; a click in the front fills them with another's.
+    mark = best.meter.mark
+    tiles = [
+        tile(name, value, more, "" if name.startswith("Time") else mark)
+        for name, (value, *more) in _figures_of(view, best).items()
+    ]
     tiles += [*_price_tiles(view, best), _spent_tile(view)]
-    name = "Today" if view.is_today(best) else view.role(best).capitalize()
     return (
-        f'<div class="side"><p class="note"><b>{escape(name)}</b> '
-        f"{chips(best.configuration, against=view.today)}</p>"
+        f'<div class="side"><p class="note"><b id="tiles-of">{escape(_name_of(view, best))}</b> '
+        f'<span id="tiles-knobs">{chips(best.configuration, against=view.today)}</span></p>'
         f'<div class="figures">{"".join(tiles)}</div></div>'
     )
+
+
+def _figures_of(view: View, point: Point) -> dict[str, list[str]]:
+    # By name: value, change against today, interval.
+    units, changes = view.units, _changes(view, point)
+    of = "" if view.result.length_known else " of a step"
+    figures = {
+        f"{column.heading}{of}": [
+            column.text(point, units),
+            changes.get(column.name, ""),
+            f'<span class="interval">{below} {column.unit(units)}</span>'
+            if (below := column.below(point, units))
+            else "",
+        ]
+        for column in (TIME, ENERGY)
+    }
+    return figures | {"Average power": [f"{number(point.power_W)} W", changes.get("power", "")]}
+
+
+def _name_of(view: View, point: Point) -> str:
+    return "Today" if view.is_today(point) else view.role(point).capitalize()
+
+
+def _more_toggle(figure: go.Figure) -> str:
+    # The box shows what the front's picture leaves out at first.
+    names = [t.name for t in figure.data if t.visible == "legendonly" and t.showlegend is not False]
+    if not names:
+        return ""
+    shown = escape(", ".join(names))
+    return f'<label class="note"><input type="checkbox" id="front-more"> also {shown}</label>'
+
+
+def _shown_points(view: View) -> str:
+    # The figures of each point that a click in the front may ask for.
+    result = view.result
+    first = [*result.front_points, *([result.baseline] if result.baseline is not None else [])]
+    every = {p.configuration: p for p in (*first, *result.points)}  # of many, others are left out
+    shown = [
+        {
+            "place": view.units.place(point),
+            "name": _name_of(view, point),
+            "knobs": chips(point.configuration, against=view.today),
+            "tiles": _figures_of(view, point),
+        }
+        for point in list(every.values())[:_MOST_POINTS]
+    ]
+    return _data("front-points", shown)
+
+
+def _data(name: str, data: Any) -> str:
+    text = json_in_html(json.dumps(data))
+    return f'<script type="application/json" id="{name}">{text}</script>'
 
 
 def _changes(view: View, point: Point) -> dict[str, str]:
@@ -207,7 +263,7 @@ def _points(
 
 
 def front_part(view: View) -> str:
-    """Return the section on the front: its tables."""
+    """Return the section on the front: other limits, and its tables."""
     result, every = view.result, view.points
     if not every:
         return section("The front", "<p>Nothing was measured, so there is no front.</p>")
@@ -225,7 +281,7 @@ def front_part(view: View) -> str:
     def points(some: Sequence[Point]) -> str:
         return _points(view, some, names, columns, of_meters=len(meters) > 1)
 
-    text = points(shown)
+    text = limits_part(view) + points(shown)
     if len(meters) == 1:
         (meter,) = meters
         source = f"{meter.label} ({escape(meter.source)})"
@@ -251,3 +307,69 @@ def front_part(view: View) -> str:
         f"{predicted}{called}"
     )
     return section("The front of energy against time", text, note)
+
+
+def limits_part(view: View) -> str:
+    """Return the sliders for deadline and energy budget, which choose among the points of the
+    front; "" if there is only one.
+
+    The page's script applies the rule of `tuner.results.choice.decide` for these two limits, as
+    `tuner choose` does. Under them only a point of the front can be chosen.
+    """
+    result, units = view.result, view.units
+    failed = result.judged.failed
+    front = front_of([point for point in result.points if point.configuration not in failed])
+    if len(front) < 2:
+        return ""
+    shown = [*front, *([result.baseline] if result.baseline else [])]
+    unlimited = result.choose().point
+    if unlimited.configuration not in [point.configuration for point in front]:
+        front = (*front, unlimited)  # it is dominated, so no limit chooses it
+    times, energies = map(list, zip(*map(units.place, shown), strict=True))
+    data = {
+        "run": shlex.quote(result.name),
+        "found": view.found,
+        "unlimited": [p.configuration for p in front].index(unlimited.configuration),
+        "points": [_point(view, point) for point in front],
+        "deadline": _slider(result, units.time, times, "time_s", units.s),
+        "budget": _slider(result, units.energy, energies, "energy_kJ", units.kJ),
+    }
+    sliders = "".join(
+        f'<div><label for="limit-{name}">{text}<output id="limit-{name}-value" '
+        f'for="limit-{name}"></output></label>'
+        f'<input type="range" id="limit-{name}" min="0" max="{_LAST}" step="1"></div>'
+        for name, text in (("deadline", "Deadline"), ("budget", "Energy budget"))
+    )
+    return (
+        '<div class="limits" id="limits" hidden><h3>Choose under other limits</h3>'
+        f'<div class="sliders">{sliders}</div><p id="limits-choice" role="status"></p>'
+        '<p class="note">On the command line: <code id="limits-command"></code></p></div>\n'
+        f"{_data('limit-points', data)}\n"
+    )
+
+
+def _point(view: View, point: Point) -> dict[str, Any]:
+    result, units, today = view.result, view.units, view.today
+    name = short(point.configuration, baseline=today)
+    estimated = label(point.meter.mark)
+    text = f"{name} takes {TIME.text(point, units)} and {ENERGY.text(point, units)}{estimated}"
+    energy, time = view.changes(point)
+    if energy:
+        text += f", {energy} and {time} than today"
+        if point.source == "measured":
+            text += f" ({probability(result.judged.p_better(point))} sure)"
+    elif today is not None:
+        text += ", as today"
+    time_taken, energy_taken = units.place(point)
+    return {"name": name, "time": time_taken, "energy": energy_taken, "text": f"{text}."}
+
+
+def _slider(
+    result: Result, unit: str, values: list[float], figure: str, per: float
+) -> dict[str, Any]:
+    value = limit_on(figure, result.constraints)  # the run's own limit
+    return {
+        **{"unit": unit, "option": "d" if unit == "days" else unit},
+        **{"low": min(values) * (1 - _BEYOND), "high": max(values) * (1 + _BEYOND)},
+        "limit": value / per if value is not None else None,
+    }

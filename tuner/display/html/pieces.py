@@ -131,9 +131,9 @@ def chips(
 def tile(name: str, text: str, more: Sequence[str], mark: str = "") -> str:
     """Return a tile with one figure, its unit and further lines."""
     value, _, unit = text.partition(" ")
-    lines = f'<div class="more">{"<br>".join(line for line in more if line)}</div>'
+    lines = f'<div class="more lines">{"<br>".join(line for line in more if line)}</div>'
     return (
-        f'<div class="figure"><div class="name">{name}</div>'
+        f'<div class="figure" data-tile="{name}"><div class="name">{name}</div>'
         f'<div class="value">{escape(value)} <span class="unit">{escape(unit)}</span></div>'
         f"{f'<div class=more>{estimated_mark(mark)}</div>' if mark else ''}{lines}</div>"
     )

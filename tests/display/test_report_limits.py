@@ -1,0 +1,136 @@
+"""The report's sliders: in a browser they choose as `Result.choose` does."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from tuner.display.html.answer_parts import limits_part
+from tuner.display.report import write_report
+from tuner.display.view import View
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.testing.browser import dump_dom
+from tuner.testing.results import NVML, large_result, point, result_of, small_result
+
+# Moves the sliders, and notes what is chosen and what the front's figure shows.
+MOVE = """
+<script>
+window.addEventListener("load", async () => {
+  const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+  await wait(600);
+  const part = document.getElementById("limits");
+  const front = document.getElementById("plot-front");
+  const seen = [{ ...part.choice, said: document.getElementById("limits-choice").textContent }];
+  for (const [deadline, budget] of POSITIONS) {
+    for (const [name, position] of [["deadline", deadline], ["budget", budget]]) {
+      const slider = document.getElementById(`limit-${name}`);
+      slider.value = position;
+      slider.dispatchEvent(new Event("input"));
+    }
+    seen.push({ ...part.choice, said: document.getElementById("limits-choice").textContent,
+      command: document.getElementById("limits-command").textContent });
+  }
+  const done = () => {
+    const last = front.data?.at(-1);
+    const lines = (front.layout?.shapes || []).length;
+    return /your limits/.test(last?.name) && last.x[0] === part.choice.time && lines >= 2;
+  };
+  for (let i = 0; i < 300 && !done(); i++) await wait(100);
+  const drawn = front.data.at(-1);
+  const focusable = [...part.querySelectorAll("input")].every((each) => each.tabIndex === 0);
+  const report = document.createElement("pre");
+  report.id = "self-check";
+  report.textContent = JSON.stringify({ seen, focusable, drawn: [drawn.x[0], drawn.y[0]],
+    named: drawn.name, lines: front.layout.shapes.length,
+    spoken: document.getElementById("limit-budget").getAttribute("aria-valuetext") });
+  document.body.append(report);
+});
+</script>
+"""
+
+
+def moved(path: Path, result: Result, positions: list[tuple[int, int]]) -> dict:
+    """What the page says after each move of its sliders."""
+    write_report(result, path)
+    script = MOVE.replace("POSITIONS", json.dumps(positions))
+    page = path.read_text("utf-8").replace("</head>", script + "</head>", 1)
+    path.write_text(page, encoding="utf-8")
+    dom, console = dump_dom(path, wait_ms=40000)
+    assert not console, console
+    found = re.search(r'<pre id="self-check">(.*?)</pre>', dom, re.DOTALL)
+    assert found, "the page's own check never finished"
+    said: dict = json.loads(unescape(found[1]))
+    return said
+
+
+def failed_again() -> Result:
+    """A result whose knee failed when it was launched again."""
+    result = large_result()
+    failed = frozenset({result.point("knee").configuration})
+    return replace(result, judge=replace(result.judged, failed=failed))
+
+
+def in_kilowatt_hours() -> Result:
+    """Six points of some hours and kilowatt-hours."""
+    points = [
+        point(Configuration.of(micro_batch=2**i), 7200 * 1.3**i, 4000 / 1.6**i, NVML)
+        for i in range(6)
+    ]
+    return result_of("cluster's job", points, points[0], best=2, constraints={})
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("make", [large_result, small_result, failed_again, in_kilowatt_hours])
+def test_the_sliders_choose_as_the_command_does(make: Callable[[], Result], tmp_path: Path) -> None:
+    result = make()
+    units = View(result).units
+    rng = random.Random(7)
+    positions = [(rng.randint(0, 101), rng.randint(0, 101)) for _ in range(40)]
+    positions += [(101, 101), (30, 101), (101, 30), (0, 0), (60, 70)]
+    said = moved(tmp_path / "report.html", result, positions)
+    assert len(said["seen"]) == len(positions) + 1
+    met = set()
+    for seen in said["seen"]:
+        asked = {
+            name: None if seen[key] is None else seen[key] * per
+            for name, key, per in (
+                ("deadline_s", "deadline", units.s),
+                ("budget_kJ", "budget", units.kJ),
+            )
+        }
+        found = result.choose(**asked)
+        assert seen["time"] * units.s == pytest.approx(found.point.time_to_solution_s)
+        assert seen["energy"] * units.kJ == pytest.approx(found.point.energy_to_solution_kJ)
+        assert seen["met"] == found.met
+        assert seen["said"].startswith("Nothing measured trains") != found.met
+        met.add(found.met)
+    assert met == {True, False}
+    last = said["seen"][-1]
+    assert said["drawn"] == [pytest.approx(last["time"]), pytest.approx(last["energy"])]
+    assert said["named"] in ("within your limits", "nearest to your limits")
+    assert said["lines"] >= 2
+    assert said["spoken"].endswith(units.energy)
+    assert said["focusable"]
+    option = {"s": "s", "min": "min", "h": "h"}[units.time]
+    assert f" --deadline {last['deadline']:g}{option} --budget " in last["command"]
+
+
+def test_a_front_of_one_point_has_no_sliders() -> None:
+    only = point(Configuration.of(micro_batch=1), 10.0, 100.0, NVML)
+    result = result_of("one", [only], only, best=0)
+    assert limits_part(View(result)) == ""
+
+
+def test_the_page_holds_no_text_of_the_user_as_markup() -> None:
+    result = replace(in_kilowatt_hours(), name="</script><b>x")
+    part = limits_part(View(result))
+    assert "<b>x" not in part
+    assert part.count("</script>") == 1
