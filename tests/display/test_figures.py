@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import re
 import subprocess
@@ -37,6 +38,7 @@ from tuner.testing.results import (
     LOW_W,
     NVML,
     STEP_S,
+    attained,
     large_result,
     phased,
     point,
@@ -150,7 +152,7 @@ def test_where_it_goes_is_said_of_a_job_that_is_known() -> None:
     assert set(said.time_s) <= set(re.findall(r"<td[^>]*>([^<]+)</td>", table))
 
 
-def test_the_predicted_points_are_drawn() -> None:
+def test_the_band_and_the_predicted_points_are_drawn() -> None:
     result = large_result()
     maybe = point(
         Configuration.of(data_parallel=2, micro_batch=8, clock_MHz=1750),
@@ -161,14 +163,19 @@ def test_the_predicted_points_are_drawn() -> None:
         windows=0,
         p_nondominated=0.6,
     )
-    result = replace(result, predicted=(maybe,))
+    result = replace(result, attainment=attained(result), predicted=(maybe,))
     figure = front_figure(result)
     assert figure is not None
     traces = {trace.name: trace for trace in figure.data}
+    band = traces["80 % band of the true front"]
+    assert band.fill == "tonexty"
+    assert all(math.isfinite(v) for v in (*band.x, *band.y))
+    assert len(band.x) == len(result.front_points)
     assert list(traces["points never tried"].x) == [15.0]  # minutes
     # Of an open symbol the marker's own colour is the edge: white would not be seen.
     assert traces["points never tried"].marker.color == PURPLE
     page = render_report(result)
+    assert "shaded band" in page
     assert "Predicted to be on the front, not measured: 1" in page
 
 

@@ -19,6 +19,7 @@ from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import draw_figure, dump_dom
 from tuner.testing.results import (
+    attained,
     hostile_result,
     large_result,
     records_of,
@@ -119,7 +120,7 @@ def test_report_in_a_browser(make, width: int, tmp_path: Path) -> None:  # type:
 
 
 def full_result(run_dir: Path) -> tuple[Result, list[ProbeRecord]]:
-    """A result with everything that a report can draw: predicted points, power, phases."""
+    """A result with everything that a report can draw: band, predicted points, power, phases."""
     result, record = result_of_phased(run_dir)
     maybe = replace(result.points[1], source="predicted", windows=0, p_nondominated=0.4)
     maybe = replace(maybe, configuration=Configuration.of(micro_batch=16, clock_MHz=1234))
@@ -128,6 +129,7 @@ def full_result(run_dir: Path) -> tuple[Result, list[ProbeRecord]]:
     result = replace(
         result,
         front_points=(*whole.front_points, result.best),
+        attainment=attained(whole),
         predicted=(maybe,),
     )
     return result, [record, *records_of(whole)]
@@ -191,14 +193,23 @@ def test_the_front_comes_first(
     screen: tuple[int, int], most_px: int, dark: bool, tmp_path: Path
 ) -> None:
     result = large_result()
-    found = look(result, tmp_path, screen, dark=dark)
+    found = look(replace(result, attainment=attained(result)), tmp_path, screen, dark=dark)
     assert found.begins_px < most_px
     assert set(found.before) == {"front", "today", "recommended"}
-    (added,) = [name for name in found.after if name not in found.before]
-    assert added.startswith("dominated points")
+    more = ("dominated points", "80 % band of the true front", "its median")
+    added = [name for name in found.after if name not in found.before]
+    assert len(added) == 3
+    assert all(name.startswith(more) for name in added)
     assert found.filled
     assert not found.errors
     assert found.sideways_px <= 0
+
+
+def test_of_two_points_no_band_is_drawn() -> None:
+    result = large_result()
+    few = replace(result, front_points=result.front_points[:2], attainment=attained(result))
+    names = [trace.name for trace in front_figure(few).data]
+    assert "80 % band of the true front" not in names
 
 
 def test_a_figure_as_a_picture(tmp_path: Path) -> None:

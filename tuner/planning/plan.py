@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ from tuner.problem.from_job import does_not_fit
 from tuner.problem.problem import versions
 from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import front_of
+from tuner.results.front_uncertainty import attainment_of
 from tuner.results.judge import Judge
-from tuner.results.parts import PlanFacts, Point, SizeOfPlan, Spent
+from tuner.results.parts import Attainment, PlanFacts, Point, SizeOfPlan, Spent
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
@@ -100,6 +101,7 @@ class PlanTable:
     seconds: float
     gpus: tuple[int, ...]
     probes: tuple[int, ...]
+    attainment: Mapping[str, Any]
 
 
 def write_plan(table: PlanTable, folder: Path) -> None:
@@ -122,7 +124,7 @@ def read_plan(folder: Path) -> PlanTable:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
             raise InputError(f"{path} was written by a newer joulefront; this one reads {SCHEMA}")
-        table = read_fields(PlanTable, data, "plan", rows=_rows)
+        table = read_fields(PlanTable, data, "plan", rows=_rows, attainment=_attainment)
         for number in (table.baseline, *table.probes):
             if not 0 <= number < len(table.rows):
                 raise ValueError(f"it has no row {number}")
@@ -134,6 +136,15 @@ def read_plan(folder: Path) -> PlanTable:
 def _rows(data: Iterable[Any]) -> tuple[PlanRow, ...]:
     read = Configuration.from_json
     return tuple(read_fields(PlanRow, row, "row of a plan", configuration=read) for row in data)
+
+
+def _attainment(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: int(value)
+        if name == "draws"
+        else tuple(math.inf if number is None else float(number) for number in value)
+        for name, value in data.items()
+    }
 
 
 def plan_table(
@@ -187,7 +198,7 @@ def plan_table(
             log_power=found.log_power + correction.log_power,
         )
     spreads = Spread.of("step time", cluster.device), Spread.of("power", cluster.device)
-    return _table(today, found, spreads, sizes, seed, started)
+    return _table(today, found, job.steps, spreads, sizes, seed, started)
 
 
 def _slack() -> float:
@@ -210,6 +221,7 @@ def _joined(parts: Sequence[Evaluated]) -> Evaluated:
 def _table(
     today: int,
     found: Evaluated,
+    steps: int,
     spreads: tuple[Spread, Spread],
     sizes: tuple[int, ...],
     seed: int,
@@ -241,6 +253,7 @@ def _table(
         seconds=time.perf_counter() - started,
         gpus=sizes,
         probes=tuple(place[row] for row in probes),
+        attainment=vars(attainment_of(log_energy, log_time, steps)),
     )
 
 
@@ -308,6 +321,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
         steps=problem.steps,
         constraints={**constraints.limits, **constraints.rates},
         about=_about(spec, table, cluster),
+        attainment=Attainment(**table.attainment),
         job=problem.job,
         cluster=cluster,
         plan=PlanFacts(

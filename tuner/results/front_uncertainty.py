@@ -1,11 +1,14 @@
 """Uncertainty of the front, by draws over measured and over merely predicted points.
 
 Measured points are drawn from their posterior, unmeasured ones jointly from the surrogates'. How
-often a point is on a draw's front is its probability. Predicted points are never chosen.
+often a point is on a draw's front is its probability; the quantiles of the fronts are the
+attainment surfaces (Fonseca and Fleming 1996, "On the performance assessment and comparison of
+stochastic multiobjective optimizers"). Predicted points are never chosen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import nondominated
-from tuner.results.parts import Point, with_probabilities
+from tuner.results.parts import Attainment, Point, with_probabilities
 from tuner.results.posterior import Posterior
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
@@ -25,6 +28,8 @@ DRAWS = 2000
 HOPE, MOST_DRAWN = 2.0, 150
 #: Least probability of being non-dominated at which it is shown, and limit on the number shown.
 LEAST_PROBABILITY, MOST_SHOWN = 0.3, 20
+#: Number of times at which the surfaces are given.
+GRID = 120
 #: Limit on the candidates with a full posterior: those with the best means.
 MOST_PREDICTED = 4_000
 
@@ -114,3 +119,28 @@ def predicted_points(
     ]
     points = with_probabilities(points, probability[chosen])
     return tuple(sorted(points, key=lambda point: point.time_to_solution_s))
+
+
+def attainment_of(log_energy: np.ndarray, log_time: np.ndarray, steps: int) -> Attainment:
+    """Return the attainment surfaces of these draws of a step's figures, (draws, points)."""
+    order = np.argsort(log_time, axis=1)
+    time = np.take_along_axis(log_time, order, axis=1)
+    least = np.minimum.accumulate(np.take_along_axis(log_energy, order, axis=1), axis=1)
+    # Where the fronts are: from the fastest point of any draw to where the last one has its least.
+    ends = np.take_along_axis(time, np.argmin(least, axis=1)[:, None], axis=1)
+    grid = np.linspace(np.quantile(time[:, 0], 0.05), float(np.quantile(ends, 0.95)), GRID)
+    attained = np.empty((len(time), GRID))
+    for row in range(len(time)):
+        reached = np.searchsorted(time[row], grid, side="right") - 1
+        attained[row] = np.where(reached >= 0, least[row][np.maximum(reached, 0)], math.inf)
+    # The nearest draw instead of an average between two: an infinite one must stay so.
+    quantiles = np.quantile(attained, [0.1, 0.5, 0.9], axis=0, method="inverted_cdf")
+    energy_kJ = np.exp(quantiles) * steps / 1000
+    low, middle, high = (tuple(float(value) for value in row) for row in energy_kJ)
+    return Attainment(
+        time_s=tuple(float(value) for value in np.exp(grid) * steps),
+        energy_kJ_10=low,
+        energy_kJ_50=middle,
+        energy_kJ_90=high,
+        draws=len(time),
+    )

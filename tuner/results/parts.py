@@ -157,6 +157,21 @@ class Choice:
     baseline_p_met: float | None = None
 
 
+@dataclass(frozen=True)
+class Attainment:
+    """Band of the true front: attainment surfaces (Fonseca and Fleming 1996) of posterior draws.
+
+    In q % of the draws, the front attains `energy_kJ_q` or less by `time_s` (ascending); infinite
+    where nothing is done by then. 90 is the pessimistic edge.
+    """
+
+    time_s: tuple[float, ...]
+    energy_kJ_50: tuple[float, ...]
+    energy_kJ_90: tuple[float, ...]
+    energy_kJ_10: tuple[float, ...]
+    draws: int
+
+
 class Evidence(StrEnum):
     """Evidence that a recommendation rests on."""
 

@@ -18,6 +18,7 @@ from tuner.problem.configuration_names import named_configurations
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.results.parts import (
     AnotherChoice,
+    Attainment,
     Choice,
     Explanation,
     PlanFacts,
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 _IN_JSON = (
     *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
     *("baseline", "spent", "steps", "constraints", "failures", "leave_one_out", "progress"),
-    *("stopped", "stop_reason", "verification", "predicted", "baseline_name", "today"),
-    *("about", "report", "plan"),
+    *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
+    *("today", "about", "report", "plan"),
 )
 
 
@@ -93,6 +94,7 @@ class Result:
     )
     verification: Verification | None = None
     predicted: tuple[Point, ...] = ()
+    attainment: Attainment | None = None
     job: TrainingJob | None = None
     cluster: Cluster | None = None
     plan: PlanFacts | None = None

@@ -20,9 +20,16 @@ from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints
 from tuner.problem.study_spec import StudySpec, parse_cluster, parse_job
 from tuner.results.choice import front_of, never_measured
-from tuner.results.front_uncertainty import draw, likely_unmeasured, predicted_points
+from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.results.judge import Judge, failed_again
-from tuner.results.parts import Point, ProgressPoint, Spent, Verification, with_probabilities
+from tuner.results.parts import (
+    Attainment,
+    Point,
+    ProgressPoint,
+    Spent,
+    Verification,
+    with_probabilities,
+)
 from tuner.results.posterior import Posterior
 from tuner.results.result import Result
 from tuner.results.windows import Windows
@@ -233,6 +240,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     unmeasured = never_measured(problem.candidates.configurations, records)
     points: tuple[Point, ...] = ()
     predicted: tuple[Point, ...] = ()
+    attainment: Attainment | None = None
     loo: LeaveOneOut | None = None
     surrogates: Surrogates | None = None
     about: dict[str, Any] = problem.about
@@ -247,6 +255,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         predicted = predicted_points(
             surrogates, others, probability[len(points) :], problem.steps, points[0].meter
         )
+        attainment = attainment_of(energy, time, problem.steps)
         if len(windows.measurements) >= 3 and not points[0].meter.is_simulated:
             loo = surrogates.leave_one_out()
         about["meter"] = dict(vars(windows.records[0].meter))
@@ -292,6 +301,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
             len(verifying), spent_kJ(verifying), spec.unverified or ended.no_verdict
         ),
         predicted=predicted,
+        attainment=attainment,
         job=(problem.job or parse_job(problem.identity)) if "job" in problem.identity else None,
         cluster=problem.cluster or parse_cluster(problem.identity),
         surrogates=surrogates,

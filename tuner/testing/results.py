@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.models.surrogate import LeaveOneOut
 from tuner.problem.stop_reason import StopReason
-from tuner.results.parts import Choice, Interval, Point, Spent
+from tuner.results.parts import Attainment, Choice, Interval, Point, Spent
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.meters.base import PowerSample
@@ -229,6 +229,20 @@ def result_of_phased(run_dir: Path) -> tuple[Result, ProbeRecord]:
         windows={best.configuration: (window,)},
     )
     return result, record
+
+
+def attained(result: Result) -> Attainment:
+    """Return a band of 3 % around the front of a result."""
+    times = tuple(p.time_to_solution_s for p in result.front_points)
+    energy = [p.energy_to_solution_kJ for p in result.front_points]
+    low, high = (tuple(f * e for e in energy) for f in (0.97, 1.03))
+    return Attainment(
+        (times[0] / 2, *times),
+        (math.inf, *energy),
+        (math.inf, *high),
+        (math.inf, *low),
+        500,
+    )
 
 
 def hostile_result() -> Result:

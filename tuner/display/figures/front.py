@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,12 @@ from tuner.display.figures.style import (
     empty_figure,
     points_trace,
     scatter_trace,
+    translucent,
 )
 from tuner.display.view import View
 from tuner.formatting import Units, after_comma, number
 from tuner.problem.constraints import limit_on
-from tuner.results.parts import Point
+from tuner.results.parts import Attainment, Point
 from tuner.results.result import Result
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def front_figure(result: Result) -> go.Figure | None:
     predicted = [p for c, p in every.items() if c not in on_front and not p.windows]
     shown = [p for p in (*front, *named, result.baseline) if p]
     limit_kJ, limit_s = (limit_on(each, result.constraints) for each in ("energy_kJ", "time_s"))
+    band = result.attainment or Attainment((), (), (), (), 0)
     near = shown or list(every.values())  # others may lie outside the view
     x_axis = Axis(
         (units.place(p)[0] for p in near),
@@ -64,7 +67,8 @@ def front_figure(result: Result) -> go.Figure | None:
     y_axis = Axis(
         (units.place(p)[1] for p in near),
         [e / units.kJ for p in shown for e in p.energy_interval_kJ]
-        + ([limit_kJ / units.kJ] if limit_kJ else []),
+        + ([limit_kJ / units.kJ] if limit_kJ else [])
+        + [e / units.kJ for e in (*band.energy_kJ_10, *band.energy_kJ_90)],
     )
     figure = empty_figure(
         f"Time to solution ({units.time})",
@@ -72,6 +76,7 @@ def front_figure(result: Result) -> go.Figure | None:
         x_axis.layout(),
         y_axis.layout(),
     )
+    _add_band(figure, result, units, x_axis)
     if dominated:
         marker = {"color": FAINT, "size": 6, "opacity": 0.55}
         places = map(units.place, dominated)
@@ -111,6 +116,32 @@ def front_figure(result: Result) -> go.Figure | None:
         title = figure.layout.xaxis.title
         title.text += "".join(f'<br><span style="color:{MUTED}">{line}</span>' for line in lines)
     return figure
+
+
+def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> None:
+    # The band of the true front is between its 10 % and 90 % attainment surfaces.
+    band = result.attainment
+    if band is None or len(band.time_s) < 2 or len(result.front_points) < 3:
+        return
+    columns = (band.time_s, band.energy_kJ_10, band.energy_kJ_50, band.energy_kJ_90)
+    known = [
+        [time_s / units.s, *(energy / units.kJ for energy in energies)]
+        for time_s, *energies in zip(*columns, strict=True)
+        if all(math.isfinite(v) for v in energies) and time_s / units.s <= x_axis.high
+    ]
+    if len(known) < 2:
+        return
+    times, low, middle, high = (
+        [round(v, 6) for v in column] for column in zip(*known, strict=True)
+    )
+    edge = {"shape": "hv", "width": 0, "color": BLUE}
+    hidden = {"visible": "legendonly"}
+    figure.add_trace(scatter_trace(times, high, line=edge, **hidden))
+    fill = {"fill": "tonexty", "fillcolor": translucent(BLUE)}
+    name = "80 % band of the true front"
+    figure.add_trace(scatter_trace(times, low, name=name, line=edge, **fill, **hidden))
+    dotted = {"shape": "hv", "width": 1, "color": BLUE, "dash": "dot"}
+    figure.add_trace(scatter_trace(times, middle, name="its median", line=dotted, **hidden))
 
 
 def _add_percent_of_today(

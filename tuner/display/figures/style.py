@@ -132,6 +132,12 @@ def empty_figure(
     )
 
 
+def translucent(colour: str) -> str:
+    """Return the colour at an opacity of about a sixth, for fills over a grid and other bands."""
+    # As eight hexadecimal digits, so that the dark page's palette finds the first six of them.
+    return f"{colour}2a"
+
+
 def wrapped(text: str, width: int = 46) -> str:
     """Escaped text in lines, for a hover label."""
     return "<br>".join(html.escape(line) for line in textwrap.wrap(text, width)) or "default"
