@@ -20,7 +20,7 @@ import pytest
 
 from tuner.executors.ray_cluster import SurveyedNode, _choose_kind, join_ray
 from tuner.search_spaces.cluster import load_cluster
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.readiness import NEEDED
 
@@ -47,15 +47,23 @@ def node(
 
 def test_kinds_are_kept_apart_and_the_larger_group_is_used() -> None:
     nodes = (node(1, "h200-8", 8), node(2, "a100-8", 8), node(3, "h200-8", 8))
-    seen = _choose_kind(nodes)
+    seen = _choose_kind(nodes, None)
     assert seen.cluster is not None
     assert (seen.cluster.device.name, seen.cluster.nodes) == (nodes[0].facts.kind, 2)
     assert f"left out: {nodes[1].facts.kind}" in seen.sentences()[0]
+    other = _choose_kind(nodes, nodes[1].facts.kind)
+    assert other.cluster is not None
+    assert (other.cluster.device.name, other.cluster.nodes) == (nodes[1].facts.kind, 1)
+
+
+def test_a_kind_that_is_not_there_lists_those_that_are() -> None:
+    with pytest.raises(UnknownName, match="device kind"):
+        _choose_kind((node(1, "h200-8", 8),), "H300")
 
 
 def test_busy_nodes_are_not_counted_and_say_why() -> None:
     nodes = (node(1, "h200-8", 8), node(2, "h200-8", 8, busy="GPU 3 is used by process 99"))
-    seen = _choose_kind(nodes)
+    seen = _choose_kind(nodes, None)
     assert seen.cluster is not None
     assert seen.cluster.nodes == 1
     assert "node n2 is not used: GPU 3 is used by process 99" in seen.sentences()
@@ -68,29 +76,36 @@ def test_busy_nodes_are_not_counted_and_say_why() -> None:
 
 def test_one_size_of_node_keeps_the_most_devices_in_use() -> None:
     nodes = (node(1, "h200-8", 8), node(2, "h200-8", 4), node(3, "h200-8", 4), node(4, "h200-8", 4))
-    seen = _choose_kind(nodes)
+    seen = _choose_kind(nodes, None)
     assert seen.cluster is not None
     assert (seen.cluster.devices_per_node, seen.cluster.nodes) == (4, 4)
 
 
 def test_clocks_are_searched_where_most_nodes_permit_them() -> None:
     nodes = (node(1, "h200-8", 8), node(2, "h200-8", 8), node(3, "h200-8", 8, clocks=False))
-    seen = _choose_kind(nodes)
+    seen = _choose_kind(nodes, None)
     assert seen.cluster is not None
     assert seen.cluster.clock_control
     assert seen.cluster.nodes == 2
 
 
 def test_a_cluster_where_nothing_is_fit_has_no_cluster() -> None:
-    assert _choose_kind((node(1, "h200-8", 8, busy="GPU 0 is used by process 1"),)).cluster is None
-    assert _choose_kind(()).cluster is None
+    assert (
+        _choose_kind((node(1, "h200-8", 8, busy="GPU 0 is used by process 1"),), None).cluster
+        is None
+    )
+    assert _choose_kind((), None).cluster is None
 
 
 def test_words_that_contradict_each_other_are_one_sentence() -> None:
     from tuner.testing.studies import run_optimize as optimize
 
+    with pytest.raises(InputError, match="device_kind chooses among the nodes"):
+        optimize(device_kind="A100-SXM-80GB")
     with pytest.raises(InputError, match="by the executor ray, not 'inline'"):
         optimize(executor="inline", ray_address="auto")
+    with pytest.raises(InputError, match="is of"):
+        optimize(cluster="h200-8", ray_address="auto", device_kind="A100-SXM-80GB")
 
 
 @pytest.mark.ray

@@ -50,6 +50,7 @@ def _optimize(args: argparse.Namespace) -> int:
         search=made_of_options(args, SearchSettings),
         baseline=args.baseline,
         knobs=(*args.knobs, *args.knob),
+        device_kind=args.device_kind,
         storage=storage_of(args),
         runs_dir=args.runs_dir,
     )
@@ -139,6 +140,7 @@ def add(commands: Commands) -> None:
     where = optimize.add_argument_group("where to run it")
     add_shared(where, "--cluster")
     add_options(where, StudyRequest, only=("executor", "ray_address", "avoid_stragglers"))
+    add_shared(where, "--device-kind")
     _add_study(optimize)
     optimize.show_first(
         (

@@ -123,7 +123,7 @@ def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.ray_cluster import survey
 
-        seen = survey(args.ray)
+        seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     if args.record_nvml is not None:
@@ -210,6 +210,7 @@ def add(commands: Commands) -> None:
     doctor.add_argument(
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
+    add_shared(doctor, "--device-kind")
     text = "record what the GPUs' driver answers, for a bug report, instead"
     doctor.add_argument("--record-nvml", type=Path, metavar="FILE", help=text)
     doctor.add_argument(

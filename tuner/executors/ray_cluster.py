@@ -1,8 +1,9 @@
 """Joining a Ray cluster, the agents on its nodes, and a survey of them.
 
 Nodes are grouped by the kind of their devices, because a front never mixes two kinds: the survey
-takes the one with the most devices, and lists what it left out. Each node is inspected by an agent
-on it (`tuner.workload.node.facts`); those that cannot be used are listed with a sentence each.
+takes the requested kind, or else the one with the most devices, and lists what it left out. Each
+node is inspected by an agent on it (`tuner.workload.node.facts`); those that cannot be used are
+listed with a sentence each.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tuner.executors.ray_security import (
     strip_token,
 )
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.agent import Agent, Entered
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.multi_node.peer import PeerLost
@@ -290,10 +291,15 @@ class Survey:
         }
 
 
-def survey(address: str, say: Callable[[str], None] = lambda sentence: None) -> Survey:
+def survey(
+    address: str,
+    *,
+    device_kind: str | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Survey:
     """Inspect every node of a Ray cluster, and choose the kind with the most devices, GPUs first.
 
-    InputError if no Ray answers.
+    InputError if no Ray answers, UnknownName if no node has devices of that kind.
     """
     link = join_ray(address)
     ray = import_ray()
@@ -323,7 +329,7 @@ def survey(address: str, say: Callable[[str], None] = lambda sentence: None) -> 
             ray.kill(agent)
     finally:
         link.leave()
-    return replace(_choose_kind(tuple(nodes)), exposures=tuple(exposed))
+    return replace(_choose_kind(tuple(nodes), device_kind), exposures=tuple(exposed))
 
 
 def resource_of(cluster: Cluster) -> str:
@@ -335,8 +341,10 @@ def _leasable(node: dict[str, Any], cluster: Cluster) -> int:
     return int(node["Resources"].get(resource_of(cluster), 0))
 
 
-def _choose_kind(nodes: tuple[SurveyedNode, ...]) -> Survey:
+def _choose_kind(nodes: tuple[SurveyedNode, ...], device_kind: str | None) -> Survey:
     kinds = {node.facts.kind for node in nodes if node.facts.kind}
+    if device_kind is not None and device_kind not in kinds:
+        raise UnknownName("device kind of the Ray cluster", device_kind, sorted(kinds))
     usable = [node for node in nodes if not node.refused and node.devices > 0]
 
     def worth(kind: str) -> tuple[bool, int]:
@@ -344,7 +352,7 @@ def _choose_kind(nodes: tuple[SurveyedNode, ...]) -> Survey:
         on_gpus = any(n.facts.cluster and n.facts.cluster.device.type == "cuda" for n in members)
         return on_gpus, sum(node.devices for node in members)
 
-    kind = max(sorted(kinds), key=worth, default="")
+    kind = device_kind or max(sorted(kinds), key=worth, default="")
     members = [node for node in usable if node.facts.kind == kind]
     if not members:
         return Survey(nodes, None)

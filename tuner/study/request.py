@@ -53,6 +53,7 @@ class StudyRequest(JobRequest):
     ray_address: str | None = option(
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
+    device_kind: str | None = None
     avoid_stragglers: bool = option(
         False, "leave nodes that hold others back out of the search, while enough are left"
     )
@@ -90,8 +91,8 @@ class StudyRequest(JobRequest):
         if self.knobs:
             return replace(self, job=with_knobs(self.job, self.knobs), knobs=()).checked(notify)
         cluster, executor = self.cluster, self.executor
-        if self.ray_address is not None:
-            cluster, executor = self._on_cluster(self.ray_address, notify), "ray"
+        if self.ray_address is not None or self.device_kind is not None:
+            cluster, executor = self._on_cluster(notify), "ray"
         if executor is None and (device := device_elsewhere(cluster)) is not None:
             raise InputError(self._elsewhere(device))
         simulated = executor == "simulated"
@@ -131,22 +132,32 @@ class StudyRequest(JobRequest):
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, asked
 
-    def _on_cluster(self, address: str, notify: Notify | None) -> Cluster:
+    def _on_cluster(self, notify: Notify | None) -> Cluster:
         from tuner.executors.ray_cluster import survey
         from tuner.problem.from_job import cluster_of
         from tuner.problem.study_spec import parse_cluster
 
+        if self.ray_address is None:
+            raise InputError("device_kind chooses among the nodes of a Ray cluster; name that too")
         if self.executor not in (None, "ray"):
             raise InputError(
                 f"a Ray cluster runs probes by the executor ray, not {self.executor!r}"
             )
         if self.cluster != "auto":
-            return cluster_of(self.cluster)
+            named = cluster_of(self.cluster)
+            if self.device_kind not in (None, named.device.name):
+                raise InputError(
+                    f"device_kind is {self.device_kind!r}, and cluster {named.name!r} is of "
+                    f"{named.device.name}"
+                )
+            return named
         say = _saying(notify)
-        seen = survey(address, say)
+        seen = survey(self.ray_address, device_kind=self.device_kind, say=say)
         if seen.cluster is None:
             reasons = "; ".join(seen.sentences()) or "it has none"
-            raise InputError(f"no node of the Ray cluster at {address!r} can be used: {reasons}")
+            raise InputError(
+                f"no node of the Ray cluster at {self.ray_address!r} can be used: {reasons}"
+            )
         for sentence in seen.sentences():
             say(sentence)
         run = RunFolder.named(self.runs_dir, self.name) if self.name else None
