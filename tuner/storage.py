@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,20 @@ def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
 
+def _open_database(address: str, options: dict[str, Any]) -> optuna.storages.BaseStorage:
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+    for last in (False, False, True):
+        try:
+            return optuna.storages.RDBStorage(address, engine_kwargs=options)
+        except (IntegrityError, ProgrammingError):
+            # Two drivers that make the tables at once: the second finds them made.
+            if last:
+                raise
+            time.sleep(0.5)
+    raise AssertionError
+
+
 def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
     """Open the storage of a study.
 
@@ -104,8 +119,7 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
     elif url.startswith("sqlite"):
         options["connect_args"] = {"timeout": 30}  # for another writer
     try:
-        address = parsed.render_as_string(hide_password=False)
-        return optuna.storages.RDBStorage(address, engine_kwargs=options)
+        return _open_database(parsed.render_as_string(hide_password=False), options)
     except ImportError as error:
         driver = getattr(error.__cause__, "name", None) or error
         raise InputError(
