@@ -30,10 +30,13 @@ from optuna.storages.journal import JournalFileBackend
 from tuner.cli.main import main
 from tuner.display import dashboard
 from tuner.problem.run_folder import RunFolder
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.browser import dump_dom
-from tuner.testing.results import large_result, small_result
+from tuner.testing.results import large_result, phased, small_result
 from tuner.testing.studies import run_replay as replay
+from tuner.workload.probe import NotApplied, ProbeRecord
 
 pytest.importorskip("optuna_dashboard")
 
@@ -145,6 +148,47 @@ def test_a_port_that_is_taken_or_impossible(study: optuna.Study, journal: Path) 
             dashboard.serve(journal, token="t", port=other.getsockname()[1])
 
 
+def followed(run_dir: Path, probes: int, **options: Any) -> tuple[optuna.Study, list[int], Path]:
+    """A study of so many probes of 1 s each, followed; how many had ended at each drawing."""
+    journal = run_dir / "study.journal"
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.create_study(
+        study_name="run", storage=storage, directions=["minimize", "minimize"]
+    )
+    result, drawn, now = large_result(), [], [0.0]
+    record = phased(run_dir)
+
+    def so_far() -> tuple[Result, list[ProbeRecord]]:
+        drawn.append(len(study.trials))
+        return result, [record]
+
+    follow = dashboard.Follower(study, so_far, clock=lambda: now[0], **options)
+    for number in range(probes):
+        name = f"p{number:04d}"
+        mine = replace(record, request=replace(record.request, probe_id=name))
+        trial = study.ask()
+        key = f"{mine.request.launch.key} | {mine.request.live[0].key}"
+        attrs = {"probe_id": name, "configuration": key}
+        for attr, value in attrs.items():
+            trial.set_user_attr(attr, value)
+        study.tell(trial, [1.0, 2.0])
+        now[0] += 1.0
+        follow(mine, number + 1)
+    return study, drawn, journal
+
+
+def test_while_it_runs_trials_have_notes(tmp_path: Path) -> None:
+    _, drawn, journal = followed(tmp_path, 12, least_s=0.0)
+    # Again when the probes have grown by a third.
+    assert drawn == [2, 3, 4, 6, 8, 11]
+    with served(dashboard.application(journal)) as url:
+        detail = get(f"{url}/api/studies/0?after=0")
+        first = detail["trials"][0]
+    assert "200 W" in first["note"]["body"]
+    assert "0.400 s a step" in first["note"]["body"]
+    assert {g["id"] for g in detail["plotly_graph_objects"]} >= {"joulefront-front"}
+
+
 @pytest.mark.browser
 def test_the_page_shows_our_figures_in_a_browser(study: optuna.Study, journal: Path) -> None:
     dashboard.publish(study, large_result())
@@ -153,6 +197,18 @@ def test_the_page_shows_our_figures_in_a_browser(study: optuna.Study, journal: P
     assert not [line for line in console if "Uncaught" in line], console
     for title in ("Front of energy against time", "Front against probing energy"):
         assert title in dom
+
+
+def test_a_study_of_seconds_is_drawn_at_its_end_only(tmp_path: Path) -> None:
+    _, drawn, _ = followed(tmp_path, 12, least_s=100.0)
+    assert drawn == []
+
+
+def test_a_failed_probe_says_why_in_its_note() -> None:
+    bad = small_result().failures[0]
+    said = dashboard.trial_note(bad, bad.request.launch.key)
+    assert "failed, out of memory: a rank ran out of memory" in said
+    assert "<img" not in dashboard.trial_note(bad, "<img src=x>")
 
 
 def test_an_old_run_gets_its_figures_when_it_is_opened(tmp_path: Path) -> None:
@@ -186,6 +242,24 @@ def test_a_note_escapes_what_users_wrote() -> None:
     result = small_result()
     hostile = replace(result, choice=replace(result.choice, sentence="<img src=x onerror=y>"))
     assert "<img" not in dashboard.note(hostile)
+
+
+def test_a_trials_note_shows_no_picture_and_no_tag() -> None:
+    bad = small_result().failures[0]
+    hostile = "![x](http://evil.example/y) <img src=x>\n\n# big `code` [a](http://b) **bold**"
+    assert bad.failure is not None
+    record = replace(
+        bad,
+        failure=replace(bad.failure, message=hostile),
+        missed=(NotApplied(Settings(note=hostile), hostile),),
+        host=hostile,
+    )
+    configuration = f"{record.request.launch.key} | {Settings(note=hostile).key}"
+    said = dashboard.trial_note(record, configuration)
+    assert said.count("big") >= 4
+    for mark in ("![", "<", "](", "**bold", "`code", "# big"):
+        assert not re.search(rf"(?<!\\){re.escape(mark)}", said), (mark, said)
+    assert "\n\n\\#" not in said
 
 
 class Answer(NamedTuple):

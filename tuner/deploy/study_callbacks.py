@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.storage import storage_trouble
-from tuner.study.callbacks import Callback, OpenStudy
+from tuner.study.callbacks import Callback, OpenStudy, Progress
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
-    from tuner.study.recorder import StudyRecorder
+    from tuner.display.dashboard import Follower
 
 
 def report_callbacks(run: RunFolder) -> tuple[Callback, ...]:
@@ -44,18 +44,27 @@ class ReportCallback(Callback):
 
 
 class DashboardCallback(Callback):
-    """Publishes the figures and the choice on the study's page in optuna-dashboard."""
+    """Keeps the study's page in optuna-dashboard up to date."""
 
     def __init__(self) -> None:
-        self._recorder: StudyRecorder | None = None  # a plan opens no study
+        self._open: tuple[OpenStudy, Follower] | None = None  # a plan opens no study
 
     def opened(self, study: OpenStudy) -> None:
-        self._recorder = study.recorder
+        from tuner.display.dashboard import Follower
+
+        self._open = study, Follower(study.recorder.study, study.so_far)
+
+    def happened(self, event: Progress) -> None:
+        if event.record is not None and self._open is not None:
+            study, follower = self._open
+            with storage_trouble(study.recorder.where):
+                follower(event.record, event.probes)
 
     def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
         from tuner.display.dashboard import publish
 
-        if self._recorder is not None:
-            with storage_trouble(self._recorder.where):
-                publish(self._recorder.study, result, records)
+        if self._open is not None:
+            recorder = self._open[0].recorder
+            with storage_trouble(recorder.where):
+                publish(recorder.study, result, records)
         return result

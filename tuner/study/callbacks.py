@@ -56,10 +56,11 @@ Notify = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class OpenStudy:
-    """A study whose session is running."""
+    """A study whose session is running; `so_far` returns its result and records by now."""
 
     spec: StudySpec
     recorder: StudyRecorder
+    so_far: Callable[[], tuple[Result, Sequence[ProbeRecord]]]
 
 
 class Callback:

@@ -30,6 +30,7 @@ from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.problem.today_facts import today_facts
 from tuner.results.parts import Point
 from tuner.results.result import Result
+from tuner.results.state import build_result
 from tuner.search.optuna_samplers import check_sampler, first_tries, make_sampler
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
@@ -166,7 +167,7 @@ class Session:
                 first_number=next_probe_number(records, recorder.study),
                 spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
             )
-            study = OpenStudy(spec, recorder)
+            study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
             for callback in self._shown:
                 callback.opened(study)
             for sentence in (*_opening(spec, executor, run, records), *notes):
@@ -200,6 +201,11 @@ class Session:
         except InputError:
             if not failing:
                 raise
+
+    def _result_so_far(self, loop: SearchLoop) -> Result:
+        ended = replace(self._spec.ended, stop=StopReason("running"), time_s=None, no_verdict=None)
+        spec = replace(self._spec, ended=ended, unverified=NoVerdict("running"))
+        return build_result(spec, loop.records)
 
     def _answer(self) -> Result:
         records = read_trace(self._run.trace).records
