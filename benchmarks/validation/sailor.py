@@ -226,13 +226,11 @@ class ScaledOut:
         few: how many plans were at hand.
         plans: what was predicted.
         said: with intervals.
-        prior: the same without any plan at hand.
     """
 
     few: int
     plans: list[Plan]
     said: Corrected
-    prior: Corrected
 
     @property
     def errors(self) -> list[float]:
@@ -245,22 +243,16 @@ class ScaledOut:
 
     @property
     def lines(self) -> list[str]:
+        columns = self.said.median, self.said.low, self.said.high
         rows = [
-            (
-                plan.label,
-                f"{plan.time_s:.3f}",
-                f"{self.said.median[i]:.3f}",
-                f"{100 * error:+.1f} %",
-                f"{self.said.low[i]:.3f} to {self.said.high[i]:.3f}",
-                f"{self.prior.low[i]:.2f} to {self.prior.high[i]:.2f}",
-            )
-            for i, (plan, error) in enumerate(zip(self.plans, self.errors, strict=True))
+            (plan.label, *(f"{v:.3f}" for v in (plan.time_s, m, low, high)), f"{100 * e:+.1f} %")
+            for plan, e, m, low, high in zip(self.plans, self.errors, *columns, strict=True)
         ]
         median, _, worst = quantiles(self.errors)
         return [
             f"scale-out: the defaults of any GPU, corrected by the {self.few} plans on at most "
             f"{FEW_GPUS} GPUs alone",
-            *table(("plan", "s", "predicted", "off", "90 %", "90 % with none at hand"), rows),
+            *table(("plan", "s", "predicted", "from", "to (90 %)", "off"), rows),
             f"scale-out: median error {100 * median:.1f} %, {100 * worst:.1f} % at worst; "
             f"{self.inside} of {len(self.plans)} inside their 90 % intervals (so few say little)",
         ]
@@ -281,17 +273,15 @@ def _scale_out(plans: list[Plan]) -> ScaledOut:
     many = [plan for plan in plans if plan.gpus > FEW_GPUS]
     base = replace(load_constants("cuda"), dispatch_hidden=0.0)
 
-    def corrected(known: list[Plan]) -> Corrected:
-        line = ScaleOut(
-            base,
-            _logs(known),
-            gpus=[plan.gpus for plan in known],
-            launches=[plan.label for plan in known],
-            measured=np.log([[plan.time_s] for plan in known]).reshape(-1, 1),
-        )
-        return line.correct(_logs(many), [plan.gpus for plan in many]).step_time_s
-
-    return ScaledOut(len(few), many, corrected(few), corrected([]))
+    line = ScaleOut(
+        base,
+        _logs(few),
+        gpus=[plan.gpus for plan in few],
+        launches=[plan.label for plan in few],
+        measured=np.log([[plan.time_s] for plan in few]),
+    )
+    said = line.correct(_logs(many), [plan.gpus for plan in many]).step_time_s
+    return ScaledOut(len(few), many, said)
 
 
 def _plot(

@@ -101,9 +101,8 @@ def compare(
                 big = enlarged(small, gpus)
                 wanted = _drawn(job_name, big, 10, rng)
                 truth = np.exp(measure(big, wanted))
-                said = line.correct(
-                    predictor(job, big, wanted), [each.world_size for each in wanted]
-                )
+                world = [each.world_size for each in wanted]
+                said = line.correct(predictor(job, big, wanted), world)
                 for name, figure, here in (
                     ("step time", said.step_time_s, truth[:, 0]),
                     ("power", said.power_W, truth[:, 1]),
@@ -111,9 +110,8 @@ def compare(
                 ):
                     inside = (figure.low <= here) & (here <= figure.high)
                     width = np.log(figure.high / figure.low) / 2
-                    found.setdefault((gpus, name), []).extend(
-                        zip(figure.median / here - 1, inside, width, strict=True)
-                    )
+                    parts = zip(figure.median / here - 1, inside, width, strict=True)
+                    found.setdefault((gpus, name), []).extend(parts)
     rows, figures = [], []
     for (gpus, name), every in found.items():
         errors, inside, width = (np.array(part) for part in zip(*every, strict=True))
