@@ -124,8 +124,7 @@ def optimize(
         knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
             packs such as "nccl", or files of them (docs/knobs.md).
         allow_changed_training: search also knobs that change what is learnt.
-        sampler: "joulefront" (the default), "tpe", "nsgaii", "random", or any Optuna
-            sampler.
+        sampler: "joulefront" (the default), "tpe", "nsgaii", "random", or any Optuna sampler.
         surrogate: the model that learns step time and power for the search: this project's
             Gaussian process if not given, or any scikit-learn regressor whose predict takes
             return_std or that averages its members (docs/search.md).
@@ -343,12 +342,8 @@ def front_of_csv(
 ) -> tuple[Result, str]:
     """Return the front of past runs, with its report, and a sentence on what was read as what.
 
-    Args:
-        paths: CSV files that have the columns that are named.
-        baseline: KNOB=VALUE of the configuration in use today, if there is one.
-
-    Raises:
-        InputError: a file cannot be read, or a column is not named or not there; one sentence.
+    `baseline` is KNOB=VALUE of the configuration in use today. An InputError says which file cannot
+    be read, or which column is not there.
     """
     from tuner.deploy.study_callbacks import ReportCallback
     from tuner.study.csv_import import import_runs
