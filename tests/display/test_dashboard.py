@@ -152,9 +152,7 @@ def followed(run_dir: Path, probes: int, **options: Any) -> tuple[optuna.Study, 
     """A study of so many probes of 1 s each, followed; how many had ended at each drawing."""
     journal = run_dir / "study.journal"
     storage = JournalStorage(JournalFileBackend(str(journal)))
-    study = optuna.create_study(
-        study_name="run", storage=storage, directions=["minimize", "minimize"]
-    )
+    study = optuna.create_study(study_name="run", storage=storage, directions=["minimize"] * 2)
     result, drawn, now = large_result(), [], [0.0]
     record = phased(run_dir)
 
@@ -168,9 +166,8 @@ def followed(run_dir: Path, probes: int, **options: Any) -> tuple[optuna.Study, 
         mine = replace(record, request=replace(record.request, probe_id=name))
         trial = study.ask()
         key = f"{mine.request.launch.key} | {mine.request.live[0].key}"
-        attrs = {"probe_id": name, "configuration": key}
-        for attr, value in attrs.items():
-            trial.set_user_attr(attr, value)
+        trial.set_user_attr("probe_id", name)
+        trial.set_user_attr("configuration", key)
         study.tell(trial, [1.0, 2.0])
         now[0] += 1.0
         follow(mine, number + 1)
@@ -179,8 +176,7 @@ def followed(run_dir: Path, probes: int, **options: Any) -> tuple[optuna.Study, 
 
 def test_while_it_runs_trials_have_notes(tmp_path: Path) -> None:
     _, drawn, journal = followed(tmp_path, 12, least_s=0.0)
-    # Again when the probes have grown by a third.
-    assert drawn == [2, 3, 4, 6, 8, 11]
+    assert drawn == [2, 3, 4, 6, 8, 11]  # again when the probes have grown by a third
     with served(dashboard.application(journal)) as url:
         detail = get(f"{url}/api/studies/0?after=0")
         first = detail["trials"][0]
