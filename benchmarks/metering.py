@@ -88,11 +88,10 @@ def lost_samples(seconds: float) -> list[Figure]:
         for burner in burners:
             burner.kill()
             burner.wait()
-    load = os.getloadavg()[0]
     gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(samples)]
     print(
-        f"{len(samples)} samples in {seconds:.0f} s on {cores} loaded cores (load {load:.1f}): "
-        f"{timeline.lost} lost, longest gap {max(gaps):.3f} s",
+        f"{len(samples)} samples in {seconds:.0f} s on {cores} loaded cores: {timeline.lost} lost, "
+        f"longest gap {max(gaps):.3f} s",
         flush=True,
     )
     return [
@@ -105,10 +104,7 @@ def lost_samples(seconds: float) -> list[Figure]:
 
 
 class MeteredInTurn(Probe):
-    """Probe with step times of `pairs` of blocks of `block_s`, with and without metering.
-
-    After an ordinary window, in random order, so that drift falls on both alike.
-    """
+    """Probe of `pairs` of blocks, with metering and without, in random order as drift may fall."""
 
     def __init__(
         self, node: ProbeNode, request: ProbeRequest, pairs: int, block_s: float, found: list[float]
