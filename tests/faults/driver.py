@@ -148,14 +148,14 @@ def _half_line(fd: int, data: Any) -> int:
 real_write = os.write
 
 
-def killed_at(owner: type, name: str, when: str, *, at: int = AT) -> Callable[[], None]:
-    """Make the process die before, inside or after the call number `at` of a method."""
+def killed_at(owner: type, name: str, when: str, at: int = AT, of: int = 0) -> Callable[[], None]:
+    """Make the process die before, inside or after call number `at` with `of` arguments or more."""
 
     def arm() -> None:
         plain, calls = getattr(owner, name), [0]
 
         def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
+            calls[0] += len(args) >= of
             if calls[0] != at + 1:
                 return plain(self, *args, **kwargs)
             if when == "before":

@@ -236,11 +236,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "driver killed before the further trials are asked",
-        partial(_killed, killed_at(StudyRecorder, "extend", "before", at=0)),
+        partial(_killed, killed_at(StudyRecorder, "start", "before", at=0, of=2)),
     ),
     Fault(
         "driver killed after the further trials are asked",
-        partial(_killed, killed_at(StudyRecorder, "extend", "after", at=0)),
+        partial(_killed, killed_at(StudyRecorder, "start", "after", at=0, of=2)),
     ),
     Fault("Ctrl-C while asked what else to visit", _interrupted),
     Fault("rank killed while its launch waits to go on", _rank_killed, fast=False),
