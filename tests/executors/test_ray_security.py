@@ -26,7 +26,7 @@ pytest.importorskip("ray")
 import ray
 
 from tuner.executors import ray_security
-from tuner.executors.ray_cluster import Survey, join_ray
+from tuner.executors.ray_cluster import NodeAgent, Survey, join_ray
 from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
@@ -239,6 +239,15 @@ def test_doctor_and_a_study_warn_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
             load_job(), load_cluster("h200-8"), run_dir=".", address="auto", say=said.append
         )
     assert said.count("warning: the door is open") == 1
+
+
+def test_an_agent_that_imports_other_packages_is_refused(tmp_path: Path) -> None:
+    assert ray_security.foreign_package() == ""
+    agent = NodeAgent(str(tmp_path), str(tmp_path))
+    entered = agent.enter(load_job(), load_cluster("h200-8"), None)
+    assert "is not used: it would import 'tuner' from" in entered.refused[0]
+    assert entered.facts.refusals() == entered.refused
+    assert agent.look().refused == entered.refused
 
 
 # ---- for real

@@ -19,7 +19,9 @@ from functools import partial
 from typing import Any
 
 from tuner.executors.ray_security import (
+    PACKAGES_FOLDER,
     exposures,
+    foreign_package,
     import_folder,
     private_folder,
     reload_authentication,
@@ -28,7 +30,7 @@ from tuner.executors.ray_security import (
 )
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.agent import Agent, Entered
+from tuner.workload.agent import Agent, Entered, unusable
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.multi_node.peer import PeerLost
 from tuner.workload.node.facts import NodeFacts
@@ -75,8 +77,8 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
     with contextlib.ExitStack() as leaving, contextlib.ExitStack() as connecting:
         if address is None:
             folder = leaving.enter_context(private_folder())
-            options |= connecting.enter_context(starting(ray, folder))
             leaving.callback(reload_authentication)
+            options |= connecting.enter_context(starting(ray, folder))
         else:
             connecting.enter_context(contextlib.chdir(import_folder()))
         leaving.callback(ray.shutdown)
@@ -118,14 +120,24 @@ CALL_S, START_S = 30.0, 900.0
 
 
 class NodeAgent(Agent):
-    """Agent that is a Ray actor, and reports how others can enter its cluster."""
+    """Agent that is a Ray actor, and reports how others can enter its cluster.
+
+    The packages of joulefront must be imported from `packages`, if that is given.
+    """
+
+    def __init__(self, run_dir: str, packages: str | None = None) -> None:
+        super().__init__(run_dir)
+        self._packages = packages
 
     def look(self) -> Entered:
-        return replace(super().look(), exposures=exposures())
+        trouble = foreign_package(self._packages)
+        return replace(unusable(trouble) if trouble else super().look(), exposures=exposures())
 
     def enter(self, *asked: Any, **named: Any) -> Entered:
         exposed = exposures()
         strip_token()
+        if trouble := foreign_package(self._packages):
+            return unusable(trouble)
         return replace(super().enter(*asked, **named), exposures=exposed)
 
     def run(
@@ -181,8 +193,8 @@ class RayPeer:
             raise
 
 
-def place_agent(node: str, run_dir: str, *, calls: int = 8) -> Any:
-    """Return a new agent actor on one node."""
+def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False) -> Any:
+    """Return a new agent actor on one node; if `local`, it must import this process's packages."""
     ray = import_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -198,7 +210,7 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8) -> Any:
             }
         },
     )
-    return agent.remote(run_dir)
+    return agent.remote(run_dir, str(PACKAGES_FOLDER) if local else None)
 
 
 @dataclass(frozen=True)

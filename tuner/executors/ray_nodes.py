@@ -265,7 +265,7 @@ class NodePool:
         # A runner that measures answers one probe; one that only computes, as many as there is
         # room for, in one process.
         calls = 8 if self._make_runner is None else 8 + self._parts(node)
-        agent = place_agent(node["NodeID"], self._run_dir, calls=calls)
+        agent = place_agent(node["NodeID"], self._run_dir, calls=calls, local=self._local)
         name, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
         return Slot(node["NodeID"], name, address, agent, self._leasable(node), devices)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import secrets
 import site
@@ -22,6 +23,8 @@ from tuner.workload.node.host import ends_as_one
 
 #: Folder that holds the package `tuner`: site-packages, or a checkout.
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
+#: First release of Ray with RAY_AUTH_MODE (docs.ray.io, "Ray token authentication").
+_FIRST_WITH_TOKEN = (2, 52)
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 #: Unless the user chose otherwise: Ray lowers the priority of its workers, and ranks inherit it, so
 #: a measurement would yield to every other process of the machine. Its memory monitor would end the
@@ -59,6 +62,12 @@ def starting(ray: Any, folder: str | Path) -> Iterator[dict[str, Any]]:
     Ray hands both to its workers; the token remains in the memory of this process afterwards.
     InputError if this release of Ray has no token authentication.
     """
+    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    if version < _FIRST_WITH_TOKEN:
+        raise InputError(
+            f"Ray {ray.__version__} has no token authentication, so other users could run code "
+            "through it; install ray>=2.52, or run with --executor inline"
+        )
     from ray._private import ray_constants, services
 
     empty = Path(folder, "empty")
@@ -130,10 +139,27 @@ def _is_installed() -> bool:
     return PACKAGES_FOLDER in [Path(folder).resolve() for folder in folders]
 
 
+def foreign_package(folder: str | Path | None = None) -> str:
+    """Return a phrase for a package `tuner` that this process imports from elsewhere, or ""."""
+    expected = PACKAGES_FOLDER if folder is None else Path(folder).resolve()
+    spec = importlib.util.find_spec("tuner")
+    found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+    if found is None or found.parent.parent != expected:
+        return (
+            f"it would import 'tuner' from {found or 'nowhere'} instead of {expected}; rename or "
+            "remove that package, or take its folder off PYTHONPATH"
+        )
+    return ""
+
+
 def exposures() -> tuple[str, ...]:
     """Return the ways in which others can enter the Ray of this process, one sentence each."""
     raylet: Any = importlib.import_module("ray._raylet")
-    if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
+    try:
+        is_open = raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED
+    except AttributeError:  # before 2.52
+        is_open = True
+    if is_open:
         return (
             "the Ray cluster requires no token: anyone who can reach its ports over the network "
             "can run code on it as its owner; to require one, start Ray 2.52 or newer on every "
