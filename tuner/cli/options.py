@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -41,7 +42,7 @@ def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bo
     elif fit and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         for line in lines:
-            print("\n".join(fitted(line, width)))
+            _print_in_colour([*fitted(line, width)] or [""])
     else:
         print("\n".join(lines))
 
@@ -55,6 +56,25 @@ def fitted(line: str, width: int) -> list[str]:
     wrapper = textwrap.TextWrapper(width, "", " " * indent, break_on_hyphens=False)
     wrapper.break_long_words = False
     return wrapper.wrap(line)
+
+
+#: Styles of the rows of a table that begin with these words: what is recommended, and today.
+_STYLES = {"> ": "bold green", "  today ": "cyan"}
+
+
+def _print_in_colour(lines: Sequence[str]) -> None:
+    from tuner.terminal import raw_stream, visible
+
+    text = "\n".join(lines)
+    style = next((style for mark, style in _STYLES.items() if text.startswith(mark)), "")
+    if style and importlib.util.find_spec("rich") is not None:
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(file=raw_stream(sys.stdout), soft_wrap=True)
+        console.print(Text(visible(text), style=style))
+    else:
+        print(text)
 
 
 @contextmanager
