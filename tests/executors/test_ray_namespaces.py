@@ -23,6 +23,29 @@ HEAD, OTHER = "10.213.77.1", "10.213.77.2"
 
 pytestmark = [pytest.mark.real, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
+BUILT_IN = f"""
+import json, sys
+from dataclasses import replace
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.job import load_job
+from tuner.executors.ray_executor import RayExecutor
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.probe import ProbeRequest, WindowPolicy
+
+cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
+executor = RayExecutor(load_job(), cluster, run_dir=sys.argv[1], address="{HEAD}:6399")
+while len({{slot.node for slot in executor.pool.slots}}) < 2:
+    executor.pool.refresh()
+    executor.pool.admit(1.0)
+executor.prepare()
+launch = Settings(data_parallel=2, micro_batch=2)
+executor.submit(ProbeRequest("both", launch, window=WindowPolicy(min_s=0.5, max_s=1.0)))
+record = executor.wait(300)
+addresses = sorted({{slot.address for slot in executor.pool.slots}})
+executor.close()
+print("ANSWER " + json.dumps({{"record": record.to_json(), "addresses": addresses}}))
+"""
+
 #: In the second probe the other node dies, with all that runs on it.
 USERS = f"""
 import json, os, signal, subprocess, sys, threading, time
@@ -174,9 +197,20 @@ def drive(namespaces: tuple[str, str]) -> Iterator[Callable[[str, Path], Any]]:
                     process.kill()
 
 
+@pytest.mark.long
+def test_ranks_meet_over_the_nodes_own_addresses(
+    drive: Callable[[str, Path], Any], tmp_path: Path
+) -> None:
+    answer = drive(BUILT_IN, tmp_path)
+    assert answer["addresses"] == [HEAD, OTHER]
+    assert answer["record"]["failure"] is None, answer["record"]["failure"]
+    assert len(answer["record"]["environment"]["nodes"]) == 2
+
+
 def test_a_users_script_is_probed_across_nodes_until_one_dies(
     drive: Callable[[str, Path], Any], tmp_path: Path, namespaces: tuple[str, str]
 ) -> None:
+    # The last test of this file: the second node is gone after it.
     shutil.copy(ROOT / "tests/scripts/plain_deepspeed.py", tmp_path)
     config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
     (tmp_path / "ds.json").write_text(json.dumps(config))

@@ -307,12 +307,12 @@ def environment(pid):
     pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
-def enters(variables):
+def enters(limit_s, variables):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     try:
         done = subprocess.run(
             [sys.executable, "-c", INTRUDER, address, str(folder / "r")], text=True,
-            env={**clean, **variables}, capture_output=True, timeout=60)
+            env={**clean, **variables}, capture_output=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return False
     return "entered" in done.stdout
@@ -333,12 +333,12 @@ answers["in_words"] = [words for words in found.values() if token in words]
 answers["at_ranks"] = [name for name in environment(server) if name.startswith("RAY_AUTH")]
 answers["here"] = [name for name in os.environ if name.startswith("RAY_AUTH")]
 tried = {
-    "with it": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token},
-    "without": {"RAY_AUTH_MODE": "disabled"},
-    "another": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+    "with it": (150, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}),
+    "without": (40, {"RAY_AUTH_MODE": "disabled"}),
+    "another": (40, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}),
 }
 with ThreadPoolExecutor() as together:
-    answers["enters"] = dict(zip(tried, together.map(enters, tried.values())))
+    answers["enters"] = dict(zip(tried, together.map(enters, *zip(*tried.values()))))
 executor.close()
 answers["left"] = folder.exists()
 answers["home"] = sorted(path.name for path in Path.home().glob(".ray/*"))
@@ -506,3 +506,10 @@ def test_nor_on_a_joined_cluster_which_is_reported_as_open(
     assert not marker.exists(), marker.read_text()
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr.count("warning: the Ray cluster requires no token") == 1
+    doctor = finished(
+        [str(installed / "bin" / "tuner"), "doctor", "--ray", open_ray],
+        cwd=planted,
+        env=_clean_environment(planted.parent) | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+        timeout=200,
+    )
+    assert "warning: the Ray cluster requires no token" in doctor.stdout

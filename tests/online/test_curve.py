@@ -12,7 +12,7 @@ import pytest
 
 from tests.golden import prepared
 from tuner.cli.main import main
-from tuner.display.online_text import curve_notes, curve_rows
+from tuner.display.curve import curve_notes, curve_rows
 from tuner.online.curve import power_curve
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result

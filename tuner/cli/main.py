@@ -80,10 +80,14 @@ class Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         """Print the version and exit."""
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
+        try:
+            release = version("joulefront")
+        except PackageNotFoundError:  # a source tree on PYTHONPATH
+            release = "(not installed)"
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        print(f"joulefront {version('joulefront')}, Python {sys.version.split()[0]}, {folder}")
+        print(f"joulefront {release}, Python {sys.version.split()[0]}, {folder}")
         parser.exit()
 
 

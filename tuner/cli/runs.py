@@ -172,8 +172,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _curve(args: argparse.Namespace) -> int:
     from tuner.api import load_result
-    from tuner.display.curve import curve_csv, curve_figure
-    from tuner.display.online_text import curve_notes, curve_rows
+    from tuner.display.curve import curve_csv, curve_figure, curve_notes, curve_rows
     from tuner.online.curve import power_curve
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import write_text

@@ -112,8 +112,8 @@ def write_launch_files(
 ) -> list[Path]:
     """Write the files that start the job, replacing earlier ones, and return their paths.
 
-    For a command that came with its launcher, launch.sh starts that launcher, and its configuration
-    file is written with the changed keys; otherwise launch.sh starts torchrun.
+    launch.sh starts the launcher that the command came with, if it can be written back, else
+    torchrun.
 
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
