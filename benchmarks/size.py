@@ -1,12 +1,14 @@
-"""Size and shape of the code: lines, longest pieces, layers and missing docstrings.
+"""Size and shape of the code: lines, longest pieces, layers, cycles and missing docstrings.
+
+A report, which fails nothing; `tests/test_size.py` and `tests/test_layers.py` fail on shape alone
+(`too_long`, `import_violations`, `import_cycles`).
 
 Lines are counted in .py files as `wc -l` does. `production_lines` is the import package without
 `tuner.testing`, whose lines are counted with the tests that use it. The public entry points
 `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece is named above
 the figures. `lines.tuner` are the modules beside the packages, `docs_words` the words of `docs` and
 of the changelog, `import_cycles` the groups of modules that import each other (inside functions,
-too); `places_of_a_change` is explained in `benchmarks.places`. The maxima of all of them are stored
-in `size.toml` (`benchmarks.ratchet`).
+too).
 """
 
 from __future__ import annotations
@@ -19,9 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from benchmarks import ratchet
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.places import places
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,6 +36,9 @@ LAYERS = (
 DEFERRED = {("tuner.results.result", "display")}
 #: Functions whose parameters are the product's interface.
 ENTRY_POINTS = ("optimize", "plan", "replay")
+
+#: Most lines that a piece of production code may have.
+MOST_LINES = {"file": 450, "class": 300, "function": 60}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -166,11 +169,16 @@ def _properties(node: ast.ClassDef) -> set[str]:
     }
 
 
+def _is_overload(node: Definition) -> bool:
+    return any(ast.unparse(each) in ("overload", "typing.overload") for each in node.decorator_list)
+
+
 def undocumented(modules: list[Module]) -> list[str]:
     """Public modules, classes, functions and methods without a docstring.
 
     A method that implements a documented one needs none of its own: that of a base class, or of a
-    protocol of ours whose methods the class has.
+    protocol of ours whose methods the class has. Signatures marked `@overload` are documented by the
+    function that they describe.
     """
     classes = {
         node.name: node
@@ -209,7 +217,7 @@ def undocumented(modules: list[Module]) -> list[str]:
         for node in module.tree.body:
             if not isinstance(node, Definition) or node.name.startswith("_"):
                 continue
-            if ast.get_docstring(node) is None:
+            if ast.get_docstring(node) is None and not _is_overload(node):
                 found.append(f"{module.name}.{node.name}")
             if isinstance(node, ast.ClassDef):
                 found += [
@@ -297,10 +305,17 @@ def _lines_by_package(modules: list[Module]) -> dict[str, int]:
     return {f"lines.{package}": lines[package] for package in sorted(lines)}
 
 
+def too_long(pieces: dict[str, list[tuple[int, str]]]) -> dict[str, list[str]]:
+    """Return the names of the files, classes and functions that are too long, by kind of piece."""
+    return {
+        kind: [name for size, name in pieces[kind] if size > most]
+        for kind, most in MOST_LINES.items()
+    }
+
+
 def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> dict[str, int]:
-    """Return every figure that may only fall."""
-    long = {"file": 450, "class": 300, "function": 60}
-    over = {what: sum(size > most for size, _ in pieces[what]) for what, most in long.items()}
+    """Return every figure by its name."""
+    over = too_long(pieces)
     return {
         "production_lines": sum(module.lines for module in modules),
         "test_lines": _lines("tests", "tuner/testing"),
@@ -308,17 +323,15 @@ def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> 
         "docs_words": docs_words(),
         "production_modules": len(modules),
         **_lines_by_package(modules),
-        **{f"longest_{what}": pieces[what][0][0] for what in long},
-        **{
-            f"{what}{'es' * (what == 'class') or 's'}_over_{long[what]}": over[what]
-            for what in long
-        },
+        **{f"longest_{kind}": pieces[kind][0][0] for kind in MOST_LINES},
+        "files_over_450": len(over["file"]),
+        "classes_over_300": len(over["class"]),
+        "functions_over_60": len(over["function"]),
         "most_parameters": pieces["parameters"][0][0],
         "modules_in_largest_package": pieces["modules"][0][0],
         "import_violations": len(import_violations(modules)),
         "import_cycles": len(import_cycles(modules)),
         "public_without_docstring": len(undocumented(modules)),
-        **{f"places_of_a_change.{change}": len(files) for change, files in places().items()},
     }
 
 
@@ -326,27 +339,18 @@ def main() -> None:
     """Print the longest pieces and the figures."""
     parser = arguments("size and shape of the code")
     parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
-    parser.add_argument("--tighten", action="store_true", help="lower the maxima of size.toml")
     options = parser.parse_args()
     modules = production()
     pieces = largest_pieces(modules)
     for what, found in pieces.items():
         for length, name in found[: options.top]:
             print(f"{what:10} {length:5} {name}")
-    for change, files in places().items():
-        print(f"places of a {change}: {' '.join(files)}")
     for cycle in import_cycles(modules):
         print(f"import each other: {' '.join(cycle)}")
     for line in import_violations(modules):
         print(line)
     for name in undocumented(modules):
         print(f"no docstring: {name}")
-    measured = measure(modules, pieces)
-    stored = ratchet.read()
-    for sentence in ratchet.excesses(measured, stored):
-        print(sentence)
-    if options.tighten:
-        ratchet.STORED.write_text(ratchet.tightened(measured, stored), encoding="utf-8")
     units = {"lines": "lines", "longest": "lines", "docs": "words"}
     publish(
         [
@@ -357,7 +361,7 @@ def main() -> None:
                 if name.endswith("_lines")
                 else units.get(re.split("[._]", name)[0], "count"),
             )
-            for name, value in measured.items()
+            for name, value in measure(modules, pieces).items()
         ],
         options.json,
     )

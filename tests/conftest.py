@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.size import Module, production
 from tuner.executors.local import SimulatedExecutor
 from tuner.results.result import Result
 from tuner.study.callbacks import Progress
@@ -72,6 +73,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, why_missing in NEEDS.items():
         if item.get_closest_marker(mark) and (reason := why_missing()):
             pytest.skip(f"{mark}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def production_modules() -> list[Module]:
+    """Return the modules of the import package, each of which is parsed once a session."""
+    return production()
 
 
 @dataclass

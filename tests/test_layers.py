@@ -4,15 +4,15 @@ import ast
 import importlib
 from pathlib import Path
 
-from benchmarks.size import LAYERS, Module, import_cycles, import_violations, production
+from benchmarks.size import LAYERS, Module, import_cycles, import_violations
 
 
-def test_every_part_imports_only_those_before_it() -> None:
-    assert import_violations(production()) == []
+def test_every_part_imports_only_those_before_it(production_modules: list[Module]) -> None:
+    assert import_violations(production_modules) == []
 
 
-def test_every_part_has_its_place() -> None:
-    assert {module.layer for module in production()} - {""} == set(LAYERS)
+def test_every_part_has_its_place(production_modules: list[Module]) -> None:
+    assert {module.layer for module in production_modules} - {""} == set(LAYERS)
 
 
 def test_an_import_upwards_and_a_bare_folder_are_found(tmp_path: Path) -> None:
@@ -28,14 +28,15 @@ def test_an_import_upwards_and_a_bare_folder_are_found(tmp_path: Path) -> None:
     assert isinstance(Module("tuner.pareto", path).tree, ast.Module)
 
 
-def test_results_and_what_shows_them_do_not_import_each_other() -> None:
+def test_results_and_what_shows_them_do_not_import_each_other(
+    production_modules: list[Module],
+) -> None:
     """A result's methods find plots, pages and choices when they are called."""
-    modules = production()
-    for group in import_cycles(modules):
+    for group in import_cycles(production_modules):
         assert not [name for name in group if name.startswith(("tuner.results", "tuner.display"))]
     called = {
         (node.args[0].value, node.args[1].value)
-        for module in modules
+        for module in production_modules
         if module.name.startswith("tuner.results.")
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "built_on_results"

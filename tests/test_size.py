@@ -1,71 +1,31 @@
-"""Size of the code: the figures of `benchmarks.size` may only fall."""
+"""Shape of production code: no module imports itself in a circle, and no piece is too long."""
 
-import warnings
 from pathlib import Path
 
 import pytest
 
-from benchmarks import ratchet
-from benchmarks.places import EXAMPLES, named_words, places
-from benchmarks.size import Module, import_cycles, largest_pieces, measure, production
-
-STORED = {
-    "maxima": {"production_lines": 100, "lines.evidence": 20},
-    "granted": {"production_lines": {"by": 5, "issue": 25}},
-}
-
-
-def test_no_figure_rises() -> None:
-    modules = production()
-    measured = measure(modules, largest_pieces(modules))
-    stored = ratchet.read()
-    assert ratchet.excesses(measured, stored) == []
-    if low := ratchet.fallen(measured, stored):
-        warnings.warn(f"python -m benchmarks.size --tighten: {', '.join(low)} fell", stacklevel=1)
-
-
-def test_a_figure_above_its_maximum_and_the_grant_is_named() -> None:
-    assert ratchet.excesses({"production_lines": 105}, STORED) == []
-    assert ratchet.excesses({"production_lines": 106, "lines.new": 3}, STORED) == [
-        "production_lines rose to 106; allowed are 100 and 5 granted",
-        "lines.new is 3 and has no maximum in size.toml",
-    ]
-
-
-def test_tightening_lowers_and_never_raises(tmp_path: Path) -> None:
-    path = tmp_path / "size.toml"
-    path.write_text(ratchet.tightened({"production_lines": 90, "lines.evidence": 21}, STORED))
-    assert ratchet.read(path) == {
-        **STORED,
-        "maxima": {"production_lines": 90, "lines.evidence": 20},
-    }
-    path.write_text(ratchet.tightened({"production_lines": 104}, STORED))
-    assert ratchet.read(path) == {**STORED, "maxima": {"production_lines": 100}}
-
-
-@pytest.mark.parametrize(
-    "grant", ["lines.new = { by = 1, issue = 1 }", "a = { by = 1 }", "a = { by = 0, issue = 1 }"]
+from benchmarks.size import (
+    MOST_LINES,
+    Module,
+    import_cycles,
+    largest_pieces,
+    too_long,
+    undocumented,
 )
-def test_a_grant_names_its_issue_and_a_figure(tmp_path: Path, grant: str) -> None:
-    path = tmp_path / "size.toml"
-    path.write_text(f"[maxima]\na = 1\n[granted]\n{grant.replace('lines.new', 'b')}\n")
-    with pytest.raises(ValueError, match="granted"):
-        ratchet.read(path)
 
 
-def test_names_count_in_code_and_not_in_comments_or_docstrings() -> None:
-    text = '"""Of budget_kJ."""\n# of deadline_s\nx = {"power_cap_W": f"of peak_W {least_edp}"}\n'
-    words = named_words(text, ".py")
-    assert {"x", "power_cap_W", "peak_W", "least_edp"} <= words
-    assert not words & {"budget_kJ", "deadline_s"}
-    assert "budget_kJ" in named_words("budget_kJ = 3  # kJ", ".toml")
+def written(folder: Path, sources: dict[str, str]) -> list[Module]:
+    """Write modules of these sources, by dotted name."""
+    modules = []
+    for name, text in sources.items():
+        path = folder / f"{name}.py"
+        path.write_text(text)
+        modules.append(Module(name, path))
+    return modules
 
 
-def test_every_change_has_an_example_in_the_product() -> None:
-    found = places()
-    assert set(found) == set(EXAMPLES)
-    assert "tuner/problem/constraints.py" in found["limit"]
-    assert not any("testing" in path for files in found.values() for path in files)
+def test_no_modules_import_each_other(production_modules: list[Module]) -> None:
+    assert import_cycles(production_modules) == []
 
 
 def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
@@ -75,9 +35,33 @@ def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
         "tuner.c": "import tuner.a",
         "tuner.d": "import tuner.a",
     }
-    modules = []
-    for name, text in sources.items():
-        path = tmp_path / f"{name}.py"
-        path.write_text(text)
-        modules.append(Module(name, path))
-    assert import_cycles(modules) == [["tuner.a", "tuner.b", "tuner.c"]]
+    cycles = import_cycles(written(tmp_path, sources))
+    assert cycles == [["tuner.a", "tuner.b", "tuner.c"]]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_piece_is_too_long_from_one_line_above_its_limit(tmp_path: Path, more: int) -> None:
+    def lines(kind: str, head: str, line: str) -> str:
+        return f"{head}\n" + f"{line}\n" * (MOST_LINES[kind] - 1 + more)
+
+    sources = {
+        "tuner.a": lines("file", "x = 1", "x = 2"),
+        "tuner.b": lines("class", "class B:", "    x = 1"),
+        "tuner.c": lines("function", "def c():", "    x = 1"),
+        "tuner.d": "class D:\n" + lines("function", "    async def d():", "        x = 1"),
+    }
+    found = too_long(largest_pieces(written(tmp_path, sources)))
+    assert found == {
+        "file": ["tuner.a"] * more,
+        "class": ["tuner.b.B"] * more,
+        "function": ["tuner.d.D.d", "tuner.c.c"] * more,
+    }
+
+
+def test_a_function_without_docstring_is_found_and_an_overload_is_not(tmp_path: Path) -> None:
+    stub = "@overload\ndef f(x: int) -> int: ...\n"
+    sources = {
+        "tuner.a": f'"""A."""\n{stub}def f(x):\n    """Return it."""\n',
+        "tuner.b": f'"""B."""\n{stub}def f(x): ...\n',
+    }
+    assert undocumented(written(tmp_path, sources)) == ["tuner.b.f"]
