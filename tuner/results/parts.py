@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum, StrEnum
-from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from tuner.formatting import knob_text, value_text
@@ -15,11 +14,6 @@ from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.probe import MeterInfo
-
-
-def built_on_results(module: str, name: str) -> Any:
-    """Return a function of a module that is built on this package, found when it is called."""
-    return getattr(import_module(module), name)
 
 
 def as_json(value: Any) -> Any:
@@ -271,7 +265,9 @@ class AnotherChoice:
         return {name: as_json(value) for name, value in vars(self).items()}
 
     def __str__(self) -> str:
-        return "\n".join(built_on_results("tuner.display.text", "choice_lines")(self))
+        from tuner.display.text import choice_lines
+
+        return "\n".join(choice_lines(self))
 
 
 class RelativeChange(NamedTuple):
@@ -332,7 +328,9 @@ class Explanation:
         return {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
 
     def __str__(self) -> str:
-        return "\n".join(built_on_results("tuner.display.text", "explanation_lines")(self))
+        from tuner.display.text import explanation_lines
+
+        return "\n".join(explanation_lines(self))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from tuner.results.parts import (
     Spent,
     Verification,
     as_json,
-    built_on_results,
 )
 from tuner.results.significance import Comparison
 from tuner.search_spaces.configuration import Configuration
@@ -124,14 +123,16 @@ class Result:
     @property
     def headline(self) -> str:
         """What to do, what it brings and how sure that is, in one sentence."""
-        return str(built_on_results("tuner.display.advice", "headline")(self))
+        from tuner.display.advice import headline
+
+        return headline(self)
 
     @cached_property
     def recommendation(self) -> Recommendation | None:
         """Advice to train with the choice or to keep the baseline; None if nothing was measured."""
-        advice: Recommendation | None
-        advice = built_on_results("tuner.results.recommendation", "recommend")(self)
-        return advice
+        from tuner.results.recommendation import recommend
+
+        return recommend(self)
 
     @property
     def recommended(self) -> Point | None:
@@ -229,23 +230,30 @@ class Result:
     def front(self) -> pandas.DataFrame:
         """The front as a table, fastest first, by the numbers that `point` takes; InputError if
         pandas is not installed (extra `notebook`)."""
-        return built_on_results("tuner.display.export", "front_frame")(self)
+        from tuner.display.export import front_frame
+
+        return front_frame(self)
 
     @property
     def table(self) -> pandas.DataFrame:
         """Every point with all that is known of it, fastest first; raises as `front`."""
-        return built_on_results("tuner.display.export", "frame")(self)
+        from tuner.display.export import frame
+
+        return frame(self)
 
     def plot(self, kind: str = "front") -> go.Figure:
         """Return one of the report's figures (`tuner.display.plots.figures`), whose `write_image`
         (kaleido) makes a PDF or SVG; UnknownName if there is none, or nothing to draw in it."""
-        return built_on_results("tuner.display.plots", "plot")(self, kind)
+        from tuner.display.plots import plot
+
+        return plot(self, kind)
 
     def export(self, to: str, out: str | Path | None = None) -> Path:
         """Write the result as "csv", "parquet" or "t4"; return the path of the file. InputError if
         the format is unknown, or a package that it needs is not installed."""
-        path: Path = built_on_results("tuner.display.export", "export_result")(self, to, out)
-        return path
+        from tuner.display.export import export_result
+
+        return export_result(self, to, out)
 
     def choose(
         self, constraints: Constraints | None = None, **limits: Unpack[Limits]
@@ -253,24 +261,27 @@ class Result:
         """Choose among the measured points under other constraints; nothing is measured. InputError
         if nothing was, or if the slowdown is limited and the baseline was not measured."""
         from tuner.problem.constraints import Constraints
+        from tuner.results.recommendation import choose
 
-        asked = (constraints or Constraints()).limited(**limits)
-        choose = built_on_results("tuner.results.recommendation", "choose")
-        chosen: AnotherChoice = choose(self, asked)
-        return chosen
+        return choose(self, (constraints or Constraints()).limited(**limits))
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
         """Explain a point: its time and energy by part and the effect of each knob."""
-        explanation: Explanation = built_on_results("tuner.results.explain", "explain")(self, point)
-        return explanation
+        from tuner.results.explain import explain
+
+        return explain(self, point)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the recommendation, and the front as a table."""
-        return str(built_on_results("tuner.display.notebook", "result_html")(self))
+        from tuner.display.notebook import result_html
+
+        return result_html(self)
 
     def __str__(self) -> str:
         """Return the answer that `tuner optimize` ends with."""
-        return "\n".join(built_on_results("tuner.display.text", "answer_lines")(self))
+        from tuner.display.text import answer_lines
+
+        return "\n".join(answer_lines(self))
 
     def __repr__(self) -> str:
         """Return the name, the size of the front and the recommendation, in a few lines."""
