@@ -45,6 +45,8 @@ FAILURES: Mapping[str, FailureClass] = {
     "out_of_memory": FailureClass(
         "out of memory", "launch", evidence="no memory", lacks_memory=True, split=True
     ),
+    # on a file system, by a quota or in /dev/shm, which another launch may not fill
+    "disk_full": FailureClass("no space left", "launch", evidence="no space"),
     # the script makes no process group, whatever the number of ranks
     "alone": FailureClass("no process group", "ranks", "constraints", evidence="no group"),
     # by the framework or a rule

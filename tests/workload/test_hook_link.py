@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -75,6 +77,46 @@ def test_no_memory_inside_nccl_is_a_cause_and_no_effect() -> None:
     assert failure(RuntimeError(error))["effect"] is False
     assert failure(RuntimeError(error))["kind"] == "out_of_memory"
     assert failure(RuntimeError("NCCL error: remote process exited"))["effect"] is True
+
+
+def raised_while(earlier: Exception, later: Exception, *, hidden: bool = False) -> Exception:
+    """The later error, as a handler of the earlier one raises it."""
+    try:
+        try:
+            raise earlier
+        except Exception:
+            if hidden:
+                raise later from None
+            raise later  # noqa: B904
+    except Exception as error:
+        return error
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+QUOTA = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FULL, "disk_full"),
+        (QUOTA, "disk_full"),
+        (RuntimeError("Caught OSError in worker 0.\nOSError: [Errno 28] No space left"), "crash"),
+        (RuntimeError(f"Caught OSError in DataLoader worker 0.\n{FULL}"), "disk_full"),
+        (RuntimeError(f"NCCL error: cannot create /dev/shm/nccl-x: {FULL}"), "disk_full"),
+        (raised_while(FULL, RuntimeError("unexpected pos 704 vs 598")), "disk_full"),
+        (raised_while(FULL, KeyError("loss"), hidden=True), "crash"),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "crash"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "out_of_memory"),
+        (ValueError("no space between the two words"), "crash"),
+    ],
+)
+def test_a_full_file_system_is_named_whatever_library_wrote_to_it(
+    error: Exception, kind: str
+) -> None:
+    told = failure(error)
+    assert told["kind"] == kind
+    assert told["effect"] is False or kind != "disk_full"
 
 
 @pytest.mark.parametrize(("reserved", "waited"), [((0, 0, 7), [2]), ((5, 0), [0]), ((0, 0), [0])])

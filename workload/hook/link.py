@@ -5,6 +5,7 @@ describes the lines). `DeviceTimes` holds the ends of steps and the phase marks 
 reached them.
 """
 
+import errno
 import json
 import os
 import resource
@@ -28,6 +29,9 @@ _OOM_WORDS = (
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
 )
+# Also of semaphores and shared memory: /dev/shm is full.
+_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_SPACE_WORDS = tuple(os.strerror(number).lower() for number in _SPACE_ERRORS)
 # cuBLAS and cuDNN cannot be set up on a full device (pytorch issue 128601), but fail so for other
 # reasons, too: it is memory only if this share of the device or less is free.
 _SETUP_WORDS = ("cublas_status_not_initialized", "cudnn_status_not_initialized")
@@ -186,6 +190,8 @@ class Link:
         text = str(error)
         if _lacks_memory(error):
             evidence = "no memory"
+        elif _lacks_space(error):
+            evidence = "no space"
         elif _is_of_hardware(text):
             evidence = "hardware"
         elif isinstance(error, state.TrainsAlone):
@@ -197,7 +203,7 @@ class Link:
         if not isinstance(error, state.NotAsAsked):
             message = f"{type(error).__name__}: {message}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
-        effect = evidence not in ("no memory", "hardware") and any(
+        effect = evidence not in ("no memory", "no space", "hardware") and any(
             word in text.lower() for word in _PEER_WORDS
         )
         told = {"evidence": evidence, "message": message[:2000], "effect": effect}
@@ -217,6 +223,17 @@ def _lacks_memory(error: BaseException) -> bool:
     except Exception:  # the device does not answer any more: the error stays what it says
         return False
     return free <= _FULL_SHARE * total
+
+
+def _lacks_space(error: BaseException | None) -> bool:
+    # The writer of torch.save tells it only by the error that it was handling.
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SPACE_ERRORS:
+            return True
+        if any(words in str(error).lower() for words in _SPACE_WORDS):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def _is_of_hardware(text: str) -> bool:

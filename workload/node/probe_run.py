@@ -229,7 +229,10 @@ class Probe:
         """Lead the ranks from the first step to the last; an inspection ends after the first."""
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
-            _look_further(conductor)
+            try:
+                _look_further(conductor)
+            finally:
+                self.environment["steps_done"] = conductor.done
             self.environment["facts"] = conductor.facts
             return
         policy = self.request.window

@@ -50,8 +50,9 @@ def inspect_script(
 ) -> ScriptJob:
     """Start a script once, and return it as a job with the knobs it supports.
 
-    InputError if the command is wrong, the script fails before its first step (with the cause and
-    the log), or what it trains contradicts what was told. `blank` is of `blank_job`.
+    InputError if the command is wrong, the script fails in its first steps (with their number, the
+    kind of failure and the log), or what it trains contradicts what was told. `blank` is of
+    `blank_job`.
     """
     request = _request("inspection", blank.baseline, INSPECTIONS[0])
     say(f"starting {script.name!r} once, to see how it trains")
@@ -63,9 +64,8 @@ def inspect_script(
             say(f"in other micro-batches it does not start: {failure.message}")
     if record.failure is not None:
         raise InputError(
-            f"the script {script.name!r} did not reach its first optimizer step "
-            f"({record.failure.message}{_last_words(record.failure)}); its log is "
-            f"{folder / 'probes/inspection/rank0.log'}"
+            f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
+            f"{_last_words(record.failure)}; its log is {folder / 'probes/inspection/rank0.log'}"
         )
     how = f" ({record.meter.mark})" if record.meter.mark else ""
     say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
@@ -102,6 +102,13 @@ def _request(name: str, configuration: Configuration, purpose: str) -> ProbeRequ
         first_step_limit_s=FIRST_STEP_LIMIT_S,
         purpose=purpose,
     )
+
+
+def _when(record: ProbeRecord) -> str:
+    steps = record.environment.get("steps_done", 0)
+    if not steps:
+        return "before its first optimizer step"
+    return f"after {steps} optimizer step{'s' * (steps != 1)}"
 
 
 def _last_words(failure: Failure) -> str:

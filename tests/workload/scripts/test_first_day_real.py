@@ -85,9 +85,8 @@ def look(runner: LocalRunner, folder: Path, body: str, words: str = "", **told: 
             "batches = [torch.rand(8, 4)] * 40\n"
             "ranks = [mp.Process(target=train, args=(batches,)) for _ in range(2)]\n"
             "[each.start() for each in ranks]\n[each.join() for each in ranks]",
-            *("", {}, "(the script trains in processes that it starts itself"),
+            *("", {}, "the script trains in processes that it starts itself"),
         ),
-        ("raise SystemExit('no data')", "", {}, "did not reach its first optimizer step"),
     ],
 )
 def test_a_contradiction_is_refused(
@@ -104,6 +103,52 @@ def test_a_contradiction_is_refused(
     with pytest.raises(InputError) as refused:
         look(runner, tmp_path, body, words, **told)
     assert str(refused.value).count(sentence) == 1
+
+
+#: Trains two steps, of which the second is followed by a statement.
+TWO_STEPS = "args.max_steps = 2\ntrain(DataLoader(data, args.batch_size))\n"
+FULL = "raise OSError(errno.ENOSPC, 'No space left on device')"
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("raise SystemExit('no data')", "before its first optimizer step: crash: rank 0 ended"),
+        ("import no_such_module", "before its first optimizer step: crash: ModuleNotFoundError"),
+        (f"import errno\n{FULL}", "before its first optimizer step: no space left: OSError"),
+        (
+            f"import errno\nargs.max_steps = 1\n{PLAIN}\n{FULL}",
+            "after 1 optimizer step: no space left: OSError: [Errno 28]",
+        ),
+        (
+            f"import errno\n{TWO_STEPS}{FULL}",
+            "after 2 optimizer steps: no space left: OSError: [Errno 28]",
+        ),
+        (
+            f"{TWO_STEPS}torch.save(net.state_dict(), open('/dev/full', 'wb'))",
+            "after 2 optimizer steps: no space left: OSError",
+        ),
+        (f"{TWO_STEPS}raise MemoryError('2 GiB')", "after 2 optimizer steps: out of memory: "),
+        (f"{TWO_STEPS}import os\nos.kill(os.getpid(), 7)", "crash: rank 0 was killed by signal 7"),
+        (
+            f"{TWO_STEPS}raise RuntimeError('DataLoader worker (pid 9) is killed by signal: Bus "
+            "error. Workers are out of shared memory.')",
+            "after 2 optimizer steps: crash: RuntimeError: DataLoader worker (pid 9) is killed",
+        ),
+    ],
+)
+def test_a_failing_script_is_told_its_steps_and_the_kind_of_failure(
+    runner: LocalRunner, tmp_path: Path, body: str, sentence: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        look(runner, tmp_path, body)
+    assert sentence in str(refused.value)
+
+
+def test_a_script_that_ends_by_itself_after_two_steps_is_a_job(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
+    assert look(runner, tmp_path, TWO_STEPS).frame.kind == "torch"
 
 
 @pytest.mark.parametrize(
