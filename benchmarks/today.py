@@ -42,14 +42,12 @@ class Look:
 
     Attributes:
         found: (micro-batch, accumulation, global batch), None for unknown.
-        steps: of the training, None for unknown.
         turned: the knobs that split the batch, found without a word from the user.
         look_s: time of the launch after its first step, seconds.
         proof_s: time of the launches that prove what its arguments do, seconds.
     """
 
     found: Truth
-    steps: int | None = None
     turned: tuple[str, ...] = ()
     look_s: float = float("nan")
     proof_s: float = 0.0
@@ -62,15 +60,12 @@ class Seen:
 
     Attributes:
         turns: the knobs that its arguments carry; None where nobody said.
-        judges_steps: False where nobody read how many steps it takes.
     """
 
     name: str
     truth: Truth
     look: Look
-    steps: int | None = None
     turns: tuple[str, ...] | None = None
-    judges_steps: bool = True
 
     @property
     def verdict(self) -> str:
@@ -90,13 +85,6 @@ class Seen:
         """True if the script splits its batch."""
         return (self.truth[1] or 0) > 1
 
-    @property
-    def length(self) -> str:
-        """The verdict on the number of steps."""
-        if self.look.steps is None or not self.judges_steps:
-            return "unknown"
-        return "right" if self.look.steps == self.steps else "wrong"
-
 
 def scripts(work: Path, folders: list[Path]) -> Iterator[tuple[Case, Script]]:
     """Write the own scripts to a folder; yield each and the known ones of other folders."""
@@ -107,8 +95,7 @@ def scripts(work: Path, folders: list[Path]) -> Iterator[tuple[Case, Script]]:
         yield case, Script(f"{launcher}{path.name} {case.words}".strip(), cwd=work)
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         if path.stem in GIVEN:
-            truth, steps = GIVEN[path.stem]
-            case = Case(path.stem, "", truth, steps=steps, turns=())
+            case = Case(path.stem, "", GIVEN[path.stem], turns=())
             yield case, Script(path.name, cwd=path.parent)
 
 
@@ -128,7 +115,6 @@ def look(runner: LocalRunner, script: Script, cluster: Cluster) -> Look:
     frame = job.frame
     return Look(
         (frame.micro_batch or None, frame.accumulation or None, job.global_batch or None),
-        job.steps or None,
         _turned(job),
         records[0].wall_s - frame.first_step_s,
         sum(record.wall_s for record in records[1:]),
@@ -162,7 +148,7 @@ def measured(folders: list[Path], cluster: Cluster) -> list[Seen]:
             runner.prepare()
             for case, script in every:
                 found = look(runner, script, cluster)
-                each = Seen(case.name, case.truth, found, case.steps, case.turns)
+                each = Seen(case.name, case.truth, found, case.turns)
                 seen.append(each)
                 _show(each)
     return seen
@@ -171,7 +157,7 @@ def measured(folders: list[Path], cluster: Cluster) -> list[Seen]:
 def _show(each: Seen) -> None:
     look = each.look
     print(
-        f"{each.verdict:8} {each.name:48} {look.found} steps {look.steps} ({each.length}) turned "
+        f"{each.verdict:8} {each.name:48} {look.found} turned "
         f"{','.join(look.turned) or 'none'}: {look.why}",
         flush=True,
     )
@@ -190,7 +176,7 @@ def pinned(cache: Path, sources: Path | None) -> list[Seen]:
             print(f"left out {script.name}: {error}", flush=True)
             continue
         micro, times, whole = script.today
-        seen.append(Seen(script.name, (micro, times, whole), found, judges_steps=False))
+        seen.append(Seen(script.name, (micro, times, whole), found))
         _show(seen[-1])
     return seen
 
@@ -226,8 +212,6 @@ def look_here(command: str, cluster: Cluster) -> Look:
 def figures_of(seen: list[Seen]) -> list[Figure]:
     """Return the figures of looks."""
     counts = {v: sum(s.verdict == v for s in seen) for v in ("right", "wrong", "unknown")}
-    judged = [s for s in seen if s.judges_steps]
-    lengths = {v: sum(s.length == v for s in judged) for v in ("right", "wrong")}
     costs = [s.look.look_s for s in seen if s.look.look_s == s.look.look_s]
     proofs = [s.look.proof_s for s in seen if s.look.proof_s]
     split = [s for s in seen if s.turns and s.accumulates]
@@ -235,8 +219,6 @@ def figures_of(seen: list[Seen]) -> list[Figure]:
         Figure("today_wrong", counts["wrong"], "count"),
         Figure("today_right", 100 * counts["right"] / len(seen), "%"),
         Figure("today_unknown", 100 * counts["unknown"] / len(seen), "%"),
-        Figure("length_wrong", lengths["wrong"], "count"),
-        Figure("length_right", 100 * lengths["right"] / len(judged), "%"),
         Figure(
             "knobs_found_without_a_word",
             statistics.median(len(s.look.turned) for s in split),
@@ -272,7 +254,7 @@ def main() -> int:
     if not options.cache:
         print("left out: the pinned scripts of benchmarks.scripts (--cache DIR)")
     publish(figures_of(seen), options.json)
-    return 1 if any("wrong" in (s.verdict, s.length) for s in seen) else 0
+    return 1 if any(s.verdict == "wrong" for s in seen) else 0
 
 
 if __name__ == "__main__":

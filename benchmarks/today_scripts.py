@@ -48,7 +48,6 @@ class Case:
     Attributes:
         body: the source after the common head.
         ranks: processes that torchrun starts; 1 for no launcher.
-        steps: optimizer steps of the training; None where no number is right.
         turns: the knobs that split its batch and that its arguments carry, without another
             training.
         words: of the command, after the script.
@@ -58,7 +57,6 @@ class Case:
     body: str
     truth: Truth
     ranks: int = 1
-    steps: int | None = None
     turns: tuple[str, ...] = ()
     words: str = ""
 
@@ -78,7 +76,6 @@ OWN = (
                 optimizer.step()
         """,
         (8, 4, 32),
-        steps=25,
         turns=_SPLIT,
     ),
     Case(
@@ -91,7 +88,6 @@ OWN = (
                 optimizer.step()
         """,
         (2, 4, 8),
-        steps=100,
         turns=_ALL,
     ),
     Case(
@@ -108,7 +104,6 @@ OWN = (
             net.train()
         """,
         (8, 1, 8),
-        steps=100,
     ),
     Case(
         "the last batch is smaller",
@@ -128,7 +123,6 @@ OWN = (
             optimizer.step()
         """,
         (8, 1, 8),
-        steps=100,
     ),
     Case(
         "samples made in the loop",
@@ -169,7 +163,6 @@ OWN = (
         """,
         (8, 1, 16),
         2,
-        steps=50,
         turns=("micro_batch", "data_parallel"),
     ),
     Case(
@@ -183,7 +176,6 @@ OWN = (
         """,
         (8, 1, None),
         2,
-        steps=100,
     ),
     Case(
         "ranks as started, with an accumulation",
@@ -198,7 +190,6 @@ OWN = (
                     optimizer.zero_grad()
         """,
         (8, 4, 32),
-        steps=75,
         turns=_ALL,
     ),
     Case(
@@ -219,7 +210,6 @@ OWN = (
         """,
         (4, 2, 16),
         2,
-        steps=300,
         turns=_ALL,
         words="--batch-size=4 --accum 2 --epochs 300",
     ),
@@ -235,7 +225,6 @@ OWN = (
         """,
         (4, 1, 8),
         2,
-        steps=300,
         turns=("micro_batch", "data_parallel"),
     ),
     Case(
@@ -251,7 +240,6 @@ OWN = (
         """,
         (10, 2, 40),
         2,
-        steps=20,
         turns=("data_parallel", "gradient_accumulation"),
     ),
     Case(
@@ -264,7 +252,6 @@ OWN = (
                 optimizer.step()
         """,
         (8, 4, 32),
-        steps=25,
     ),
     Case(
         "one argument for the batch and the buckets of the data",
@@ -277,7 +264,6 @@ OWN = (
                     optimizer.step()
         """,
         (8, 4, 32),
-        steps=75,
     ),
     Case(
         "the batch of training and evaluation",
@@ -294,7 +280,6 @@ OWN = (
                         net(y)
         """,
         (8, 4, 32),
-        steps=25,
         turns=_ALL,
     ),
     Case(
@@ -307,7 +292,6 @@ OWN = (
                 optimizer.zero_grad()
         """,
         (8, 4, 32),
-        steps=25,
     ),
     Case(
         "losses summed over the batch",
@@ -320,22 +304,7 @@ OWN = (
                 optimizer.zero_grad()
         """,
         (8, 4, 32),
-        steps=25,
         turns=_SPLIT,
-    ),
-    Case(
-        "steps counted in micro-batches",
-        """
-        loader, micro = iter(DataLoader(data, args.batch_size)), 0
-        while micro < 80:
-            (net(next(loader)[0]).square().mean() / args.accum).backward()
-            micro += 1
-            if micro % args.accum == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-        """,
-        (8, 4, 32),
-        steps=20,
     ),
     Case(
         "a leftover of the accumulation is stepped",
@@ -350,7 +319,6 @@ OWN = (
                 optimizer.zero_grad()
         """,
         (8, 4, 32),
-        steps=51,
         turns=_ALL,
     ),
     Case(
@@ -364,7 +332,6 @@ OWN = (
                 optimizer.step()
         """,
         (16, 4, 64),
-        steps=12,
     ),
     Case(
         "a script that asserts its batch",
@@ -376,7 +343,6 @@ OWN = (
                 optimizer.step()
         """,
         (8, 4, 32),
-        steps=25,
     ),
     Case(
         "samples from a stream",
@@ -402,7 +368,6 @@ OWN = (
                 optimizer.step()
         """,
         (8, 4, 32),
-        steps=25,
     ),
     Case(
         "negatives of the batch",
@@ -416,7 +381,6 @@ OWN = (
                 optimizer.zero_grad()
         """,
         (8, 4, 32),
-        steps=25,
     ),
     Case(
         "stops early, by its loss",
@@ -447,29 +411,28 @@ OWN = (
                 optimizer.step()
         """,
         (8, 4, 32),
-        steps=25,
     ),
 )
 
 #: Files of a folder that may be given, by the name of each without ".py".
-GIVEN: dict[str, tuple[Truth, int | None]] = {
-    "a_nanogpt": ((12, 40, 480), 600_001),
-    "b_offbyone": ((8, 4, 32), 21),
-    "c_scaler": ((16, 1, 16), 25),
-    "d_timefirst": ((20, 1, 20), 8_000),
-    "e_split": ((8, 4, 32), 125),
-    "f_detect": ((4, 1, 4), 16),
-    "g_reentrant": ((8, 2, 16), 25),
-    "h_sam": ((32, 1, 32), 13),
-    "i_hops": ((128, 1, 128), 2_880),
-    "j_dynamic": (UNKNOWN, 54),
-    "k_gan": ((64, 1, 64), 7),
-    "l_packed": (UNKNOWN, 2_000),
-    "m_kwargs": ((32, 1, 32), 13),
-    "1_opt": ((32, 1, 32), 13),
-    "2_inplace": ((32, 1, 32), 13),
-    "3_functional": ((32, 1, 32), 13),
-    "4_forward": ((32, 1, 32), 13),
-    "5_object": ((32, 1, 32), 13),
-    "6_evalmode": ((32, 1, 32), 13),
+GIVEN: dict[str, Truth] = {
+    "a_nanogpt": (12, 40, 480),
+    "b_offbyone": (8, 4, 32),
+    "c_scaler": (16, 1, 16),
+    "d_timefirst": (20, 1, 20),
+    "e_split": (8, 4, 32),
+    "f_detect": (4, 1, 4),
+    "g_reentrant": (8, 2, 16),
+    "h_sam": (32, 1, 32),
+    "i_hops": (128, 1, 128),
+    "j_dynamic": UNKNOWN,
+    "k_gan": (64, 1, 64),
+    "l_packed": UNKNOWN,
+    "m_kwargs": (32, 1, 32),
+    "1_opt": (32, 1, 32),
+    "2_inplace": (32, 1, 32),
+    "3_functional": (32, 1, 32),
+    "4_forward": (32, 1, 32),
+    "5_object": (32, 1, 32),
+    "6_evalmode": (32, 1, 32),
 }

@@ -38,16 +38,6 @@ def test_a_knob_that_changes_the_training_is_wrong() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("truth", "found", "verdict"),
-    [(25, 25, "right"), (25, 24, "wrong"), (None, 25, "wrong"), (25, None, "unknown")],
-)
-def test_a_length_is_right_wrong_or_unknown(
-    truth: int | None, found: int | None, verdict: str
-) -> None:
-    assert Seen("x", UNKNOWN, Look(UNKNOWN, steps=found), steps=truth).length == verdict
-
-
 def test_a_pinned_script_is_looked_at_by_its_own_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,7 +46,7 @@ def test_a_pinned_script_is_looked_at_by_its_own_interpreter(
     python.write_text(
         '#!/bin/sh\n[ "$4" = "train.py --data '
         f'{tmp_path}/inputs/x" ] || {{ echo cannot >&2; exit 2; }}\n'
-        'echo noise; echo \'{"found": [8, 4, 32], "turned": ["micro_batch"], "steps": 9}\'\n'
+        'echo noise; echo \'{"found": [8, 4, 32], "turned": ["micro_batch"]}\'\n'
     )
     python.chmod(0o755)
     every = [
@@ -66,10 +56,7 @@ def test_a_pinned_script_is_looked_at_by_its_own_interpreter(
     ]
     monkeypatch.setattr("benchmarks.today.listed", lambda: ([], [], every))
     seen = pinned(tmp_path, None)
-    assert [(each.verdict, each.length) for each in seen] == [
-        ("right", "unknown"),
-        ("unknown",) * 2,
-    ]
+    assert [each.verdict for each in seen] == ["right", "unknown"]
     assert seen[1].look.why == "cannot"
     assert "left out three" in capsys.readouterr().out
 
@@ -87,7 +74,7 @@ def test_every_script_of_its_own_is_python_with_a_truth() -> None:
 @pytest.mark.skipif(detect_cluster().devices_per_node < 2, reason="needs two cores")
 def test_no_script_is_taken_for_what_it_is_not(tmp_path: Path) -> None:
     seen = measured([], replace(detect_cluster(), devices_per_node=2))
-    assert [s.name for s in seen if "wrong" in (s.verdict, s.length)] == []
+    assert [s.name for s in seen if s.verdict == "wrong"] == []
     figures = {figure.name: figure.value for figure in figures_of(seen)}
     assert figures["today_right"] >= 80
     assert figures["knobs_found_without_a_word"] >= 3

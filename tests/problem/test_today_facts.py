@@ -55,7 +55,7 @@ def test_what_is_unknown_is_null_and_says_what_would_tell_it(tmp_path: Path) -> 
     assert facts.lines[0] == (
         "today: 1 rank (no launcher says more), global batch unknown (--global-batch N tells it)"
     )
-    assert "figures are those of one optimizer step (--steps N tells it)" in facts.lines[1]
+    assert "energy and time are per optimizer step (--steps N gives the total)" in facts.lines[1]
     told = facts.to_json()
     assert [told[n] for n in ("global_batch", "micro_batch", "accumulation", "steps")] == [None] * 4
     assert (told["ranks"], told["replicas"]) == (1, 1)

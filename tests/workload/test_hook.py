@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,3 +232,17 @@ def test_outside_a_probe_too_a_bare_program_has_no_rank(tmp_path: Path) -> None:
         text=True,
     )
     assert done.stdout.splitlines()[-1:] == ["['0']"], done.stderr[-500:]
+
+
+def test_a_trainer_of_the_users_own_states_the_length_as_the_one_it_is_made_of() -> None:
+    plain = type("Trainer", (), {"__module__": "transformers.trainer"})
+
+    class Mine(plain):  # type: ignore[valid-type, misc]
+        state = SimpleNamespace(max_steps=90)
+
+        def train(self) -> dict[str, Any]:
+            return watching.stated_length()
+
+    assert Mine().train() == {"steps": 90, "by": "transformers"}
+    Mine.state.max_steps = -1  # not known yet
+    assert Mine().train() == {}

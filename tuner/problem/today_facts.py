@@ -42,7 +42,7 @@ class TodayFacts:
             if name in self.sources:
                 found.setdefault(self.sources[name], []).append(name.replace("_", "-"))
         of = "; ".join(f"{' and '.join(names)}: {source}" for source, names in found.items())
-        length = "unknown, so figures are those of one optimizer step (--steps N tells it)"
+        length = "unknown, so energy and time are per optimizer step (--steps N gives the total)"
         if self.steps:
             length = f"{self.steps:,} optimizer steps{self._source('steps')}"
         knobs = ", ".join(

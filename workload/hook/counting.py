@@ -22,22 +22,20 @@ _DIGEST = 64
 
 
 class StepCounts:
-    """Counter of the first optimizer steps; `look` is called before each and notes more.
+    """Counter of the first optimizer steps.
 
     Attributes:
         groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
             `passes` (outermost backward calls) and `shapes` (first input of each outermost forward
-            call with gradients). Where it looks, `loss` too, the sum of what the passes went back
-            from (None if one was no number), and `scale`, by which a scaler has multiplied it.
+            call with gradients). In an inspection `loss` too, the sum of what the passes went back
+            from (None if one was not a number), and `scale`, by which a scaler multiplied it.
         first_batch: a digest of the first batch that was drawn, its indices included; None before.
-        lengths: of each loader that was drawn from, the number of its batches, None if it does not
-            say.
+        samples: the number of samples in each dataset that was drawn from, None if unknown.
     """
 
-    def __init__(self, torch: Any, look: Callable[[Any], None] | None = None) -> None:
-        self.lengths: dict[int, int | None] = {}
-        self.sources: set[int] = set()
-        self._look = look
+    def __init__(self, torch: Any, *, inspects: bool = False) -> None:
+        self.samples: list[int | None] = []
+        self._inspects = inspects
         self._norms: weakref.WeakSet[Any] = weakref.WeakSet()
         self.groups: list[dict[str, Any]] = []
         self.first_batch: int | None = None
@@ -73,14 +71,11 @@ class StepCounts:
             self._optimizer = optimizer
         if self._optimizer != optimizer:
             return
-        if self._look is not None:
-            self._look(self)
         if (loss := self.current.get("loss")) is not None:
             loss = float(loss)
             self.current["loss"] = loss if math.isfinite(loss) else None
         self.groups.append(self.current)
         self.current = _group()
-        self.sources.clear()
         if self.over:
             self.end()
 
@@ -124,7 +119,7 @@ class StepCounts:
             self._fetched(iterator, drawn.popleft() if drawn else None, batch)
             return batch
 
-        if self._look is None:
+        if not self._inspects:
             return
 
         @self._around(torch.nn.modules.batchnorm._BatchNorm, "__init__")
@@ -132,24 +127,16 @@ class StepCounts:
             plain(module, *args, **kwargs)
             self._norms.add(module)
 
-        @self._around(kind, "__init__")
-        def iterated(plain: Any, iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            plain(iterator, loader, *args, **kwargs)
-            try:
-                iterator.__dict__["_joulefront_length"] = len(loader)
-            except Exception:  # it has none
-                iterator.__dict__["_joulefront_length"] = None
-
     def _fetched(self, iterator: Any, index: Any, batch: Any) -> None:
         if self.over or not self._grad():  # evaluation
             return
         dataset = getattr(iterator, "_dataset", iterator)
         loader = self._numbers.setdefault(id(dataset), len(self._numbers))
-        self.lengths[loader] = iterator.__dict__.get("_joulefront_length")
+        if loader == len(self.samples):
+            self.samples.append(_samples_of(iterator, index))
         entry = [loader, len(index) if hasattr(index, "__len__") else None, False]
         iterator.__dict__["_joulefront_last"] = entry
         self.current["drawn"].append(entry)
-        self.sources.add(id(iterator))
         if self.first_batch is None:
             self.first_batch = _digest(index, batch)
 
@@ -159,7 +146,7 @@ class StepCounts:
             # Checkpointing nests, on a thread of the device's: one counter for all threads.
             if self._depth == 0:
                 self.current["passes"] += 1
-                if self._look is not None:
+                if self._inspects:
                     self._add_loss(args[0] if args else kwargs.get("tensors"))
             self._depth += 1
             try:
@@ -172,7 +159,7 @@ class StepCounts:
             if not scaler.is_enabled():
                 return plain(scaler, optimizer, *args, **kwargs)
             self._scaling += 1
-            if self._look is not None:
+            if self._inspects:
                 self.current["scale"] = float(scaler.get_scale())
             try:
                 return plain(scaler, optimizer, *args, **kwargs)
@@ -190,6 +177,16 @@ class StepCounts:
 
 def _group() -> dict[str, Any]:
     return {"drawn": [], "passes": 0, "shapes": []}
+
+
+def _samples_of(iterator: Any, index: Any) -> int | None:
+    # A stream, or a dataset of whole batches, may count its length in batches.
+    if not hasattr(index, "__len__") or getattr(iterator, "_dataset_kind", None) != 0:
+        return None
+    try:
+        return len(iterator._dataset)
+    except Exception:  # the program's own code may fail
+        return None
 
 
 def tensors(value: Any) -> Iterator[Any]:

@@ -43,8 +43,8 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         frames.refuse_spawn()
     if state.link is not None or options.get("activation_checkpointing"):
         wanted = options.get("inspect") or options.get("counts")
-        look = watching.look if options.get("inspect") else None
-        counts = counting.StepCounts(torch, look) if wanted else None
+        inspects = bool(options.get("inspect"))
+        counts = counting.StepCounts(torch, inspects=inspects) if wanted else None
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
     if options.get("inspect") or options.get("counts"):
         source.watch_arguments()

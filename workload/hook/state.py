@@ -102,7 +102,7 @@ def mark_seen(name: str) -> None:
 
 _PRIVATE = (
     *("asked", "phase", "optimizer", "engine", "inside_engine", "accelerates"),
-    *("watched", "counted", "first_step", "around", "ready"),
+    *("watched", "counted", "first_step", "ready"),
 )
 
 
@@ -112,6 +112,7 @@ def facts() -> dict[str, Any]:
     asked = seen.get("asked")
     if (counts := seen.get("counted")) is not None:
         named |= {"groups": counts.groups, "first_batch": counts.first_batch}
+        named |= {"samples": counts.samples, "batch_norm": counts.normalises}
         named |= {"named": source.batches(), "arguments": source.arguments()}
     if asked is not None:
         named["own"] = asked.own

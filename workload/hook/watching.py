@@ -15,7 +15,6 @@ from typing import Any
 from . import state
 from .counting import GROUPS, StepCounts, tensors
 from .link import Link
-from .loops import Loops
 
 
 def step() -> None:
@@ -48,18 +47,6 @@ def _observe(optimizer: int) -> None:
         counts.attempt(optimizer)
         if counts.over and watched is not None:
             watched.end()
-
-
-def look(counts: StepCounts) -> None:
-    """Note what the frames of a step tell of the loops around it."""
-    frame = inspect.currentframe()
-    drawn = [loader for loader, *_ in counts.current["drawn"]]
-    single = len(counts.sources) == 1  # of several, each step may take a batch of each
-    length = counts.lengths.get(drawn[0]) if single else None
-    loops = state.seen.setdefault("around", Loops())
-    found = loops.step(frame, len(drawn) if single else 0, length)
-    state.seen["loops"] = found or state.seen.get("loops", {})
-    state.seen["batch_norm"] = counts.normalises
 
 
 def _refuse_child(link: Link) -> None:

@@ -268,7 +268,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
 
 def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[int, str]:
     # Return the steps of the whole training, 0 if unknown, and where they come from.
-    stated = facts.get("length") or facts.get("loops") or {}
+    stated = facts.get("length") or {}
     told, found = script.steps, int(stated.get("steps", 0))
     if told is not None and found and told - found > max(1, _SAME_STEPS * found):
         raise InputError(
@@ -281,8 +281,7 @@ def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[
         return blank.steps, f"--steps{more}"
     if blank.length_known and blank.driver is not None:
         return blank.steps, f"{blank.driver.driver.name}'s keys"
-    by = f"{stated['by']}'s own count" if facts.get("length") else stated.get("by", "")
-    return blank.steps or found, by
+    return blank.steps or found, f"{stated['by']}'s own count" if stated else ""
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:

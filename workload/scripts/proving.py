@@ -2,8 +2,8 @@
 
 An argument that is named as a batch or an accumulation is no proof: the script is started once more
 at half the micro-batch and twice the accumulation, and on another number of ranks. What then moves
-as predicted, with the same samples, losses, optimizer settings and steps, becomes a
-placeholder of the command. What does not is left alone, and said.
+as predicted, with the same samples, losses and optimizer settings, becomes a placeholder of the
+command. What does not is left alone, and said.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 #: a phrase, why there are none.
 Look = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
 
-#: Optimizer settings and numbers of steps that differ by less are equal: lengths are rounded.
+#: Optimizer settings that differ by less are equal.
 _SAME = 0.02
 #: Mean losses of the same samples that differ by less are equal, and by more are not, however much
 #: they scatter from step to step. A loss over the negatives of a batch changes by ln 2 / ln N.
@@ -236,11 +236,9 @@ def _differs(
     for old, new in zip(before, after, strict=False):
         if abs(old - new) > _SAME * max(abs(old), abs(new)):
             return f"a setting of the optimizer is {new:g} and not {old:g}"
-    was, now = map(_length, (today.facts, seen))
-    samples = len(seen.get("first_batches", "1")) * counted.micro_batch * counted.accumulation
-    fewer = samples / today.job.global_batch  # a launch of fewer samples may take more steps
-    if was and now and min(abs(was - now), abs(was - now * fewer)) > _SAME * was:
-        return f"it takes {now:,} steps and not {was:,}"
+    for was, now in zip(today.facts.get("samples", ()), seen.get("samples", ()), strict=False):
+        if was is not None and now is not None and was != now:
+            return f"a dataset holds {now:,} samples and not {was:,}"
     old_losses, new_losses = _losses(today.facts), _losses(seen)
     if not old_losses or not new_losses:
         return "the loss cannot be read, so it is not known if it stays the same"
@@ -262,11 +260,6 @@ def _differs(
         f"the losses of a step add up to {new:.4g} and not {old:.4g}, so they depend on the split "
         "(the batch's own negatives? a sum that is not divided by the accumulation?)"
     )
-
-
-def _length(facts: Mapping[str, Any]) -> int:
-    loops = facts.get("loops") or {}
-    return int(loops.get("steps") or loops.get("about") or 0)
 
 
 def _settings(facts: Mapping[str, Any]) -> list[float]:

@@ -47,6 +47,30 @@ def test_a_watched_loader_has_the_signature_of_torchs(counts: StepCounts) -> Non
     ]
 
 
+class _Stream(data.IterableDataset):  # type: ignore[misc, name-defined]
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.randn(32, 4))
+
+    def __len__(self) -> int:
+        return 4  # some count batches here
+
+
+@pytest.mark.parametrize(
+    ("source", "samples"),
+    [
+        (lambda: loader(8), 400),
+        (lambda: loader(4), 400),
+        (lambda: data.DataLoader(_Stream(), batch_size=8), None),
+        (lambda: data.DataLoader([torch.randn(8, 4)] * 50, batch_size=None), None),
+    ],
+)
+def test_samples_of_a_dataset_are_counted_where_its_items_are_samples(
+    counts: StepCounts, source: Callable[[], Any], samples: int | None
+) -> None:
+    next(iter(source()))
+    assert counts.samples == [samples]
+
+
 def loader(size: int, samples: int = 400, **more: Any) -> Any:
     return data.DataLoader(data.TensorDataset(torch.randn(samples, 4)), batch_size=size, **more)
 

@@ -32,7 +32,7 @@ def facts(micro: int, times: int, ranks: int = 1, **more: Any) -> dict[str, Any]
         "first_batches": [*range(ranks)],
         "arguments": ARGUMENTS,
         "rates": [[0.1]] * GROUPS,
-        "loops": {"steps": 100, "by": "the loop"},
+        "samples": [800],
         **more,
     }
 
@@ -155,7 +155,7 @@ def test_without_an_accumulation_ranks_and_micro_batch_move_together(tmp_path: P
             {"rates": lambda micro, times: [[0.1 * micro / 8]] * GROUPS},
             "a setting of the optimizer",
         ),
-        ({"loops": lambda micro, times: {"steps": 100 * micro // 8}}, "50 steps and not 100"),
+        ({"samples": lambda micro, times: [100 * micro]}, "400 samples and not 800"),
         (  # the losses are not divided by the accumulation
             {"groups": lambda m, a: [{**facts(m, a)["groups"][0], "loss": 2.0 * a}] * GROUPS},
             "does not divide them",
