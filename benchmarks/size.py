@@ -184,8 +184,8 @@ def undocumented(modules: list[Module]) -> list[str]:
     """Public modules, classes, functions and methods without a docstring.
 
     A method that implements a documented one needs none of its own: that of a base class, or of a
-    protocol of ours whose methods the class has. Signatures marked `@overload` are documented by the
-    function that they describe.
+    protocol of ours whose methods the class has. The function of signatures marked `@overload`
+    documents them.
     """
     classes = {
         node.name: node
