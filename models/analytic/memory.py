@@ -90,7 +90,7 @@ def trained(setup: Setup, launches: Launches, stages: Stages) -> tuple[np.ndarra
 def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryParts:
     """Return the peak bytes of each part."""
     column = launches[:, None]
-    facts, element, constants = setup.facts, setup.element, setup.constants
+    facts, element = setup.facts, setup.element
     plain, experts = stage_parameters(setup, launches, stages)
     updated = trained(setup, launches, stages)
     (weights, gradients, optimizer), offloaded = _states(setup, column, *updated)
@@ -98,41 +98,21 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
         weights = weights + _frozen_bytes(setup, column, plain, experts)
     # Offload to the host leaves nothing of the states that it moves on the device.
     fetched = np.where(column.parameters_offloaded & (column.z == 3), weights, 0.0)
-    activations, temporary, on_host = _activations(setup, column, stages)
-    tokens = column.b * setup.job.sequence_length / column.u
-    each = FUSED_LOGIT_BYTES if setup.program.fused_loss else LOGIT_BYTES
-    logits = stages.heads * each * tokens * facts.vocab / column.t
-    logits = logits * setup.program.logits
+    activations, in_block, on_host = _activations(setup, column, stages)
+    in_block, at_loss = _temporary_bytes(setup, column, stages, in_block)
+    # The loss is done with its logits before the first block is recomputed or differentiated.
+    peak = np.maximum(in_block, at_loss)
 
     parameters, reduced = plain + experts, updated[0] + updated[1]
     if facts.lora is not None:
         parameters = parameters + reduced
-    bucket = np.minimum(constants.buffer_elements, reduced) * element
-    live = np.maximum(2.0 * _largest_layer(setup), LIVE_PARAMETERS)
-    sharded = np.minimum(live, parameters) * element
-    gathered = np.where(column.z == 3, sharded, 0.0)
-    buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
-    communication = buckets * bucket + gathered
-    if setup.program.fp32_gradients:  # which are the buffers that are reduced
-        communication = gathered
-        # A product's gradient is made in 16 bits, and then added to that in fp32.
-        temporary = (
-            temporary + element * (1 + facts.gated) * facts.hidden * facts.intermediate / column.t
-        )
-        logits = logits + stages.heads * element * facts.head_parameters / column.t
-    if facts.lora is not None and facts.lora.frozen_bytes is not None:
-        # A product computes with its weights in the job's precision, one layer's at a time.
-        widest = max(facts.intermediate, facts.heads * facts.head_dim)
-        temporary = temporary + element * facts.hidden * widest / column.t
-    # The loss is done with its logits before the first block is recomputed or differentiated.
-    peak = np.maximum(temporary, logits)
+    communication = _communication_bytes(setup, column, parameters, reduced)
     if launches.fsdp.any():
-        at_loss, in_block = _fsdp_bytes(setup, column, stages, parameters)
-        loss_is_peak = logits + at_loss >= temporary + in_block
-        peak = np.where(column.fsdp, np.where(loss_is_peak, logits, temporary), peak)
-        held = np.where(loss_is_peak, at_loss, in_block)
-        communication = np.where(column.fsdp, held, communication)
-    context = np.full_like(weights, constants.context_bytes)
+        gathered_at_loss, gathered_in_block = _fsdp_bytes(setup, column, stages, parameters)
+        loss_is_peak = at_loss + gathered_at_loss >= in_block + gathered_in_block
+        peak = np.where(column.fsdp, np.where(loss_is_peak, at_loss, in_block), peak)
+        gathered = np.where(loss_is_peak, gathered_at_loss, gathered_in_block)
+        communication = np.where(column.fsdp, gathered, communication)
 
     on_node = np.minimum(column.ranks, setup.cluster.devices_per_node)
     states = np.where(column.offload, _host_bytes(setup, column) * offloaded, 0.0)
@@ -151,9 +131,54 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
         activations=activations,
         temporary=peak,
         communication=communication,
-        context=context,
+        context=np.full_like(weights, setup.constants.context_bytes),
         host=host,
     )
+
+
+def _temporary_bytes(
+    setup: Setup, column: Launches, stages: Stages, in_block: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of the values of a block and of the loss.
+
+    Args:
+        in_block: bytes of the block's values without those that the program adds.
+    """
+    facts, element = setup.facts, setup.element
+    tokens = column.b * setup.job.sequence_length / column.u
+    each = FUSED_LOGIT_BYTES if setup.program.fused_loss else LOGIT_BYTES
+    at_loss = stages.heads * each * tokens * facts.vocab / column.t
+    at_loss = at_loss * setup.program.logits
+    if setup.program.fp32_gradients:
+        # A product's gradient is made in 16 bits, and then added to that in fp32.
+        in_block = (
+            in_block + element * (1 + facts.gated) * facts.hidden * facts.intermediate / column.t
+        )
+        at_loss = at_loss + stages.heads * element * facts.head_parameters / column.t
+    if facts.lora is not None and facts.lora.frozen_bytes is not None:
+        # A product computes with its weights in the job's precision, one layer's at a time.
+        widest = max(facts.intermediate, facts.heads * facts.head_dim)
+        in_block = in_block + element * facts.hidden * widest / column.t
+    return in_block, at_loss
+
+
+def _communication_bytes(
+    setup: Setup, column: Launches, parameters: np.ndarray, reduced: np.ndarray
+) -> np.ndarray:
+    """Return the bytes of the buffers of DeepSpeed and of the parameters that it has gathered.
+
+    Args:
+        parameters: of one rank of each stage before ZeRO.
+        reduced: those of them whose gradients are reduced.
+    """
+    element = setup.element
+    live = np.maximum(2.0 * _largest_layer(setup), LIVE_PARAMETERS)
+    gathered = np.where(column.z == 3, np.minimum(live, parameters) * element, 0.0)
+    if setup.program.fp32_gradients:  # which are the buffers that are reduced
+        return gathered
+    bucket = np.minimum(setup.constants.buffer_elements, reduced) * element
+    buckets = np.where(column.replicas > 1, np.where(column.z >= 1, 2.0, 1.0), 0.0)
+    return buckets * bucket + gathered
 
 
 def _host_bytes(setup: Setup, column: Launches) -> np.ndarray:

@@ -99,13 +99,8 @@ def measure_accumulated(
             short = replace(policy, min_s=least_s, max_s=least_s, min_steps=LEAST_STEPS)
             before = conductor.micro_batches
             part = conductor.measure(meter, short, each * micro_batch_s, samples=samples)
-            taken, steps = conductor.micro_batches - before, len(part.step_times_s)
-            time_s, power_W = part.step_time_s, part.power_W
-            errors = part.step_time_se_s / time_s, part.power_se_W / power_W
             parts.append(part)
-            points.append(
-                AccumulationPoint(taken / steps, steps, time_s, errors[0], power_W, errors[1])
-            )
+            points.append(_point(part, conductor.micro_batches - before))
         order.reverse()  # there and back, so that what drifts does not look like a slope
         estimate = fit_accumulation(points, own)
         time_rse = estimate.step_time_se_s / estimate.step_time_s
@@ -133,6 +128,19 @@ def measure_accumulated(
         beaten_by=beaten_by,
         parts=tuple(parts),
         estimate=estimate,
+    )
+
+
+def _point(window: Window, micro_batches: int) -> AccumulationPoint:
+    """Return the point of a window in which the ranks did this number of micro-batches."""
+    steps = len(window.step_times_s)
+    return AccumulationPoint(
+        micro_batches=micro_batches / steps,
+        steps=steps,
+        step_time_s=window.step_time_s,
+        step_time_rse=window.step_time_se_s / window.step_time_s,
+        power_W=window.power_W,
+        power_rse=window.power_se_W / window.power_W,
     )
 
 
