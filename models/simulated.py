@@ -84,7 +84,7 @@ def simulated_meter(cluster: Cluster) -> MeterInfo:
     scope: Scope = "module" if cluster.host_W or cluster.supply_loss else "gpu"
     return MeterInfo(
         "simulated",
-        "node" if cluster.device.type == "cpu" else scope,
+        scope if cluster.device.is_gpu else "node",
         "prediction by the analytic models; nothing was measured",
         estimated=True,
     )

@@ -68,6 +68,21 @@ class Device:
         return self.mxfp8_flops if scaling == "mx" else self.fp8_flops
 
     @property
+    def is_gpu(self) -> bool:
+        """True if the device has memory and clocks of its own; False for a core of the host."""
+        return self.type != "cpu"
+
+    @property
+    def plural(self) -> str:
+        """The word for several of these devices."""
+        return "GPUs" if self.is_gpu else "cores"
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The memory that a rank cannot exceed; None if unknown, or shared with the host."""
+        return (self.memory_bytes or None) if self.is_gpu else None
+
+    @property
     def max_limit_W(self) -> float:
         """The highest power limit, that of all devices that share it."""
         return self.max_W * self.devices_per_limit

@@ -115,7 +115,7 @@ class Agent:
                 f"it has no folder {job.cwd}, which the script starts in; copy it there, or put it "
                 "on a shared file system"
             )
-        if devices or cluster.device.type == "cpu":  # what its GPUs do is no reason against cores
+        if devices or not cluster.device.is_gpu:  # what its GPUs do is no reason against cores
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if make_runner is not None:
             self._runner = make_runner(job, cluster, self._run_dir)

@@ -153,7 +153,7 @@ class Setup:
         not. A CPU's stated peak is assumed to be that of the job's precision.
         """
         device = self.cluster.device
-        if self.job.precision != "fp32" or device.type != "cuda":
+        if self.job.precision != "fp32" or not device.is_gpu:
             return device.peak_flops
         if self.program.tf32:
             return TF32_SHARE * device.peak_flops

@@ -117,7 +117,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     on_node = np.minimum(column.ranks, setup.cluster.devices_per_node)
     states = np.where(column.offload, _host_bytes(setup, column) * offloaded, 0.0)
     held = np.where(column.parameters_nvme, 0.0, fetched)
-    if setup.cluster.device.type == "cpu":  # device and host are one memory
+    if not setup.cluster.device.is_gpu:  # device and host are one memory
         host = np.zeros_like(weights)
     else:
         host = on_node * (states + held + on_host)

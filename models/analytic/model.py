@@ -361,7 +361,7 @@ class AnalyticModel:
             else 0.0
         )
         joules["supply"] = np.asarray(supply)
-        if cluster.device.type == "cpu":  # a CPU's counter is the whole package's
+        if not cluster.device.is_gpu:  # a CPU's counter is the whole package's
             joules["idle"] = joules["idle"] + (
                 (nodes * cluster.devices_per_node - world) * cluster.device.idle_W * step
             )

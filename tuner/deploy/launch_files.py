@@ -144,7 +144,7 @@ def write_launch_files(
     if not program.command:  # which is started by its own launcher alone
         texts[_LOOPBACK] = Path(loopback.__file__).read_text(encoding="utf-8")
     each = configuration.world_size // _nodes_of(launch)
-    cores = cluster is not None and cluster.device.type == "cpu"
+    cores = cluster is not None and not cluster.device.is_gpu
     texts |= {
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
         "clocks.sh": clocks_sh(configuration, each, cores=cores),
@@ -273,7 +273,7 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int) -> list[str]:
         f"compiled_ops={shlex.quote(extensions_dir())}",
         'export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$compiled_ops}"',
     ]
-    if cluster is None or cluster.device.type != "cpu":
+    if cluster is None or cluster.device.is_gpu:
         share = f"$(( cores > {ranks} ? cores / {ranks} : 1 ))"
         cores = _filled("usable_cores.sh").splitlines()
         return [*lines, *cores, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
@@ -291,7 +291,7 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
     configuration, job, cluster = launch
     nodes = _nodes_of(launch)
     each = configuration.world_size // nodes
-    on_cpu = cluster is not None and cluster.device.type == "cpu"
+    on_cpu = cluster is not None and not cluster.device.is_gpu
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", job.name)[:60] or "train"
     options = [
         f"--job-name={name}",

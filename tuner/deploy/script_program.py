@@ -65,7 +65,7 @@ def built_in_program(
         configuration,
         job,
         nvme_path=cluster.nvme_path if cluster else "",
-        on_cuda=cluster is not None and cluster.device.type == "cuda",
+        on_cuda=cluster is not None and cluster.device.is_gpu,
     )
     files = {"ds_config.json": json.dumps(rendered, indent=2) + "\n"}
     exports = export_words(environment(configuration, job.knobs))
@@ -92,7 +92,7 @@ def program_of_script(
     files = {}
     if start.config:
         files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
-    on_cpu = cluster is not None and cluster.device.type == "cpu"
+    on_cpu = cluster is not None and not cluster.device.is_gpu
     always = on_cpu and job.frame.on_deepspeed
     about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
     launcher, kind = job.launcher, kind_of(job.launcher) if job.launcher else None

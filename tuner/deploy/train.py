@@ -102,7 +102,7 @@ class _TrainingLaunch(RankLaunch):
             self.configuration,
             job,
             nvme_path=node.cluster.nvme_path,
-            on_cuda=node.cluster.device.type == "cuda",
+            on_cuda=node.cluster.device.is_gpu,
         )
         path = self.folder / "ds_config.json"
         write_text(path, json.dumps(config, indent=2) + "\n")
@@ -270,7 +270,7 @@ def _this_node(
     from tuner.workload.node.machine import detect_cluster
 
     cluster = detect_cluster()
-    if studied is not None and studied.device.type != cluster.device.type:
+    if studied is not None and studied.device.is_gpu != cluster.device.is_gpu:
         raise InputError(
             f"the study was of {studied.device.name} and this machine has {cluster.device.name}; "
             "`tuner apply` writes the files to start it elsewhere"

@@ -94,7 +94,6 @@ GB = 1e9
 
 def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     """Return the answer as lines."""
-    kind = "cores" if said.cluster.device.type == "cpu" else "GPUs"
     memory_GB = {name: value / GB for name, value in said.parts.items()}
     none = f"No configuration of space {said.space} fits on {said.cluster.name}"
     changes = ["", none] if said.probability < SURE else []
@@ -105,7 +104,7 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
             changes += ["Faster, with more changes", *(f"  {_change(each)}" for each in faster)]
     return [
         f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
-        f"{said.configuration.world_size} of {said.cluster.devices} {kind}",
+        f"{said.configuration.world_size} of {said.cluster.devices} {said.cluster.device.plural}",
         f"  {said.configuration.short}",
         *(f"  {sentence}" for sentence in states_lines(said.job)),
         f"  {_verdict(said)}",
@@ -231,7 +230,7 @@ def cost_lines(said: Forecast) -> list[str]:
     b, cluster, steps = said.breakdown, said.cluster, said.job.steps
     charged = (
         "whole packages"
-        if cluster.device.type == "cpu"
+        if not cluster.device.is_gpu
         else "the modules"
         if cluster.host_W or cluster.supply_loss
         else "the GPUs alone"
@@ -239,7 +238,7 @@ def cost_lines(said: Forecast) -> list[str]:
     return [
         f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
         f"{energy_text(b.energy_J / 1e3)} a step"
-        + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.type == "cuda" else ""),
+        + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.is_gpu else ""),
         f"  the whole training, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
         f"{energy_text(steps * b.energy_J / 1e3)}",
         *(_corrected_lines(said) if said.corrected else []),

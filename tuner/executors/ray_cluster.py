@@ -346,7 +346,7 @@ def survey(
 
 def resource_of(cluster: Cluster) -> str:
     """Return Ray's name of the resource that a cluster's devices are."""
-    return "GPU" if cluster.device.type == "cuda" else "CPU"
+    return "GPU" if cluster.device.is_gpu else "CPU"
 
 
 def _leasable(node: dict[str, Any], cluster: Cluster) -> int:
@@ -361,7 +361,7 @@ def _choose_kind(nodes: tuple[SurveyedNode, ...], device_kind: str | None) -> Su
 
     def worth(kind: str) -> tuple[bool, int]:
         members = [node for node in usable if node.facts.kind == kind]
-        on_gpus = any(n.facts.cluster and n.facts.cluster.device.type == "cuda" for n in members)
+        on_gpus = any(n.facts.cluster and n.facts.cluster.device.is_gpu for n in members)
         return on_gpus, sum(node.devices for node in members)
 
     kind = device_kind or max(sorted(kinds), key=worth, default="")

@@ -112,7 +112,7 @@ class RayExecutor:
         self.next_settings: Continuation | None = None
         if not ray.is_initialized():
             say("starting Ray" if address is None else f"joining Ray at {address}")
-        cpus = None if cluster.device.type == "cuda" else cluster.devices_per_node
+        cpus = None if cluster.device.is_gpu else cluster.devices_per_node
         self._link = join_ray(address, cpus=cpus)
         self.pool = pool = NodePool(
             ray,

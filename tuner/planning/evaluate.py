@@ -181,10 +181,8 @@ def _blocks(groups: Iterator[Group]) -> Iterator[list[Group]]:
 
 def _fits(prediction: Prediction, cluster: Cluster) -> np.ndarray:
     fits = np.ones(len(prediction.memory_bytes), dtype=bool)
-    if cluster.device.type == "cpu":
-        return fits
-    if cluster.device.memory_bytes:
-        fits &= prediction.memory_bytes <= cluster.device.memory_bytes
-    if cluster.host_memory_bytes and len(prediction.host_memory_bytes):
+    if limit := cluster.device.memory_limit_bytes:
+        fits &= prediction.memory_bytes <= limit
+    if cluster.device.is_gpu and cluster.host_memory_bytes and len(prediction.host_memory_bytes):
         fits &= prediction.host_memory_bytes <= cluster.host_memory_bytes
     return fits

@@ -221,7 +221,7 @@ def fit(
 
 def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.ndarray:
     each = float(cluster.device.memory_bytes or np.inf)
-    if cluster.device.type != "cpu":
+    if cluster.device.is_gpu:
         return np.full(len(configurations), each)
     ranks = np.array([c.world_size for c in configurations], dtype=float)
     return each * cluster.devices_per_node / np.minimum(ranks, cluster.devices_per_node)

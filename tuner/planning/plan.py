@@ -300,9 +300,8 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
         for row in table.rows
     )
     baseline = points[table.baseline]
-    if cluster.device.type != "cpu" and table.rows[table.baseline].memory_bytes > (
-        cluster.device.memory_bytes or math.inf
-    ):
+    limit = cluster.device.memory_limit_bytes or math.inf
+    if table.rows[table.baseline].memory_bytes > limit:
         # It would run out of memory: shown for comparison, never chosen.
         points = tuple(p for p in points if p is not baseline)
     constraints = spec.constraints.relative_to(baseline.time_to_solution_s)

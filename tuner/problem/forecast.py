@@ -109,7 +109,7 @@ def _launch(
     unit_s = step_s  # what a window consists of: micro-batches, or whole steps
     if cost.micro_batches and problem.job is not None:
         unit_s /= problem.baseline.accumulation(problem.job.global_batch) or 1
-    if problem.cluster.device.type != "cpu":
+    if problem.cluster.device.is_gpu:
         c = Conditions()
         ranks = problem.baseline.world_size
         launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * unit_s

@@ -114,9 +114,9 @@ def _why_large(job: TrainingJob, cluster: Cluster) -> str:
         return ""
     if cluster.nodes > 1:
         return f"{cluster.nodes} nodes"
-    parameters, memory = facts_of(job).parameters, cluster.device.memory_bytes
+    parameters, memory = facts_of(job).parameters, cluster.device.memory_limit_bytes
     states = job_state_bytes(job, 0, 1)
-    if cluster.devices == 1 or cluster.device.type == "cpu" or not memory or states <= memory:
+    if cluster.devices == 1 or memory is None or states <= memory:
         return ""
     return f"{parameters / 1e9:.2g} billion parameters on {memory / 1e9:.0f} GB devices"
 
@@ -232,7 +232,7 @@ def _leave_out_unrunnable(found: _Found, asked: Question) -> None:
 
 
 def _leave_out_unusable_here(found: _Found, cluster: Cluster, clocks: bool) -> None:
-    on_gpus = cluster.device.type == "cuda"
+    on_gpus = cluster.device.is_gpu
     if clocks and on_gpus and not cluster.clock_control:
         from tuner.workload.platforms import platform_of
 
@@ -278,20 +278,22 @@ def _allowed(
 
 
 def _leave_out_unfitting(found: _Found, asked: Question, plan: bool) -> None:
-    job, cluster, device = asked.job, asked.cluster, asked.cluster.device
+    job, cluster = asked.job, asked.cluster
+    limit = cluster.device.memory_limit_bytes
     # Without a model nothing predicts memory; a process's share of a host's is no hard limit.
-    if not job.is_modelled or device.type == "cpu" or not device.memory_bytes:
+    if not job.is_modelled or limit is None:
         return
     every = found.candidates.configurations
     need = AnalyticModel(job, cluster).memory_bytes(every)
-    if plan and len(need) and need.min() > device.memory_bytes:
+    if plan and len(need) and need.min() > limit:
         raise InputError(does_not_fit(job, cluster, asked.whole, len(every), float(need.min())))
     most = CANDIDATE_FACTOR
-    fits = need <= most * device.memory_bytes
+    fits = need <= most * limit
     if fits.any():
         found.keep(
             [c for c, fit in zip(every, fits, strict=True) if fit],
-            f"they are predicted to need more than {most:g} times the memory of {device.name}",
+            f"they are predicted to need more than {most:g} times the memory of "
+            f"{cluster.device.name}",
         )
 
 

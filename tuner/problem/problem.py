@@ -84,9 +84,7 @@ class Problem:
     @property
     def device_memory_bytes(self) -> float | None:
         """Memory of a GPU; None without a cluster, and on a CPU, where it is no hard limit."""
-        if self.cluster is None or self.cluster.device.type == "cpu":
-            return None
-        return float(self.cluster.device.memory_bytes) or None
+        return self.cluster.device.memory_limit_bytes if self.cluster is not None else None
 
     @property
     def about(self) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def device_elsewhere(cluster: Cluster | str) -> str | None:
     from tuner.workload.node.machine import detect_cluster
 
     wanted = cluster_of(cluster).device
-    if wanted.type == "cpu":  # every machine has cores, whatever its GPUs do
+    if not wanted.is_gpu:  # every machine has cores, whatever its GPUs do
         return None
     return None if wanted.name == detect_cluster().device.name else wanted.name
 

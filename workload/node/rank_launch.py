@@ -121,7 +121,7 @@ class RankLaunch:
             self.configuration,
             self.node.job,
             nvme_path=self.node.cluster.nvme_path,
-            on_cuda=self.node.cluster.device.type == "cuda",
+            on_cuda=self.node.cluster.device.is_gpu,
         )
         job = self.node.job.at(self.configuration)
         write_text(job_file, json.dumps(job.to_json(), indent=1))

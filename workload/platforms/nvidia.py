@@ -339,7 +339,7 @@ def _matching(gpu: Gpu) -> Device | None:
         if parts[0] not in words or ("PCIE" in words) != ("PCIE" in parts):
             continue
         device = load_device(name)
-        if device.type == "cuda" and abs(device.memory_bytes / gpu.memory_bytes - 1) < 0.1:
+        if device.is_gpu and abs(device.memory_bytes / gpu.memory_bytes - 1) < 0.1:
             return device
     return None
 

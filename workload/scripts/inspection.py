@@ -211,10 +211,9 @@ def ranks_today(script: Script, cluster: Cluster, nodes: int = 1) -> int:
     ranks = launcher.processes if launcher else 0
     if ranks > devices:
         assert launcher is not None
-        kind = "cores" if cluster.device.type == "cpu" else "GPUs"
         raise InputError(
-            f"{launcher.kind} would start {ranks} processes, and this node has {devices} {kind}; "
-            f"ask for at most {devices}"
+            f"{launcher.kind} would start {ranks} processes, and this node has {devices} "
+            f"{cluster.device.plural}; ask for at most {devices}"
         )
     if launcher is not None and launcher.nodes > 1 and ranks not in (0, devices):
         raise InputError(
@@ -227,7 +226,7 @@ def ranks_today(script: Script, cluster: Cluster, nodes: int = 1) -> int:
 def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
     """Return the launcher without the threads that it sets where a device is one core."""
     launcher = script.launcher
-    if launcher is None or cluster.device.type != "cpu":
+    if launcher is None or cluster.device.is_gpu:
         return launcher
     env = {name: value for name, value in launcher.env.items() if name != "OMP_NUM_THREADS"}
     return replace(launcher, env=env)

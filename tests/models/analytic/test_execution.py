@@ -51,7 +51,7 @@ def test_fp32_runs_without_tensor_cores() -> None:
 def test_every_shipped_gpu_states_its_fp32_rate() -> None:
     for name in device_names():
         device = load_device(name)
-        if device.type == "cuda":
+        if device.is_gpu:
             assert device.peak_flops / 35 < device.fp32_flops < device.peak_flops / 3
             assert any("fp32_flops" in source for source in device.sources)
 

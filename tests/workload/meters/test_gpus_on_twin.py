@@ -161,7 +161,7 @@ class TestNvmlThatDoesNotStart:
         assert device_elsewhere("cpu-2") is None
         for hidden in ("", "-1", "NoDevFiles"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-            assert detect_cluster().device.type == "cpu"
+            assert not detect_cluster().device.is_gpu
 
     @pytest.mark.parametrize(
         "code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED]
@@ -173,9 +173,9 @@ class TestNvmlThatDoesNotStart:
         twin_node().fail("nvmlInit", code)
         with pytest.raises(NoDriver):
             open_nvml(dev=tmp_path)
-        assert detect_cluster(dev=tmp_path, environ={}).device.type == "cpu"
+        assert not detect_cluster(dev=tmp_path, environ={}).device.is_gpu
         (tmp_path / "nvidiactl").touch()
-        assert detect_cluster(dev=tmp_path, environ={}).device.type == "cpu"
+        assert not detect_cluster(dev=tmp_path, environ={}).device.is_gpu
         (tmp_path / "nvidia3").touch()
         with pytest.raises(InputError, match="GPUs of this machine cannot be asked"):
             detect_cluster(dev=tmp_path, environ={})

@@ -115,7 +115,7 @@ class TestCpuCluster:
         host.write("cgroup/cpu.max", "200000 100000\n")
         cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, core=str(host.core))
         assert cluster.name == "this-machine"
-        assert cluster.device.type == "cpu"
+        assert not cluster.device.is_gpu
         assert cluster.nodes == 1
         assert cluster.devices_per_node <= 2
         assert cluster.device.memory_bytes == 64 * GIB // cluster.devices_per_node
