@@ -29,6 +29,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "ray": ("ray",),
     "dashboard": ("optuna_dashboard",),
     "notebook": ("pandas", "pyarrow"),
+    "metrics": ("prometheus_client",),
     "terminal": ("rich", "shtab"),
     "postgresql": ("psycopg2",),
     "docs": ("mkdocs", "mkdocstrings"),

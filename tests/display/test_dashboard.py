@@ -398,7 +398,7 @@ def test_a_browser_is_let_in_by_the_printed_address(study: optuna.Study, journal
 def test_an_interrupt_while_a_page_is_made_ends_the_server(tmp_path: Path) -> None:
     code = """
         import sys, time
-        from tuner.display.server import serve_until_interrupted
+        from tuner.display.dashboard import serve_until_interrupted
         def slow(environ, start_response):
             print("asked", flush=True)
             time.sleep(60)

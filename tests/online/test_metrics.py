@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import socket
-import urllib.error
+import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families as textfile_families
+
 from tests.online.test_agent import TRAIN, Devices, live_tuning
 from tuner.cli.main import main
-from tuner.display.server import CONTENT_TYPE, served_metrics
 from tuner.online.follow import PowerFollower
 from tuner.online.marks import Mark
-from tuner.online.metrics import METRICS, Metrics, openmetrics
+from tuner.online.metrics import Metrics, families
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters import PowerSample
 from tuner.workload.platforms.base import GpuFacts
@@ -35,30 +43,22 @@ class Metered(Devices):
         return PowerSample(self.time_s, 210.0, of_each)
 
 
-PARSERS = ("prometheus_client.openmetrics.parser", "prometheus_client.parser")
-if importlib.util.find_spec("prometheus_client") is None:
-    PARSERS = ()
-
-
-def parsed(text: str) -> dict[tuple[str, str], float]:
-    """Return the samples by name and labels, without the run's; the format is checked."""
-    lines = text.splitlines()
-    assert text.endswith("# EOF\n")
-    found, described = {}, ""
-    for line in lines[:-1]:
-        if line.startswith("# TYPE"):
-            described = line.split()[2]
-        elif not line.startswith("# HELP"):
-            series, _, value = line.rpartition(" ")
-            name, _, labels = series.partition("{")
-            total = "_total" if METRICS[described][0] == "counter" else ""
-            assert name == described + total
-            kept = [word for word in labels[:-1].split(",") if not word.startswith("window=")]
-            found[name, ",".join(kept)] = float(value)
-    for name in PARSERS:  # as Prometheus reads it, and as the textfile collector does
-        families = list(importlib.import_module(name).text_string_to_metric_families(text))
-        assert sum(len(family.samples) for family in families) == len(found)
-    return found
+def parsed(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """Return the samples by name and labels, without the run's, as Prometheus reads them."""
+    read: list[dict[tuple[str, str], float]] = []
+    for text, parser in (
+        (openmetrics_text(metrics.registry), openmetrics_families),
+        (generate_latest(metrics.registry), textfile_families),
+    ):
+        found = {}
+        for family in parser(text.decode()):
+            for sample in family.samples:
+                labels = {k: v for k, v in sample.labels.items() if k != "window"}
+                inside = ",".join(f'{key}="{word}"' for key, word in sorted(labels.items()))
+                found[sample.name, inside] = sample.value
+        read.append(found)
+    assert read[0] == read[1]
+    return read[0]
 
 
 class Run:
@@ -79,7 +79,7 @@ class Run:
             self.metrics.take(mark)
             self.metrics.take(Mark(1, 7 * self.steps, 0.0))
             self.metrics.look(self.live.tuner, self.live.clock_MHz)
-        return parsed(self.metrics.text)
+        return parsed(self.metrics)
 
 
 def test_a_tuned_training_is_told_with_its_saving_and_promise() -> None:
@@ -90,11 +90,11 @@ def test_a_tuned_training_is_told_with_its_saving_and_promise() -> None:
     assert early["joulefront_clock_limit_hertz", ""] == 1.4e9
     assert early["power_monitor_gpu_power_watts", 'index="1"'] == 110
     # dcgm-exporter's number is NVML's, and a clock that a GPU does not tell is no figure.
-    assert early["DCGM_FI_DEV_SM_CLOCK", 'gpu="2",UUID="GPU-b"'] == 1300
+    assert early["DCGM_FI_DEV_SM_CLOCK", 'UUID="GPU-b",gpu="2"'] == 1300
     assert len([name for name, _ in early if name == "DCGM_FI_DEV_SM_CLOCK"]) == 1
     late = run.train(1500)
     assert late["joulefront_clock_limit_hertz", ""] == 1e6 * run.devices.clock_MHz < 1.4e9
-    scope = 'scope="gpu",figure="metered"'
+    scope = 'figure="metered",scope="gpu"'
     share = run.devices.clock_MHz / 1400
     assert late["joulefront_power_watts", scope] == pytest.approx(80 + 300 * share**2.4)
     energy_J = late["joulefront_energy_joules_total", scope]
@@ -106,9 +106,9 @@ def test_a_tuned_training_is_told_with_its_saving_and_promise() -> None:
     assert low < saved < high
     run.devices.time_s += 10
     run.metrics.look()  # not tuned any more: what was saved is still told
-    assert parsed(run.metrics.text)["joulefront_saved_joules", ""] == saved
-    assert parsed(run.metrics.text)["joulefront_tuning", ""] == 0
-    assert ("joulefront_clock_limit_hertz", "") not in parsed(run.metrics.text)
+    assert parsed(run.metrics)["joulefront_saved_joules", ""] == saved
+    assert parsed(run.metrics)["joulefront_tuning", ""] == 0
+    assert ("joulefront_clock_limit_hertz", "") not in parsed(run.metrics)
 
 
 def test_a_meter_that_fails_leaves_no_old_power() -> None:
@@ -117,7 +117,7 @@ def test_a_meter_that_fails_leaves_no_old_power() -> None:
     run.devices.blind = True
     run.devices.time_s += 10
     run.metrics.look(run.live.tuner, run.live.clock_MHz)
-    left = {name for name, _ in parsed(run.metrics.text)}
+    left = {name for name, _ in parsed(run.metrics)}
     assert not any("watts" in name or "energy" in name for name in left)
     assert "joulefront_step_time_seconds" in left
     assert run.said == []
@@ -129,19 +129,17 @@ def test_a_followed_target_is_told() -> None:
     follower.target_W = 285.0
     run.devices.step()
     run.metrics.look(follower, 1400)
-    found = parsed(run.metrics.text)
-    assert found["joulefront_power_target_watts", 'scope="gpu",figure="metered"'] == 285
+    found = parsed(run.metrics)
+    assert found["joulefront_power_target_watts", 'figure="metered",scope="gpu"'] == 285
 
 
-def test_labels_are_escaped_and_figures_that_are_none_left_out() -> None:
-    text = openmetrics(
-        [
-            ("joulefront_tuning", {"window": 'a"b\\c\nd\udcff'}, 1),
-            ("joulefront_saved_joules", {}, math.nan),
-            ("joulefront_power_watts", {}, math.inf),
-        ]
-    )
-    assert text.splitlines()[2:] == [r'joulefront_tuning{window="a\"b\\c\nd?"} 1.0', "# EOF"]
+def test_labels_are_escaped_and_figures_that_are_none_left_out(tmp_path: Path) -> None:
+    path = tmp_path / 'a"b\\c\nd\udcff.prom'
+    metrics = Metrics(path)
+    assert path.read_text().splitlines()[2:] == [r'joulefront_tuning{window="a\"b\\c\nd?"} 0.0']
+    assert parsed(metrics) == {("joulefront_tuning", ""): 0.0}
+    values = {"joulefront_saved_joules": math.nan, "joulefront_power_watts": math.inf}
+    assert families((name, {}, value) for name, value in values.items()) == []
 
 
 def test_the_file_holds_the_latest_and_is_gone_at_the_end(tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_the_file_holds_the_latest_and_is_gone_at_the_end(tmp_path: Path) -> Non
     run = Run(path)
     assert 'window="job7"' in path.read_text()
     run.train(20)
-    assert path.read_text() == run.metrics.text
+    assert path.read_bytes() == generate_latest(run.metrics.registry)
     assert [each.name for each in tmp_path.iterdir()] == ["job7.prom"]
     Metrics(path)  # left by a run that was killed
     run.metrics.close()
@@ -181,21 +179,21 @@ def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_metrics_are_served_on_loopback() -> None:
-    said: list[str] = []
-    latest = ["# EOF\n"]
-    with served_metrics(lambda: latest[0], "0", said.append):
-        (sentence,) = said
+    run = Run()
+    with run.metrics.served("0"):
+        (sentence,) = run.said
         url = sentence.removeprefix("metrics are at ")
         assert url.startswith("http://127.0.0.1:")
-        latest[0] = openmetrics([("joulefront_tuning", {}, 1)])
-        with urllib.request.urlopen(url, timeout=10) as reply:
-            assert reply.headers["Content-Type"] == CONTENT_TYPE
-            assert reply.read().decode() == latest[0]
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/../etc/passwd", timeout=10)
+        run.train(20)
+        # As Prometheus asks; what it is given first is the latest, not what stood at the start.
+        asked = urllib.request.Request(url, headers={"Accept": CONTENT_TYPE_LATEST})
+        with urllib.request.urlopen(asked, timeout=10) as reply:
+            assert reply.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert reply.read() == openmetrics_text(run.metrics.registry)
+        with urllib.request.urlopen(f"{url}?name[]=joulefront_tuning", timeout=10) as reply:
+            assert b"joulefront_tuning" in reply.read()
         port = int(url.split(":")[2].partition("/")[0])
-        # Another host must be named; and a client that says nothing keeps no other waiting.
-        with socket.create_connection(("127.0.0.1", port)):
+        with socket.create_connection(("127.0.0.1", port)):  # an idle client delays no other
             urllib.request.urlopen(url, timeout=10).close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
@@ -205,8 +203,20 @@ def test_metrics_are_served_on_loopback() -> None:
     "address", ["x", "65536", "-1", "²", "localhost", "no.such.host.invalid:1"]
 )
 def test_an_address_that_is_none_is_one_sentence(address: str) -> None:
-    with pytest.raises(InputError), served_metrics(str, address, print):
+    with pytest.raises(InputError), Metrics().served(address):
         pass
+
+
+def test_without_prometheus_client_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    words = ["run", "--tune", "--metrics-port", "0", "--", "python", str(TRAIN), "1", "0"]
+    assert main(words) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "joulefront[metrics]" in captured.err
+    assert len(captured.err.splitlines()) == 1
 
 
 def test_a_port_that_is_taken_starts_nothing(

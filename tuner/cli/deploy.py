@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,6 @@ def _apply(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     from tuner.display.online_text import tuning_json, tuning_lines
-    from tuner.display.server import served_metrics
     from tuner.online.agent import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
@@ -107,18 +106,13 @@ def _tune(args: argparse.Namespace) -> int:
     require_trust(args, [*of_knobs(request.knobs)], "a file that you name")
     output = 2 if args.json else None  # with --json standard output is the answer alone
     say = say_of(args, "tuner: ")
-    wanted = args.metrics_port is not None or args.metrics_file is not None
-    with (
-        closing(Metrics(args.metrics_file, say=say)) as metrics,
-        served_metrics(lambda: metrics.text, args.metrics_port, say),
-    ):
-        done = tune(
-            args.program,
-            request,
-            metrics=metrics if wanted else None,
-            say=say,
-            output=output,
-        )
+    with ExitStack() as publishing:
+        metrics = None
+        if args.metrics_port is not None or args.metrics_file is not None:
+            metrics = publishing.enter_context(closing(Metrics(args.metrics_file, say=say)))
+        if metrics is not None and args.metrics_port is not None:
+            publishing.enter_context(metrics.served(args.metrics_port))
+        done = tune(args.program, request, metrics=metrics, say=say, output=output)
     answer(args, tuning_json(done), tuning_lines(done))
     return OK if done.exit_code == 0 else FAILED
 
@@ -214,8 +208,7 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--metrics-port",
         metavar="[HOST:]PORT",
-        help="with --tune or --follow-power: serve metrics in the OpenMetrics format (default "
-        "host: loopback)",
+        help="with --tune or --follow-power: serve metrics for Prometheus (default host: loopback)",
     )
     run.add_argument(
         "--metrics-file", metavar="FILE", help="the same in a file, while the training runs"

@@ -131,7 +131,7 @@ def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
 
 def _dashboard(args: argparse.Namespace) -> int:
     from tuner.display.dashboard import refresh, serve
-    from tuner.display.server import guarded_url
+    from tuner.display.guard import guarded_url
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import require_own
 

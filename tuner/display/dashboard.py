@@ -9,17 +9,21 @@ again only when a third more probes are known.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import re
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tuner.display.advice import advice_lines
 from tuner.display.columns import ENERGY, TIME
-from tuner.display.server import guarded, serve_until_interrupted
+from tuner.display.guard import Application, guarded
 from tuner.display.view import View
 from tuner.formatting import label, number
 from tuner.problem.run_folder import RunFolder
@@ -73,14 +77,43 @@ def serve(
     """Serve the dashboard of every study in `storage` until interrupted.
 
     Args:
-        token: what a browser must show: it is let in at `tuner.display.server.guarded_url`. Every
+        token: what a browser must show: it is let in at `tuner.display.guard.guarded_url`. Every
             user of this machine reaches loopback, so make it with `secrets.token_urlsafe()`.
         host: anything but loopback sends the token and the study over the network as plain text.
     """
     if not 0 < port < 65536:
         raise InvalidValue("port", port, "1 to 65535")
-    guard = guarded(application(storage), token, host=host, port=port)
-    serve_until_interrupted(guard, host, port)
+    serve_until_interrupted(guarded(application(storage), token, host=host, port=port), host, port)
+
+
+class _Requests(WSGIRequestHandler):
+    timeout = 10.0  # seconds without a byte after which a connection is closed
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing, because the first address holds the token."""
+
+    def handle(self) -> None:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            super().handle()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    # A thread for each connection: an idle one delays no other.
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+
+def serve_until_interrupted(app: Application, host: str, port: int) -> None:
+    """Serve a WSGI application until this thread is interrupted."""
+    try:
+        server = make_server(host, port, app, _Server, _Requests)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    with server:
+        server.serve_forever()
 
 
 def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -> None:

@@ -143,7 +143,7 @@ def tune_training(
         ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
         offered, ended, problem = _offered(training, governor)
         training.started, ends = reading(meter), start()
-        follow, live = partial(_follow, ends, marks, ranks, metrics or Metrics()), None
+        follow, live = partial(_follow, ends, marks, ranks, metrics), None
         if not ended:
             live, ended, problem = _tune(training, governor, offered, follow)
         if ended:
@@ -205,18 +205,20 @@ def _follow(
     ends: Callable[[], int | None],
     marks: Marks,
     ranks: RankWatch,
-    metrics: Metrics,
+    metrics: Metrics | None,
     live: LiveTuning | None,
 ) -> tuple[Ended, str]:
     try:
         while ends() is None:
             for mark in marks.wait(0.5):
                 ranks.take(mark)
-                metrics.take(mark)
+                if metrics is not None:
+                    metrics.take(mark)
                 if live is not None and not mark.ready:
                     live.take(mark)
             ranks.look(marks.pids)
-            metrics.look(*((live.tuner, live.clock_MHz) if live is not None else ()))
+            if metrics is not None:
+                metrics.look(*((live.tuner, live.clock_MHz) if live is not None else ()))
     except MeterError as error:
         return "meter", str(error)
     except LengthUnknown as error:

@@ -1,17 +1,18 @@
-"""State of a tuned training in the OpenMetrics text format, for a server or in a file.
+"""State of a tuned training as Prometheus metrics, from a server or in a file.
 
 The power of each device has the name and labels that Zeus gives it (`zeus.metric.PowerGauge`), its
 clock and temperature those of dcgm-exporter. What neither has is named joulefront_..., in base
-units. Prometheus and the textfile collector of its node exporter both read the format.
+units. The file is for the textfile collector of Prometheus' node exporter.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tuner.online.bandit import OnlineTuner
 from tuner.online.follow import PowerFollower
@@ -25,7 +26,7 @@ from tuner.workload.platforms.base import GpuFacts
 #: Least time between two updates, seconds.
 EVERY_S = 2.0
 #: Beginning of a file of metrics.
-OWN = b"# TYPE joulefront_"
+OWN = b"# HELP joulefront_"
 #: Quantities of a device's state by their names at Zeus and dcgm-exporter.
 OF_DEVICE = {
     "power_monitor_gpu_power_watts": "power_W",
@@ -33,7 +34,7 @@ OF_DEVICE = {
     "DCGM_FI_DEV_GPU_TEMP": "temperature_C",
 }
 
-#: Type and help of each metric, in the order in which they are written. The first is always there.
+#: Type and help of each metric.
 METRICS: Mapping[str, tuple[str, str]] = {
     "joulefront_tuning": ("gauge", "1 while the clocks are tuned, else 0."),
     "joulefront_steps": ("counter", "Optimizer steps of the training."),
@@ -55,29 +56,37 @@ METRICS: Mapping[str, tuple[str, str]] = {
 Sample = tuple[str, Mapping[str, object], float]
 
 
-def openmetrics(samples: Iterable[Sample]) -> str:
-    """Return samples (name, labels, value) as text; those that are not finite are left out."""
-    by_name: dict[str, list[str]] = {}
+def import_prometheus() -> Any:
+    """Return the package prometheus_client."""
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise InputError(
+            "metrics need prometheus_client; install it with pip install 'joulefront[metrics]'"
+        ) from error
+    return prometheus_client
+
+
+def families(samples: Iterable[Sample]) -> list[Any]:
+    """Return the metric families of samples; samples that are not finite are left out."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+    by_name: dict[str, Any] = {}
     for name, labels, value in samples:
         if math.isfinite(value):
-            total = "_total" if METRICS[name][0] == "counter" else ""
-            inside = ",".join(f'{key}="{_escaped(str(word))}"' for key, word in labels.items())
-            by_name.setdefault(name, []).append(f"{name}{total}{{{inside}}} {float(value)!r}")
-    lines = []
-    for name, (kind, text) in METRICS.items():
-        if name in by_name:
-            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {text}", *by_name[name]]
-    return "\n".join([*lines, "# EOF", ""])
-
-
-def _escaped(word: str) -> str:
-    word = word.encode(errors="replace").decode()  # file names may be any bytes
-    return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            kind, text = METRICS[name]
+            family = by_name.setdefault(name, kinds[kind](name, text, labels=tuple(labels)))
+            family.add_metric([str(word) for word in labels.values()], value)
+    return list(by_name.values())
 
 
 class Metrics:
-    """Latest metrics of a training as `text`, and in a file until the end; InputError if it cannot
-    be written, or holds something else."""
+    """Latest metrics of a training, which `prometheus_client` collects, and a file of them.
+
+    InputError if prometheus_client is not installed, or if the file cannot be written or holds
+    something else.
+    """
 
     def __init__(
         self,
@@ -87,8 +96,10 @@ class Metrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = Path(path) if path is not None else None
-        # Files of two trainings in one folder must not hold the same series.
-        self._run = {"window": self._path.stem if self._path is not None else "train"}
+        # Files of two trainings in one folder must not hold the same series. A name may be any
+        # bytes.
+        name = self._path.stem if self._path is not None else "train"
+        self._run = {"window": name.encode(errors="replace").decode()}
         self._say, self._clock = say, clock
         self._meter: Meter | None = None
         self._gpus: Sequence[GpuFacts] = ()
@@ -97,16 +108,53 @@ class Metrics:
         self._marks: list[Mark] = []
         self._known: dict[str, float] = {}
         self._looked_s = -math.inf
-        self.text = openmetrics([("joulefront_tuning", self._run, 0)])
+        self._prometheus = import_prometheus()
+        self.registry = self._prometheus.CollectorRegistry()
+        self._families = families([("joulefront_tuning", self._run, 0)])
+        self.registry.register(self)
         if self._path is None:
             return
         try:
             if self._path.is_file() and self._path.read_bytes()[: len(OWN)] not in (b"", OWN):
                 raise InputError(f"--metrics-file {path} holds no metrics; name another file")
-            write_text(self._path, self.text)
+            write_text(self._path, self._text())
         except OSError as error:
             why = error.strerror or error
             raise InputError(f"--metrics-file {path} cannot be written: {why}") from error
+
+    def describe(self) -> Sequence[Any]:
+        """Return a family of each name that may be collected; called by prometheus_client."""
+        return families((name, {}, 0.0) for name in METRICS)
+
+    def collect(self) -> Sequence[Any]:
+        """Return the latest metric families; called by prometheus_client."""
+        return self._families
+
+    def _text(self) -> str:
+        return str(self._prometheus.generate_latest(self.registry), "utf-8")
+
+    @contextmanager
+    def served(self, address: str) -> Iterator[None]:
+        """Serve the metrics at PORT on loopback, or at HOST:PORT; port 0 is any free one.
+
+        InputError if it is not such an address, or cannot be listened on.
+        """
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]") or "127.0.0.1"
+        if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
+            raise InputError(f"--metrics-port {address}: write a port up to 65535, or HOST:PORT")
+        try:
+            server, _ = self._prometheus.start_http_server(int(port), host, self.registry)
+        except OSError as error:
+            why = error.strerror or error
+            raise InputError(f"cannot listen on {host}:{port}: {why}") from error
+        in_url = f"[{host}]" if ":" in host else host
+        self._say(f"metrics are at http://{in_url}:{server.server_port}/metrics")
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
 
     def begin(self, meter: Meter, gpus: Sequence[GpuFacts], max_slowdown: float | None) -> None:
         """Begin a training with its meter, its GPUs as CUDA counts them, and its promise."""
@@ -128,7 +176,7 @@ class Metrics:
         try:
             self._update(self._meter, tuner, clock_MHz)
             if self._path is not None:
-                write_text(self._path, self.text)
+                write_text(self._path, self._text())
         except Exception as error:  # the training, and its tuning, go on
             self._say(f"metrics are not up to date: {error}")
             self._say = lambda sentence: None
@@ -151,7 +199,7 @@ class Metrics:
             known["joulefront_slowdown_ratio"] = balance.slowdown[1]
             for end, saved_J in zip(("low_", "", "high_"), balance.saved_J, strict=True):
                 known[f"joulefront_saved_{end}joules"] = saved_J
-        self.text = openmetrics(
+        self._families = families(
             [
                 ("joulefront_tuning", self._run, tuner is not None),
                 ("joulefront_clock_limit_hertz", self._run, 1e6 * clock_MHz),
