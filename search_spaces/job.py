@@ -35,7 +35,7 @@ class TrainingJob:
     Attributes:
         sequence_length: tokens per sequence, including those of its video.
         global_batch: sequences per optimizer step, over all replicas.
-        steps: number of optimizer steps to the solution; 0 if a script's length is unknown.
+        steps: number of optimizer steps to the solution; None if a script's length is unknown.
         frames: video frames per sequence, for a model that encodes them; 0 for text alone.
         steps_at: number of optimizer steps to the solution at other global batches.
         noise_scale: the gradient noise scale, sequences, which gives the steps at any global batch
@@ -49,7 +49,7 @@ class TrainingJob:
     model: Mapping[str, Any] = field(hash=False)
     sequence_length: int
     global_batch: int
-    steps: int
+    steps: int | None = None
     precision: Precision = "bf16"
     learning_rate: float = limited(default=1e-4, above=0)
     seed: int = limited(default=0, least=0)
@@ -110,6 +110,10 @@ class TrainingJob:
             return math.ceil(self.min_steps * (1 + self.noise_scale / global_batch))
         return self.steps_at.get(global_batch)
 
+    def lasting(self, steps: int | None) -> Self:
+        """Return this job with a length if its own is unknown."""
+        return self if self.steps is not None else replace(self, steps=steps)
+
     @property
     def global_batches(self) -> tuple[int, ...]:
         """Global batches to choose from: the table's, or the job's own and four around it."""
@@ -135,11 +139,6 @@ class TrainingJob:
     def compiled(self) -> bool:
         """True if the program compiles its model where no knob says so."""
         return False
-
-    @property
-    def length_known(self) -> bool:
-        """True if the number of optimizer steps to the solution is known."""
-        return self.steps > 0
 
     @property
     def on_deepspeed(self) -> bool:

@@ -49,7 +49,7 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
 
 
 def test_what_is_unknown_is_null_and_says_what_would_tell_it(tmp_path: Path) -> None:
-    job = script_job("train.py", tmp_path, Framework("torch"), global_batch=0, steps=0)
+    job = script_job("train.py", tmp_path, Framework("torch"), global_batch=0, steps=None)
     facts = today_facts(replace(job, devices=1), None)
     assert facts is not None
     assert facts.lines[0] == (

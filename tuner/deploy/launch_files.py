@@ -350,7 +350,7 @@ def _readme(launch: Launch, script: Sequence[str], program: Program) -> str:
     return _filled(
         "launch_readme.txt",
         START="./clocks.sh ./launch.sh" if clocks else "./launch.sh",
-        LENGTH=f" for {job.steps} optimizer steps" if job.length_known else "",
+        LENGTH=f" for {job.steps} optimizer steps" if job.steps else "",
         LIVE=clocks.short if clocks else "clocks left to the device",
         NOTICE=[f"{notice}.", ""] if notice else [],
         STARTER=starter,

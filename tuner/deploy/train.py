@@ -83,7 +83,11 @@ class _TrainingLaunch(RankLaunch):
     # Starts the whole training, with the program's own checkpoints and loggers.
 
     def __init__(
-        self, node: ProbeNode, request: ProbeRequest, program: Sequence[str], steps: int
+        self,
+        node: ProbeNode,
+        request: ProbeRequest,
+        program: Sequence[str],
+        steps: int | None,
     ) -> None:
         super().__init__(node, request)
         self._program, self._steps = tuple(program), steps

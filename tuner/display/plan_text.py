@@ -235,12 +235,16 @@ def cost_lines(said: Forecast) -> list[str]:
         if cluster.host_W or cluster.supply_loss
         else "the GPUs alone"
     )
+    whole = []
+    if steps is not None:
+        energy = energy_text(steps * b.energy_J / 1e3)
+        hours = steps * b.step_time_s / 3600
+        whole = [f"  the whole training, {steps:,} steps: {hours:,.3g} h and {energy}"]
     return [
         f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
         f"{energy_text(b.energy_J / 1e3)} a step"
         + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.is_gpu else ""),
-        f"  the whole training, {steps:,} steps: {steps * b.step_time_s / 3600:,.3g} h and "
-        f"{energy_text(steps * b.energy_J / 1e3)}",
+        *whole,
         *(_corrected_lines(said) if said.corrected else []),
     ]
 

@@ -131,7 +131,7 @@ def summary_lines(result: Result) -> list[str]:
     lines.append(
         f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} "
         f"{view.found} configurations, "
-        + (f"{result.steps:,} x " if result.length_known else "of one ")
+        + (f"{result.length:,} x " if result.length else "of one ")
         + str(result.about.get("unit_of_work", "step"))
     )
     lines += front_lines(result.front_points, names, intervals=True, units=units)

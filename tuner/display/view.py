@@ -184,7 +184,7 @@ class View:
     def spent(self) -> str:
         """Energy of the search: in the unit of the points, or in its own if that is far from it."""
         units, spent_kJ = self.units, self.result.spent.energy_kJ
-        alike = 0.01 * units.kJ <= spent_kJ < 1e4 * units.kJ and self.result.length_known
+        alike = self.result.length is not None and 0.01 <= spent_kJ / units.kJ < 1e4
         return units.energy_text(spent_kJ) if alike else energy_text(spent_kJ)
 
     @property

@@ -198,7 +198,7 @@ def plan_table(
             log_power=found.log_power + correction.log_power,
         )
     spreads = Spread.of("step time", cluster.device), Spread.of("power", cluster.device)
-    return _table(today, found, job.steps, spreads, sizes, seed, started)
+    return _table(today, found, job.steps or 1, spreads, sizes, seed, started)
 
 
 def _slack() -> float:

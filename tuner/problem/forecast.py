@@ -118,5 +118,5 @@ def _launch(
     window_s = max(cost.window_s, settings.window.min_steps * unit_s)
     visit_s = cost.settle_s + window_s
     joules = power_W * (launch_s * launch_power + visits * visit_s)
-    job_kJ = power_W * step_s * problem.steps / 1000 if problem.length_known else None
+    job_kJ = power_W * step_s * problem.length / 1000 if problem.length else None
     return launch_s + visits * visit_s, joules / 1000, job_kJ

@@ -102,14 +102,15 @@ def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
     baselines = [r for r in runner.records if r.request.purpose == "baseline"]
     baseline = [*baselines, *runner.records][0].request.configurations()[0]
     candidates = Candidates.from_configurations(runner.configurations)
-    steps = steps or (job.steps if job else 1)
-    recorded = {"trace": str(runner.path.resolve()), "steps": steps, "varies": False}
+    job = job.lasting(steps) if job else None
+    length = steps or (job.steps if job else 1)
+    recorded = {"trace": str(runner.path.resolve()), "steps": length, "varies": False}
     name = "that of the recorded study" if baselines else "the first probe's"
     more = {key: study[key] for key in ("job", "cluster") if key in study}
     problem = Problem(
         name=job.name if job else runner.path.stem,
         candidates=candidates,
-        steps=steps,
+        steps=length or 1,
         baseline=baseline,
         cost=replace(REAL_COST, launch_s=launch_s),
         identity=_identity("trace", recorded, candidates, baseline, name, **more),

@@ -62,14 +62,14 @@ class Problem:
             object.__setattr__(self, "candidates", candidates)
 
     @property
-    def length_known(self) -> bool:
-        """True if the figures are of a whole training, or of what was recorded."""
-        return self.job is None or self.job.length_known
+    def length(self) -> int | None:
+        """Steps of the whole training, or of what was recorded; None if unknown."""
+        return self.steps if self.job is None or self.job.steps else None
 
     @property
     def repays(self) -> bool:
         """True if a training of known length is to come, which can repay a search."""
-        return self.job is not None and self.job.length_known
+        return self.job is not None and self.length is not None
 
     @cached_property
     def prior(self) -> Prior | None:
@@ -135,9 +135,9 @@ def space_section(name: str, candidates: Candidates) -> dict[str, Any]:
 
 def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
     """Return the steps at the configuration's global batch that replace one of the job's."""
-    if job is None or not job.length_known:
+    if job is None or job.steps is None:
         return 1.0
-    return job.at(configuration).steps / job.steps
+    return (job.at(configuration).steps or job.steps) / job.steps
 
 
 def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:

@@ -14,7 +14,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 @dataclass(frozen=True)
 class TodayFacts:
-    """What a script trains today; 0 for what is unknown.
+    """What a script trains today; 0, or None for its steps, if unknown.
 
     Attributes:
         sources: where a value comes from, a phrase, by its name.
@@ -25,7 +25,7 @@ class TodayFacts:
     global_batch: int
     micro_batch: int
     accumulation: int
-    steps: int
+    steps: int | None
     knobs: Mapping[str, Value]
     sources: Mapping[str, str]
 

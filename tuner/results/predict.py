@@ -37,8 +37,8 @@ class Forecast:
         return {
             **asdict(self.breakdown),
             "power_W": self.breakdown.power_W,
-            "time_to_solution_s": steps * self.breakdown.step_time_s,
-            "energy_to_solution_J": steps * self.breakdown.energy_J,
+            "time_to_solution_s": steps * self.breakdown.step_time_s if steps else None,
+            "energy_to_solution_J": steps * self.breakdown.energy_J if steps else None,
             "corrected": {name: list(values) for name, values in self.corrected.items()},
             "probes": self.probes,
         }

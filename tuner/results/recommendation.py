@@ -79,7 +79,7 @@ def recommend(result: Result) -> Recommendation | None:
         more["launch_s"] = spent.time_s / spent.probes if spent.probes else None
         more["launch_kJ"] = spent.energy_kJ / spent.probes if spent.probes else None
         share = None
-        if judge.baseline is not None and more["launch_kJ"] and result.length_known:
+        if judge.baseline is not None and more["launch_kJ"] and result.length:
             share = more["launch_kJ"] / judge.baseline.energy_to_solution_kJ
         more["more"] = judge.more(found.promising, share)
     return replace(found, **more)
@@ -127,7 +127,7 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
             f"the slowdown is relative to today, which run {result.name!r} did not measure; "
             "give a deadline instead"
         )
-    if not result.length_known:
+    if result.length is None:
         constraints.require_limits_of_a_step()
     limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
     own = result.judged

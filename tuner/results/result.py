@@ -109,9 +109,9 @@ class Result:
         return self.judge or Judge(self.points, self.baseline, Constraints(), self.steps)
 
     @property
-    def length_known(self) -> bool:
-        """True if the figures are of a whole training, or of what was recorded."""
-        return self.job is None or self.job.length_known
+    def length(self) -> int | None:
+        """Steps of the whole training, or of what was recorded; None if unknown."""
+        return self.steps if self.job is None or self.job.steps else None
 
     @property
     def today(self) -> TodayFacts | None:
@@ -296,7 +296,7 @@ class Result:
         named = {
             "run_dir": str(self.run_dir) if self.run_dir else None,
             "front": self.front_points,
-            "steps": self.steps if self.length_known else None,
+            "steps": self.length,
             "stop_reason": self.stop,
             "report": str(self.report_path) if self.report_path else None,
         }

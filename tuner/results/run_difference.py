@@ -30,7 +30,7 @@ def compare_runs(first: Result, second: Result) -> Comparison:
 def _job(result: Result) -> str:
     recorded = result.about.get("recorded", {})
     name = result.job.name if result.job else str(recorded.get("table", ""))
-    length = f"{result.steps:,} steps" if result.length_known else "of unknown length"
+    length = f"{result.length:,} steps" if result.length else "of unknown length"
     return f"{name}, {length}".removeprefix(", ")
 
 

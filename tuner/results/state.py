@@ -73,7 +73,7 @@ class StudyState:
         if self.posterior is None:
             return ()
         points = points_of(self.posterior, problem.steps, run_dir)
-        return tuple(replace(point, of_step=not problem.length_known) for point in points)
+        return tuple(replace(point, of_step=problem.length is None) for point in points)
 
     @cached_property
     def front(self) -> tuple[Point, ...]:
@@ -228,7 +228,7 @@ def _spent(state: StudyState, time_s: float, best: Point | None, baseline: Point
         failed=sum(not record.ok for record in records),
         measurements=sum(len(record.measurements) for record in records),
         payback_steps=payback,
-        payback_share=payback / problem.steps if payback and problem.length_known else None,
+        payback_share=payback / problem.length if payback and problem.length else None,
     )
 
 

@@ -94,6 +94,7 @@ def _problem(
 ) -> Problem:
     job, cluster = parse_job(study), parse_cluster(study)
     recorded = study.get("recorded", {})
+    job = job.lasting(recorded.get("steps")) if job else None
     steps = recorded.get("steps") or (job.steps or 1 if job else None)
     if steps is None:
         raise InputError(f"{folder.study_file} names neither a job nor a recording")

@@ -104,7 +104,7 @@ class SearchLoop:
 
     @property
     def _job_kJ(self) -> float | None:
-        for record in self.records if self._problem.length_known else ():
+        for record in self.records if self._problem.length else ():
             if record.request.purpose == "baseline" and record.measurements:
                 return record.measurements[0].energy_per_step_J * self._problem.steps / 1000
         return None

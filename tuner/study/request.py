@@ -123,7 +123,7 @@ class StudyRequest(JobRequest):
         problem = problem_of_job(asked, plan=self.simulated)
         if isinstance(problem.job, ScriptJob) and len(problem.candidates) < 2 and before is None:
             raise _nothing_to_try(problem.job, script.command if script else "")
-        if not problem.length_known:
+        if problem.length is None:
             self.constraints.require_limits_of_a_step()
         if self.simulated:
             problem = _as_prediction(problem)

@@ -103,7 +103,7 @@ def further_launches(
     if choice is None or state.baseline is None:
         return choice, None
     launch_kJ = expected_kJ([choice.configuration])
-    known = launch_kJ and state.spec.problem.length_known
+    known = launch_kJ and state.spec.problem.length
     share = launch_kJ / state.baseline.energy_to_solution_kJ if known else None
     return choice, state.judge.more(choice, share)
 

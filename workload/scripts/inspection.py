@@ -133,7 +133,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         model={},
         sequence_length=0,
         global_batch=0,
-        steps=script.steps or 0,
+        steps=script.steps,
         precision="fp32",
         words=script.words,
         cwd=str(Path(script.cwd).resolve()),
@@ -145,7 +145,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     driven = blank.driven
     if driven is not None:
         length = script.sequence_length or driven.length
-        steps = script.steps or driven.fact("steps")
+        steps = script.steps or driven.fact("steps") or None
         blank = replace(blank, sequence_length=length, steps=steps, program=driven.program)
     micro, times = _batches_of_command(script, blank)
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
@@ -265,10 +265,10 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
     return job.declares(script.knobs)
 
 
-def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[int, str]:
-    # Return the steps of the whole training, 0 if unknown, and where they come from.
+def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[int | None, str]:
+    # Return the steps of the whole training, None if unknown, and where they come from.
     stated = facts.get("length") or {}
-    told, found = script.steps, int(stated.get("steps", 0))
+    told, found = script.steps, int(stated.get("steps", 0)) or None
     if told is not None and found and told - found > max(1, _SAME_STEPS * found):
         raise InputError(
             f"--steps is {told:,}, but the script {script.name!r} trains {found:,} optimizer "
@@ -276,9 +276,9 @@ def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[
             "command the length that you train"
         )
     if told is not None:
-        more = f"; at most {found:,} by {stated['by']}" if found > told else ""
+        more = f"; at most {found:,} by {stated['by']}" if found and found > told else ""
         return blank.steps, f"--steps{more}"
-    if blank.length_known and blank.driver is not None:
+    if blank.steps and blank.driver is not None:
         return blank.steps, f"{blank.driver.driver.name}'s keys"
     return blank.steps or found, f"{stated['by']}'s own count" if stated else ""
 

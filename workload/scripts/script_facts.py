@@ -181,7 +181,7 @@ _LATER_FACTS = (
 class ScriptFacts(TrainingJob):
     """Facts about a job that a user's script trains.
 
-    `model` may be empty, and `sequence_length`, `global_batch` and `steps` 0, if unknown. What
+    `model` may be empty, and `sequence_length` and `global_batch` 0, if unknown. What
     needs them is then left out: the analytic prediction and parallelism inside the model, the knobs
     that split the batch, and figures of the whole training.
 
@@ -201,8 +201,10 @@ class ScriptFacts(TrainingJob):
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("global_batch", 0), ("steps", 0), ("devices", 1)):
+        for name, least in (("global_batch", 0), ("devices", 1)):
             check_integer(f"{name} of script {self.name!r}", getattr(self, name), least=least)
+        if self.steps is not None:
+            check_integer(f"steps of script {self.name!r}", self.steps)
 
     # ---- what is written down
 

@@ -495,7 +495,7 @@ def test_a_script_without_a_process_group_is_one_process(bench: Bench, tmp_path:
     assert record.failure.kind == "alone"
     job = bench.look("train.py", tmp_path, ranks=1)
     assert (job.devices, job.baseline.data_parallel) == (1, 1)
-    assert (job.global_batch, job.length_known) == (0, False)  # no loader, nothing named
+    assert (job.global_batch, job.steps) == (0, None)  # no loader, nothing named
     record, _ = bench.probe(job, "one")
     assert record.ok, record.failure
 

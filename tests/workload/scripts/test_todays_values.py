@@ -84,7 +84,7 @@ def test_a_command_that_says_nothing_leaves_batch_and_length_unknown(tmp_path: P
     (tmp_path / "train.py").write_text(SOURCE)
     job = blank_job(Script("train.py", cwd=tmp_path), ONE)
     assert (job.global_batch, job.frame.micro_batch, job.frame.accumulation) == (0, 0, 0)
-    assert not job.length_known
+    assert job.steps is None
     assert "micro_batch" not in job.baseline.launch
     asked = job.start(job.baseline, tmp_path / "probe").options["configuration"]
     # A script that reads them by configuration().get(NAME, OWN) trains as it does today.
@@ -94,7 +94,7 @@ def test_a_command_that_says_nothing_leaves_batch_and_length_unknown(tmp_path: P
 
 def unknown(folder: Path, **changes: object) -> StudyRequest:
     knobs = (Knob("pause", (1, 2), how="env:GLOO_PAUSE"),)
-    job = script_job("train.py", folder, Framework("torch"), knobs, steps=0, global_batch=0)
+    job = script_job("train.py", folder, Framework("torch"), knobs, steps=None, global_batch=0)
     return StudyRequest(
         job,
         CPU,
@@ -112,11 +112,11 @@ def test_a_limit_on_a_training_of_unknown_length_is_refused(
     with pytest.raises(InputError, match="length is unknown; add --steps with"):
         unknown(tmp_path, **limit).prepared(None)
     problem, _, _ = unknown(tmp_path, max_slowdown=0.05).prepared(None)
-    assert (problem.steps, problem.length_known) == (1, False)
+    assert (problem.steps, problem.length) == (1, None)
 
 
-@pytest.mark.parametrize("steps", [0, 10])
-def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int) -> None:
+@pytest.mark.parametrize("steps", [None, 10])
+def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int | None) -> None:
     from tests.study.test_rules import spec_of
     from tuner.testing.studies import record
 
@@ -198,7 +198,7 @@ def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
     from tuner.testing.results import small_result
 
     result = small_result()
-    job = script_job("train.py", tmp_path, Framework("torch"), steps=0, global_batch=0)
+    job = script_job("train.py", tmp_path, Framework("torch"), steps=None, global_batch=0)
     points = tuple(replace(point, of_step=True) for point in result.points)
     front = tuple(replace(point, of_step=True) for point in result.front_points)
     spent = replace(result.spent, payback_share=None)

@@ -92,7 +92,7 @@ def _tiles(view: View, best: Point) -> str:
 def _figures_of(view: View, point: Point) -> dict[str, list[str]]:
     # By name: value, change against today, interval.
     units, changes = view.units, _changes(view, point)
-    of = "" if view.result.length_known else " of a step"
+    of = "" if view.result.length else " of a step"
     figures = {
         f"{column.heading}{of}": [
             column.text(point, units),

@@ -253,7 +253,7 @@ def about_part(view: View) -> str:
         else str(value)
         for name, value in result.constraints.items()
     }
-    steps = f"{result.steps:,}" if result.length_known else "unknown"
+    steps = f"{result.length:,}" if result.length else "unknown"
     first: dict[str, Any] = {
         **(asked or {"constraints": "none"}),
         "chosen by": result.choice.rule,
