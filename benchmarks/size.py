@@ -8,7 +8,9 @@ Lines are counted in .py files as `wc -l` does. `production_lines` is the import
 `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece is named above
 the figures. `lines.tuner` are the modules beside the packages, `docs_words` the words of `docs` and
 of the changelog, `import_cycles` the groups of modules that import each other (inside functions,
-too).
+too). `isinstance_of_scripts`, `trial_attributes_read` and `private_optuna` are defined in
+`benchmarks.forbidden_ways`, `attributes_set_on_others` in `benchmarks.attributes_set`; each of
+their cases is named.
 """
 
 from __future__ import annotations
@@ -17,13 +19,11 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
-from benchmarks.figures import Figure, arguments, publish
-
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.attributes_set import attributes_set_on_others
+from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.forbidden_ways import kind_tests, private_optuna, trial_reads
+from benchmarks.source import Definition, Module, production
 
 #: The import package's parts from the ground up: each may import those before it.
 LAYERS = (
@@ -46,71 +46,6 @@ ENTRY_POINTS = ("optimize", "plan", "replay")
 
 #: Most lines that a piece of production code may have.
 MOST_LINES = {"file": 450, "class": 300, "function": 60}
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-@dataclass(frozen=True)
-class Module:
-    """A module of the import package.
-
-    Attributes:
-        name: dotted name.
-        path: its file.
-    """
-
-    name: str
-    path: Path
-
-    @cached_property
-    def text(self) -> str:
-        """The source."""
-        return self.path.read_text(encoding="utf-8")
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        """The parsed source."""
-        return ast.parse(self.text)
-
-    @property
-    def lines(self) -> int:
-        """Number of lines."""
-        return self.text.count("\n")
-
-    @property
-    def layer(self) -> str:
-        """The part of the import package that holds it; "" for `tuner/__init__.py`."""
-        parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 else ""
-
-    def definitions(self) -> Iterator[tuple[str, Definition]]:
-        """Every class and function with its qualified name."""
-
-        def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, Definition):
-                    name = f"{prefix}.{child.name}"
-                    yield name, child
-                    yield from below(child, name)
-                else:
-                    yield from below(child, prefix)
-
-        yield from below(self.tree, self.name)
-
-
-def production() -> list[Module]:
-    """Every module of the import package but the fakes for tests."""
-    roots = {"tuner": "tuner"}
-    roots |= {f"tuner.{name}": name for name in ("search_spaces", "workload", "models")}
-    found = []
-    for package, folder in roots.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            if package == "tuner" and parts[0] in ("testing", *(roots.values())):
-                continue
-            kept = parts[:-1] if parts[-1] == "__init__" else parts
-            found.append(Module(".".join((package, *kept)), path))
-    return found
 
 
 def _lines(*folders: str) -> int:
@@ -322,6 +257,16 @@ def too_long(pieces: dict[str, list[tuple[int, str]]]) -> dict[str, list[str]]:
     }
 
 
+def forbidden_ways(modules: list[Module]) -> dict[str, list[str]]:
+    """Return the places of each way of writing that the architecture forbids, by its figure."""
+    return {
+        "isinstance_of_scripts": kind_tests(modules),
+        "trial_attributes_read": trial_reads(modules),
+        "private_optuna": private_optuna(modules),
+        "attributes_set_on_others": attributes_set_on_others(modules),
+    }
+
+
 def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> dict[str, int]:
     """Return every figure by its name."""
     over = too_long(pieces)
@@ -341,6 +286,7 @@ def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> 
         "import_violations": len(import_violations(modules)),
         "import_cycles": len(import_cycles(modules)),
         "public_without_docstring": len(undocumented(modules)),
+        **{name: len(cases) for name, cases in forbidden_ways(modules).items()},
     }
 
 
@@ -360,6 +306,9 @@ def main() -> None:
         print(line)
     for name in undocumented(modules):
         print(f"no docstring: {name}")
+    for name, cases in forbidden_ways(modules).items():
+        for case in cases:
+            print(f"{name}: {case}")
     units = {"lines": "lines", "longest": "lines", "docs": "words"}
     publish(
         [

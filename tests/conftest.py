@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.size import Module, production
+from benchmarks.source import Module, production
 from tuner.executors.local import SimulatedExecutor
 from tuner.results.result import Result
 from tuner.study.callbacks import Progress

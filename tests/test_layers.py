@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-from benchmarks.size import LAYERS, Module, import_cycles, import_violations
+from benchmarks.size import LAYERS, import_cycles, import_violations
+from benchmarks.source import Module
 
 
 def test_every_part_imports_only_those_before_it(production_modules: list[Module]) -> None:

@@ -1,0 +1,76 @@
+"""Modules of the import package, each of which is read and parsed once."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from benchmarks.figures import ROOT
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the import package.
+
+    Attributes:
+        name: dotted name.
+        path: its file.
+    """
+
+    name: str
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        """The source."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed source."""
+        return ast.parse(self.text)
+
+    @property
+    def lines(self) -> int:
+        """Number of lines."""
+        return self.text.count("\n")
+
+    @property
+    def layer(self) -> str:
+        """The part of the import package that holds it; "" for `tuner/__init__.py`."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else ""
+
+    def definitions(self) -> Iterator[tuple[str, Definition]]:
+        """Every class and function with its qualified name."""
+
+        def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, Definition):
+                    name = f"{prefix}.{child.name}"
+                    yield name, child
+                    yield from below(child, name)
+                else:
+                    yield from below(child, prefix)
+
+        yield from below(self.tree, self.name)
+
+
+def production() -> list[Module]:
+    """Every module of the import package but the fakes for tests."""
+    roots = {"tuner": "tuner"}
+    roots |= {f"tuner.{name}": name for name in ("search_spaces", "workload", "models")}
+    found = []
+    for package, folder in roots.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if package == "tuner" and parts[0] in ("testing", *(roots.values())):
+                continue
+            kept = parts[:-1] if parts[-1] == "__init__" else parts
+            found.append(Module(".".join((package, *kept)), path))
+    return found
