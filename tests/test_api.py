@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 import tuner
+from tuner.problem.limits import Limits
 from tuner.study.request import PlanRequest, StudyRequest
 from tuner.testing.commands import finished
 from tuner.testing.studies import write_table
@@ -39,8 +40,11 @@ def test_limits_may_be_given_as_keywords_or_in_the_object_and_not_against_each_o
     plain = tuner.replay(table, budget_kJ=5.0, search=search, **options)
     limits = tuner.Constraints(budget_kJ=5.0, max_gpus=1)
     both = tuner.replay(table, budget_kJ=5.0, constraints=limits, search=search, **options)
-    assert plain.constraints == {"budget_kJ": 5.0, "max_probes": 4}
-    assert both.constraints == {"budget_kJ": 5.0, "max_gpus": 1.0, "max_probes": 4}
+    assert plain.limits == Limits(budget_kJ=5.0)
+    assert both.limits == Limits(budget_kJ=5.0, max_gpus=1)
+    written = both.to_json()
+    assert written["limits"] == {"budget_kJ": 5.0, "max_gpus": 1}
+    assert written["request"] == {"max_probes": 4}
     for other in ({"budget_kJ": 6.0}, {"budget": "6kJ"}):
         with pytest.raises(tuner.InputError, match=r"budget_kJ is 6.0 and 5.0; give it once"):
             tuner.replay(table, **other, constraints=limits, **options)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
-from tuner.problem.constraints import Constraints, Limits
+from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
@@ -82,7 +82,7 @@ def optimize(
     report: bool = True,
     progress: bool = True,
     on_progress: Notify | None = None,
-    **limits: Unpack[Limits],
+    **limits: Unpack[LimitOptions],
 ) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
 
@@ -227,7 +227,7 @@ def plan(
     report: bool = True,
     progress: bool = True,
     on_progress: Notify | None = None,
-    **limits: Unpack[Limits],
+    **limits: Unpack[LimitOptions],
 ) -> Result:
     """Predict every configuration of a space, and choose on the exact front of the models.
 
@@ -281,7 +281,7 @@ def replay(
     report: bool = True,
     progress: bool = True,
     on_progress: Notify | None = None,
-    **limits: Unpack[Limits],
+    **limits: Unpack[LimitOptions],
 ) -> Result:
     """Run a study on a trace or a recorded table instead of real processes.
 

@@ -27,7 +27,8 @@ from tuner.display.plots import (
 from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.formatting import Units, change, number, percent
-from tuner.results.parts import Choice
+from tuner.problem.constraints import Constraints
+from tuner.results.parts import AnsweredRequest, Choice
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.results import (
@@ -83,6 +84,10 @@ class Page(HTMLParser):
             for attrs, text in self.scripts
             if attrs.get("type") == "application/json"
         }
+
+
+def asked_for(**constraints: float) -> AnsweredRequest:
+    return AnsweredRequest(Constraints(**constraints))
 
 
 def empty_result() -> Result:
@@ -325,7 +330,7 @@ def test_hover_holds_the_whole_configuration() -> None:
     ],
 )
 def test_constraints_are_lines(constraints: dict, lines: int, said: str | None) -> None:
-    figure = front_figure(replace(small_result(), constraints=constraints))
+    figure = front_figure(replace(small_result(), request=asked_for(**constraints)))
     assert figure is not None
     assert len(figure.layout.shapes) == lines
     texts = [a.text for a in figure.layout.annotations]
@@ -345,8 +350,8 @@ def test_labels_of_limits_keep_apart() -> None:
         (max(energies), late),
         (max(energies), early),
     ):
-        asked = {"budget_kJ": budget, "deadline_s": deadline}
-        figure = front_figure(replace(result, constraints=asked))
+        asked = asked_for(budget_kJ=budget, deadline_s=deadline)
+        figure = front_figure(replace(result, request=asked))
         assert figure is not None
         axis = figure.layout.yaxis.range
         labels = {a.text.split()[0]: a for a in figure.layout.annotations}
@@ -359,7 +364,7 @@ def test_labels_of_limits_keep_apart() -> None:
 
 
 def test_a_power_cap_is_a_line_through_the_origin() -> None:
-    figure = front_figure(replace(small_result(), constraints={"power_cap_W": 30.0}))
+    figure = front_figure(replace(small_result(), request=asked_for(power_cap_W=30.0)))
     assert figure is not None
     line = trace(figure, "power cap 30.0 W")
     assert [e / t for t, e in zip(line.x, line.y, strict=True) if t] == pytest.approx(

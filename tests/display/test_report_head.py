@@ -12,7 +12,7 @@ from tuner.display.view import View
 from tuner.formatting import number
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide
-from tuner.results.parts import Interval
+from tuner.results.parts import AnsweredRequest, Interval
 from tuner.testing.results import large_result
 
 
@@ -50,7 +50,7 @@ def test_cost_and_emissions_of_the_choice_and_of_today(asked: dict, name: str) -
     constraints = Constraints(**asked)
     best, choice = decide(result.points, constraints)
     _, today = decide([result.baseline], constraints)
-    result = replace(result, best=best, choice=choice, constraints=constraints.rates)
+    result = replace(result, best=best, choice=choice, request=AnsweredRequest(constraints))
     page = top_part(View(result), {})
     card = next(part for part in page.split('<div class="figure">') if f">{name}" in part)
     size = 1000 if name == "Emissions" and choice.objective_value >= 1000 else 1

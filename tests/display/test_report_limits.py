@@ -15,6 +15,7 @@ import pytest
 from tuner.display.html.answer_parts import limits_part
 from tuner.display.report import write_report
 from tuner.display.view import View
+from tuner.results.parts import AnsweredRequest
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import dump_dom
@@ -84,7 +85,7 @@ def in_kilowatt_hours() -> Result:
         point(Configuration.of(micro_batch=2**i), 7200 * 1.3**i, 4000 / 1.6**i, NVML)
         for i in range(6)
     ]
-    return result_of("cluster's job", points, points[0], best=2, constraints={})
+    return result_of("cluster's job", points, points[0], best=2, request=AnsweredRequest())
 
 
 @pytest.mark.browser

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tuner.problem.constraints import Constraints
+from tuner.problem.limits import Limits
 from tuner.results.choice import decide
 from tuner.results.judge import Judge
 from tuner.results.parts import Point
@@ -195,4 +196,4 @@ def test_a_part_of_the_points_is_told_in_the_units_of_all() -> None:
 def test_stated_holds_everything_and_reads_back() -> None:
     asked = Constraints(deadline_s=9.0, objective="cost", price_per_kWh=0.2)
     assert Constraints(**asked.given) == asked
-    assert asked.limits == {"deadline_s": 9.0}
+    assert asked.limits == Limits(deadline_s=9.0)

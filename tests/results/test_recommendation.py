@@ -17,7 +17,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.results.choice import front_of
 from tuner.results.judge import Judge
-from tuner.results.parts import Evidence, Point, Spent, Verification
+from tuner.results.parts import AnsweredRequest, Evidence, Point, Spent, Verification
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
@@ -53,7 +53,7 @@ def result_of(judge: Judge, **more) -> Result:
         "baseline": judge.baseline,
         "spent": Spent(1.0, 200.0, 10, 0, 2, None, None),
         "steps": judge.steps,
-        "constraints": judge.constraints.limits,
+        "request": AnsweredRequest(judge.constraints),
         "judge": judge,
         **more,
     }

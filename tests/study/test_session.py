@@ -13,6 +13,7 @@ import tuner
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.pareto import hypervolume
 from tuner.problem.constraints import Constraints
+from tuner.problem.limits import Limits
 from tuner.results.choice import decide
 from tuner.results.parts import Point
 from tuner.search import sampler
@@ -209,8 +210,7 @@ def test_with_no_limit_named_it_visits_eight_to_twenty_four_launches(options):
     result = optimize(ModelRunner(), options)
     launches = {p.configuration.launch for p in result.points}
     assert 7 <= len(launches) <= 24
-    assert result.constraints["max_probes"] == 40
-    assert result.constraints["search_share"] == 0.01
+    assert result.request.search.limits == {"max_probes": 40, "search_share": 0.01}
 
 
 def test_it_ends_when_nothing_is_worth_its_joules(table, options):
@@ -465,7 +465,8 @@ def test_constraints_choose_and_do_not_cut(table, options):
     assert bound.best == min(fits, key=lambda p: p.time_to_solution_s)
     # What exceeds the budget stays in the answer, though the search did not look for it.
     assert any(p.energy_to_solution_kJ > asked for p in bound.points)
-    assert bound.constraints == {"budget_kJ": asked, "max_probes": 8}
+    assert bound.limits == Limits(budget_kJ=asked)
+    assert bound.request.search.limits == {"max_probes": 8}
 
 
 # Jobs, clusters, spaces.
@@ -525,7 +526,7 @@ def test_the_answer_can_be_had_again_from_the_folder(finished_study):
         result.best.energy_to_solution_kJ, rel=1e-3
     )
     assert again.spent.energy_kJ == pytest.approx(result.spent.energy_kJ)
-    assert (again.stopped, again.constraints) == (result.stopped, result.constraints)
+    assert (again.stopped, again.request) == (result.stopped, result.request)
     assert again.spent.time_s == result.spent.time_s
     assert tuner.load_result(runs_dir=runs).name == "study"
     with pytest.raises(InputError, match="study"):

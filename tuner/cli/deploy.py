@@ -23,7 +23,7 @@ from tuner.cli.options import (
     say_of,
 )
 from tuner.cli.parser import Commands
-from tuner.problem.constraints import LIMITS, Constraints
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.terminal import raw_stream
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 #: Limits that a tuned training can keep.
-_OF_TUNING = ("max_slowdown", *(limit.name for limit in LIMITS if limit.exponents))
+_OF_TUNING = ("max_slowdown", "budget_kJ", "deadline_s", "power_cap_W")
 
 
 def _apply(args: argparse.Namespace) -> int:

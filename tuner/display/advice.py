@@ -12,7 +12,6 @@ from tuner.formatting import (
     settings_text,
 )
 from tuner.problem.stop_reason import no_verdict_phrase
-from tuner.results.choice import limits_phrase
 from tuner.results.parts import Evidence, Point, Recommendation
 from tuner.results.recommendation import evidence_of, too_little_tried
 from tuner.results.result import Result
@@ -38,7 +37,7 @@ def headline(result: Result) -> str:
 
 def _limits(result: Result) -> str:
     shown = [*result.points, *([result.best] if result.best else [])]
-    return limits_phrase(result.constraints, Units.of(shown))
+    return result.limits.phrase(Units.of(shown))
 
 
 def _train(result: Result, advice: Recommendation) -> str:

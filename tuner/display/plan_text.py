@@ -16,7 +16,6 @@ from tuner.formatting import (
     settings_text,
 )
 from tuner.planning.fit import SURE, Change, Fit, Most
-from tuner.results.choice import limits_phrase
 from tuner.results.parts import PlanFacts
 from tuner.results.predict import Forecast
 from tuner.results.result import Result
@@ -70,7 +69,7 @@ def size_lines(result: Result) -> list[str]:
         rows.append((str(size.gpus), *figures, ", ".join(notes), settings))
     lines = right_aligned(rows, "  ")
     meets = [size.gpus for size in plan.sizes if size.choice.met]
-    if limits_phrase(result.constraints, units) and meets:
+    if result.limits and meets:
         lines.append(f"The fewest GPUs that meet the limits: {min(meets)}.")
     return lines
 

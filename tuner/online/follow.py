@@ -22,7 +22,7 @@ from tuner.online.bandit import STEP, WORTH, Decision, OnlineTuner
 from tuner.online.marks import Mark
 from tuner.online.response import SURE, UNLIMITED, Views
 from tuner.online.windows import Chunk
-from tuner.problem.constraints import Constraints, given_limits, limit_on
+from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters import Meter, MeterError, Reading
 
@@ -197,7 +197,7 @@ class LengthUnknown(Exception):
 
 def run_limits(given: Constraints) -> tuple[float, float] | None:
     """Return the limits on the time (s) and energy (J) of a whole command; None without any."""
-    time_s, energy_kJ = (limit_on(name, given.limits) for name in FIGURES)
+    time_s, energy_kJ = given.limits.deadline_s, given.limits.budget_kJ
     if time_s is None and energy_kJ is None:
         return None
     return time_s or math.inf, 1000 * (energy_kJ or math.inf)
@@ -295,7 +295,7 @@ def kept_limits(
         return ()
     took = now.time_s - started.time_s, (now.energy_J - started.energy_J) / 1000
     of_run = dict(zip(FIGURES, took, strict=True))
-    given = given_limits(limits.limits)
+    given = limits.limits.given
     return tuple(
         (row.name, value, of_run[row.figure]) for row, value in given if row.figure in of_run
     )

@@ -11,7 +11,7 @@ from tuner.online.earlier import Earlier, earlier_of
 from tuner.online.follow import Period, Signal, run_limits
 from tuner.online.response import Balance
 from tuner.online.windows import Change
-from tuner.problem.constraints import Constraints, Limits
+from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.workload.measure.stragglers import RankState, Straggler
@@ -25,7 +25,7 @@ DEFAULT_SLOWDOWN = 0.05
 Ended = Literal["", "unmetered", "fixed", "length", "refused", "meter", "fault"]
 
 
-class TuningOptions(Limits, total=False):
+class TuningOptions(LimitOptions, total=False):
     """Options of `tuner.tuning`: limits and those of `TuningRequest`; `transfer` is a folder."""
 
     steps: int | None

@@ -37,7 +37,7 @@ from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import front_of
 from tuner.results.front_uncertainty import attainment_of
 from tuner.results.judge import Judge
-from tuner.results.parts import Attainment, PlanFacts, Point, SizeOfPlan, Spent
+from tuner.results.parts import AnsweredRequest, Attainment, PlanFacts, Point, SizeOfPlan, Spent
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
@@ -318,7 +318,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
         baseline=baseline,
         spent=Spent(0.0, 0.0, 0, 0, 0, None, None),
         steps=problem.steps,
-        constraints={**constraints.limits, **constraints.rates},
+        request=AnsweredRequest(constraints),
         about=_about(spec, table, cluster),
         attainment=Attainment(**table.attainment),
         job=problem.job,

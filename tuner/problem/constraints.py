@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
-from tuner.formatting import Units, number
+from tuner.problem.limits import Limits
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.options import check_options, declared_options, option, parse_quantity
 
@@ -22,107 +21,7 @@ OBJECTIVES: dict[str, tuple[float, float] | None] = {
 }
 
 
-class JobFigures(NamedTuple):
-    """Figures of the whole training that limits are on; None for what is unknown."""
-
-    energy_kJ: float
-    time_s: float
-    power_W: float
-    peak_power_W: float | None = None
-    gpus: int | None = None
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Limit on the training job, a row of `LIMITS`; `name` is a field of `Constraints`, `figure`
-    one of `JobFigures`.
-
-    Attributes:
-        phrase: returns what it asks, as in "within 25 kJ".
-        text: returns a value with a number of digits, as the object of a sentence.
-        exponents: of the time and the power of a step, whose product is limited; None if the models
-            predict nothing of it.
-        scale: joules, seconds or watts of one unit of the limit.
-        of_job: it is on all steps together.
-    """
-
-    name: str
-    figure: str
-    noun: str
-    label: str
-    phrase: Callable[[float, Units], str]
-    text: Callable[[float, Units, int], str]
-    exponents: tuple[float, float] | None = None
-    scale: float = 1.0
-    of_job: bool = True
-
-    def of_step(self, value: float, steps: int) -> float:
-        """Return the limit on one of the job's steps, in J, s or W."""
-        return value * self.scale / (steps if self.of_job else 1)
-
-
-#: Every limit on the training job.
-LIMITS = (
-    Limit(
-        "budget_kJ",
-        "energy_kJ",
-        "energy budget",
-        "energy budget of the job (kJ)",
-        lambda value, units: f"within {units.energy_text(value)}",
-        lambda value, units, digits: units.energy_text(value, digits),
-        exponents=(1.0, 1.0),
-        scale=1000.0,
-    ),
-    Limit(
-        "deadline_s",
-        "time_s",
-        "deadline",
-        "deadline (s)",
-        lambda value, units: f"within {units.time_text(value)}",
-        lambda value, units, digits: units.time_text(value, digits),
-        exponents=(1.0, 0.0),
-    ),
-    Limit(
-        "power_cap_W",
-        "power_W",
-        "power cap",
-        "cap on the average power (W)",
-        lambda value, _: f"at no more than {number(value)} W on average",
-        lambda value, _, digits: f"{number(value, digits)} W on average",
-        exponents=(0.0, 1.0),
-        of_job=False,
-    ),
-    Limit(
-        "peak_power_W",
-        "peak_power_W",
-        "cap on peak power",
-        "cap on the peak power (W)",
-        lambda value, _: f"at no more than {number(value)} W at any moment",
-        lambda value, _, digits: f"a peak of {number(value, digits)} W",
-    ),
-    Limit(
-        "max_gpus",
-        "gpus",
-        "number of GPUs",
-        "most devices",
-        lambda value, _: f"on at most {value:.0f} GPU{'s' * (value != 1)}",
-        lambda value, *_: f"{value:.0f} GPU{'s' * (round(value) != 1)}",
-    ),
-)
-
-
-def given_limits(values: Mapping[str, float]) -> list[tuple[Limit, float]]:
-    """Return the limits among these values by name, each with its value."""
-    rows = {limit.name: limit for limit in LIMITS}
-    return [(rows[name], value) for name, value in values.items() if name in rows]
-
-
-def limit_on(figure: str, values: Mapping[str, float]) -> float | None:
-    """Return the limit on a field of `JobFigures` among these values; None without one."""
-    return next((value for row, value in given_limits(values) if row.figure == figure), None)
-
-
-class Limits(TypedDict, total=False):
+class LimitOptions(TypedDict, total=False):
     """Limits on the training job as keywords: a number in the unit of the name, or a quantity with
     its unit ("2h", "11kWh", "2kW", "5%")."""
 
@@ -220,15 +119,15 @@ class Constraints:
         if self.objective != "carbon" and self.grid_gCO2_per_kWh is not None:
             raise InputError("grid_gCO2_per_kWh is for minimizing carbon (--minimize carbon)")
 
-    def limited(self, **limits: Unpack[Limits]) -> Constraints:
+    def limited(self, **limits: Unpack[LimitOptions]) -> Constraints:
         """Return these constraints with the limits that are not None."""
         declared = [(item.name, option) for item, option in declared_options(Constraints)]
         names = {option.alias.replace("-", "_"): name for name, option in declared if option.alias}
         units = {name: option.unit for name, option in declared}
         given: dict[str, Any] = {}
         for keyword, value in limits.items():
-            if keyword not in Limits.__annotations__:
-                known = ", ".join(Limits.__annotations__)
+            if keyword not in LimitOptions.__annotations__:
+                known = ", ".join(LimitOptions.__annotations__)
                 raise TypeError(f"there is no argument {keyword!r}; limits are {known}")
             if value is None:
                 continue
@@ -243,42 +142,38 @@ class Constraints:
     def require_limits_of_a_step(self) -> None:
         """Check that no limit is on a whole training, where its length is unknown."""
         flags = {item.name: declared.alias for item, declared in declared_options(Constraints)}
-        for row, _ in given_limits(self.limits):
-            if row.exponents and row.of_job:
+        for row, _ in self.limits.given:
+            if row.of_training:
                 raise InputError(
                     f"--{flags[row.name]} limits the whole training, and its length is unknown; "
                     "add --steps with its number of optimizer steps to tuner optimize"
                 )
 
     def relative_to(self, baseline_time_s: float | None) -> Constraints:
-        """Return these constraints with the limit on slowdown as a deadline, if it is known."""
-        if self.max_slowdown is None or baseline_time_s is None:
-            return self
-        allowed_s = (1 + self.max_slowdown) * baseline_time_s
-        return replace(
-            self,
-            deadline_s=min(self.deadline_s or allowed_s, allowed_s),
-            baseline_time_s=baseline_time_s,
+        """Return these constraints with the limit on slowdown relative to a baseline's time."""
+        return replace(self, baseline_time_s=baseline_time_s)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits as absolute ones, without a limit on slowdown whose baseline is unknown."""
+        deadline_s, slowdown = self.deadline_s, None
+        if self.max_slowdown is not None and self.baseline_time_s is not None:
+            allowed_s = (1 + self.max_slowdown) * self.baseline_time_s
+            if deadline_s is None or allowed_s <= deadline_s:
+                deadline_s, slowdown = allowed_s, self.max_slowdown
+        return Limits(
+            self.budget_kJ,
+            deadline_s,
+            self.power_cap_W,
+            self.peak_power_W,
+            self.max_gpus,
+            slowdown,
         )
 
     @property
     def prices(self) -> tuple[float, float]:
         """Prices of a kilowatt-hour and of a GPU hour; 0 if not given."""
         return self.price_per_kWh or 0.0, self.price_per_gpu_hour or 0.0
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """The prices and the grid's intensity that were given, by name."""
-        return self._numbers("price_per_kWh", "price_per_gpu_hour", "grid_gCO2_per_kWh")
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limits that were given, by name."""
-        return self._numbers(*(limit.name for limit in LIMITS))
-
-    def _numbers(self, *names: str) -> dict[str, float]:
-        given = self.given
-        return {name: float(given[name]) for name in names if name in given}
 
     @property
     def goal(self) -> str:
@@ -289,7 +184,7 @@ class Constraints:
         """
         if self.objective is not None or not self.limits:
             return self.objective or "knee"
-        deadline_alone = self.deadline_s is not None and self.budget_kJ is None
+        deadline_alone = self.limits.deadline_s is not None and self.budget_kJ is None
         return "energy" if deadline_alone else "time"
 
     @property
@@ -297,18 +192,3 @@ class Constraints:
         """The constraints that were given, by name: the section of study.toml."""
         values = {item.name: getattr(self, item.name) for item, _ in declared_options(type(self))}
         return {name: value for name, value in values.items() if value is not None}
-
-    def excess(self, job: JobFigures) -> dict[str, float]:
-        """Return by which share each limit on a known figure is exceeded; 0 or less if met."""
-        values = [
-            (row, limit, getattr(job, row.figure)) for row, limit in given_limits(self.limits)
-        ]
-        return {row.name: value / limit - 1 for row, limit, value in values if value is not None}
-
-    @property
-    def is_relative(self) -> bool:
-        """True if the deadline is that of the limit on slowdown."""
-        share, whole_s = self.max_slowdown, self.baseline_time_s
-        if share is None or whole_s is None:
-            return False
-        return self.deadline_s == (1 + share) * whole_s

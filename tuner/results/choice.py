@@ -9,13 +9,14 @@ meet the limits by luck is passed over. If nothing can meet them, the nearest po
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tuner.formatting import Units, label, number, percent, probability
 from tuner.pareto import knee, nondominated
-from tuner.problem.constraints import Constraints, JobFigures, given_limits
+from tuner.problem.constraints import Constraints
+from tuner.problem.limits import JobFigures, Limit, Limits
 from tuner.results.parts import Choice, Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
@@ -37,71 +38,57 @@ MANY_TIMES = 3.0
 KJ_PER_KWH = 3600.0
 
 
-def cost_of(point: Point, rates: Mapping[str, float]) -> float:
+def energy_cost_of(point: Point, constraints: Constraints) -> float:
+    """Return the price of the whole job's energy."""
+    return (constraints.price_per_kWh or 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
+
+
+def cost_of(point: Point, constraints: Constraints) -> float:
     """Return the price of the whole job: its energy and the hours of each rank."""
-    per_kWh = rates.get("price_per_kWh", 0.0)
-    per_hour = rates.get("price_per_gpu_hour", 0.0)
-    hours = point.time_to_solution_s / 3600
-    return (
-        per_kWh * point.energy_to_solution_kJ / KJ_PER_KWH
-        + per_hour * hours * point.configuration.world_size
+    hours = point.time_to_solution_s / 3600 * point.configuration.world_size
+    return energy_cost_of(point, constraints) + (constraints.price_per_gpu_hour or 0.0) * hours
+
+
+def carbon_g(point: Point, constraints: Constraints) -> float:
+    """Return the grams of CO2 equivalent of the whole job's energy."""
+    return (constraints.grid_gCO2_per_kWh or 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
+
+
+def figures_of(points: Sequence[Point]) -> JobFigures:
+    """Return the figures of points that limits are on, (points,).
+
+    An unknown peak counts as infinite: without samples it cannot be shown that a limit is met.
+    """
+    peaks = [math.inf if point.peak_power_W is None else point.peak_power_W for point in points]
+    return JobFigures(
+        np.array([point.energy_to_solution_kJ for point in points]),
+        np.array([point.time_to_solution_s for point in points]),
+        np.array([point.power_W for point in points]),
+        np.array(peaks),
+        np.array([point.configuration.world_size for point in points]),
     )
-
-
-def carbon_g(point: Point, rates: Mapping[str, float]) -> float:
-    """Return the grams of CO2 equivalent of the whole job's energy (`Constraints.rates`)."""
-    return rates.get("grid_gCO2_per_kWh", 0.0) * point.energy_to_solution_kJ / KJ_PER_KWH
-
-
-def excess(point: Point, constraints: Constraints) -> dict[str, float]:
-    """Return by which share the point exceeds each limit; 0 or less if it meets it."""
-    figures = JobFigures(
-        point.energy_to_solution_kJ,
-        point.time_to_solution_s,
-        point.power_W,
-        point.peak_power_W,
-        point.configuration.world_size,
-    )
-    # Without samples it cannot be shown that a limit on the peak is met.
-    unknown = dict.fromkeys(constraints.limits, math.inf)
-    return unknown | constraints.excess(figures)
 
 
 def _as_measured(point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
-    met = {name: float(beyond <= 0) for name, beyond in excess(point, constraints).items()}
+    ratios = constraints.limits.ratios(figures_of([point]))
+    met = {name: float(ratio[0] <= 1) for name, ratio in ratios.items()}
     return met, float(all(met.values()))
 
 
-def _worst(point: Point, constraints: Constraints) -> float:
-    return max(excess(point, constraints).values(), default=0.0)
-
-
-def limits_phrase(limits: Mapping[str, float], units: Units) -> str:
-    """Return the limits of the training job as in "within 25 kJ and on at most 2 GPUs"."""
-    return " and ".join(row.phrase(value, units) for row, value in given_limits(limits))
-
-
-def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> str:
+def _unmet(points: Sequence[Point], limits: Limits, units: Units) -> str:
+    ratios = limits.ratios(figures_of(points))
     met, unmet, least = [], [], []
-    for row, limit in given_limits(constraints.limits):
+    for row, limit in limits.given:
         called = row.noun
-        beyond = min(excess(point, constraints)[row.name] for point in points)
-        if beyond <= 0:
+        ratio = float(ratios[row.name].min())
+        if ratio <= 1:
             met.append(f"the {called}")
             continue
         unmet.append(f"the {called}")
-        if not math.isfinite(beyond):
+        if not math.isfinite(ratio):
             least.append("no probe recorded its peak power")
             continue
-        nearest = limit * (1 + beyond)
-        for digits in range(3, 8):  # until the two are told apart
-            found, asked = row.text(nearest, units, digits), row.text(limit, units, digits)
-            if found != asked and f"{nearest:.{digits}g}" != f"{limit:.{digits}g}":
-                break
-        times = f"{number(1 + beyond)} times the {called} of {asked}"
-        share = percent(beyond) if beyond >= 0.0005 else "less than 0.1 %"
-        share += f" beyond the {called} of {asked}"
-        least.append(f"the least found is {found}, {times if beyond >= MANY_TIMES - 1 else share}")
+        least.append(_least_found(row, limit, ratio, units))
     how = "predicted" if points[0].source == "predicted" else "measured"
     if not unmet:
         every = "both" if len(met) == 2 else "all of them"
@@ -109,6 +96,18 @@ def _unmet(points: Sequence[Point], constraints: Constraints, units: Units) -> s
     verdict = f"nothing {how} meets {_listed(unmet, 'or')}"
     verdict = f"{_listed(met)} can be met, but {verdict}" if met else verdict
     return f"{verdict[0].upper()}{verdict[1:]}: {'; '.join(least)}."
+
+
+def _least_found(row: Limit, limit: float, ratio: float, units: Units) -> str:
+    nearest = limit * ratio
+    for digits in range(3, 8):  # until the two differ in print
+        found, asked = row.text(nearest, units, digits), row.text(limit, units, digits)
+        if found != asked and f"{nearest:.{digits}g}" != f"{limit:.{digits}g}":
+            break
+    if ratio >= MANY_TIMES:
+        return f"the least found is {found}, {number(ratio)} times the {row.noun} of {asked}"
+    share = percent(ratio - 1) if ratio >= 1.0005 else "less than 0.1 %"
+    return f"the least found is {found}, {share} beyond the {row.noun} of {asked}"
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:
@@ -129,7 +128,7 @@ def _score(point: Point, objective: str, constraints: Constraints) -> tuple[floa
     energy, time = point.energy_to_solution_kJ, point.time_to_solution_s
     if objective == "time":
         return time, energy
-    cost = cost_of(point, constraints.rates)
+    cost = cost_of(point, constraints)
     return {"energy": energy, "edp": energy * time, "cost": cost, "carbon": energy}[objective], time
 
 
@@ -143,6 +142,33 @@ def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
     time = np.array([point.time_to_solution_s for point in points], dtype=float)
     kept = [point for point, on in zip(points, nondominated(energy, time), strict=True) if on]
     return tuple(sorted(kept, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ)))
+
+
+def best_of(
+    points: Sequence[Point], constraints: Constraints, baseline: Point | None, chance: Chance
+) -> tuple[Point, bool]:
+    """Return the point that is chosen of one or more, and True if it meets the limits."""
+    limits = constraints.limits
+    if not limits and constraints.objective is None:
+        if _rule(constraints, baseline) != BOTH or baseline is None:
+            return _knee_of(front_of(points)), True
+        fits = [p for p in points if max(ratios_to(baseline, p)) <= 1 + SAME]
+        # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
+        return min(fits or points, key=lambda point: math.prod(ratios_to(baseline, point))), True
+    worst = np.broadcast_to(limits.worst_ratio(figures_of(points)), len(points))
+    fits = [point for point, ratio in zip(points, worst, strict=True) if ratio <= 1]
+    if not fits:
+        pairs = zip(worst, points, strict=True)
+        return min(pairs, key=lambda pair: (pair[0], pair[1].time_to_solution_s))[1], False
+
+    def is_likely(point: Point) -> bool:
+        return not limits or chance(point, constraints)[1] >= LIKELY
+
+    # If luck alone makes each seem to fit, the best by the means is chosen, with its probability.
+    if constraints.goal == "knee":
+        return _knee_of(front_of(list(filter(is_likely, fits)) or fits)), True
+    fits.sort(key=lambda point: _score(point, constraints.goal, constraints))
+    return next(filter(is_likely, fits), fits[0]), True
 
 
 def decide(
@@ -160,68 +186,62 @@ def decide(
             be dominated by one that does not.
         beside: other points that the reader sees, so that a page has one unit of energy and time.
     """
-    asked, objective = constraints.limits, constraints.goal
-    rule = _rule(constraints, baseline)
+    limits, rule = constraints.limits, _rule(constraints, baseline)
     if not points:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
-    units, met = Units.of([*points, *beside, *([baseline] if baseline else [])]), True
-    if not asked and constraints.objective is None:
-        if rule != BOTH or baseline is None:
-            best = _knee_of(front_of(points))
-            text = "Without limits the knee of the front is chosen"
-        else:
-            fits = [p for p in points if max(ratios_to(baseline, p)) <= 1 + SAME]
-            # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
-            best = min(fits or points, key=lambda point: math.prod(ratios_to(baseline, point)))
-            text = "Best in both energy and time"
-            if best.configuration == baseline.configuration:
-                text = "Nothing is better than today in both energy and time"
-    elif fits := [point for point in points if _worst(point, constraints) <= 0]:
-        # If luck alone makes each seem to fit, the first stands, with its probability.
-        fits = [p for p in fits if not asked or chance(p, constraints)[1] >= LIKELY] or fits
-        if objective == "knee":
-            best = _knee_of(front_of(fits))
-        else:
-            best = min(fits, key=lambda point: _score(point, objective, constraints))
-        words = [_GOALS[objective], *([limits_phrase(asked, units)] if asked else [])]
-        if constraints.is_relative:
-            words.append(f"({percent(constraints.max_slowdown or 0)} more than today)")
-        text = " ".join(words)
+    units = Units.of([*points, *beside, *([baseline] if baseline else [])])
+    best, met = best_of(points, constraints, baseline, chance)
+    if met:
+        reason = _reason(best, constraints, baseline, units)
     else:
-        best = min(points, key=lambda point: (_worst(point, constraints), point.time_to_solution_s))
-        met, text = False, f"{_unmet(points, constraints, units)} Nearest"
-    sentence = f"{text}: {_needs(best, constraints, units)}."
+        reason = f"{_unmet(points, limits, units)} Nearest"
+    sentence = f"{reason}: {_needs(best, constraints, units)}."
     probabilities, every = chance(best, constraints)
     if constraints.max_slowdown is not None and constraints.baseline_time_s is None:
         met = False
         sentence += " The limit on slowdown was not applied, because today was not measured."
-    if asked and met:
-        sentence += f" It meets {'this' if len(asked) == 1 else 'all of it'} with a "
+    if limits and met:
+        sentence += f" It meets {'this' if len(limits.given) == 1 else 'all of it'} with a "
         sentence += f"probability of {probability(every)}."
     return best, Choice(
         rule,
         met,
         sentence,
-        objective=objective if rule != BOTH else BOTH,
+        objective=constraints.goal if rule != BOTH else BOTH,
         p_met=probabilities,
-        p_all_met=every if asked else None,
-        objective_value=_value(best, objective, constraints),
+        p_all_met=every if limits else None,
+        objective_value=_value(best, constraints),
     )
 
 
+def _reason(best: Point, constraints: Constraints, baseline: Point | None, units: Units) -> str:
+    limits = constraints.limits
+    if not limits and constraints.objective is None:
+        if _rule(constraints, baseline) != BOTH or baseline is None:
+            return "Without limits the knee of the front is chosen"
+        if best.configuration == baseline.configuration:
+            return "Nothing is better than today in both energy and time"
+        return "Best in both energy and time"
+    words = [_GOALS[constraints.goal], *([limits.phrase(units)] if limits else [])]
+    if limits.slowdown is not None:
+        words.append(f"({percent(limits.slowdown)} more than today)")
+    return " ".join(words)
+
+
 def _rule(constraints: Constraints, baseline: Point | None) -> str:
-    words = [*constraints.limits, *([constraints.objective] if constraints.objective else [])]
+    words = [row.name for row, _ in constraints.limits.given]
+    words += [constraints.objective] if constraints.objective else []
     if constraints.max_slowdown is not None:
         words.insert(0, "max_slowdown")
     return " + ".join(words) or (BOTH if baseline is not None else "knee")
 
 
 def _needs(point: Point, constraints: Constraints, units: Units) -> str:
-    mark, price, rates = label(point.meter.mark), "", constraints.rates
+    mark, price = label(point.meter.mark), ""
     if constraints.goal == "cost":
-        price = f", and costs {number(cost_of(point, rates))} at the prices given"
+        price = f", and costs {number(cost_of(point, constraints))} at the prices given"
     elif constraints.goal == "carbon":
-        price = f", and emits {number(carbon_g(point, rates))} g of CO2"
+        price = f", and emits {number(carbon_g(point, constraints))} g of CO2"
     return (
         f"{point.configuration.short} needs {units.energy_text(point.energy_to_solution_kJ)}{mark} "
         f"and {units.time_text(point.time_to_solution_s)} at {number(point.power_W)} W{mark}{price}"
@@ -236,10 +256,10 @@ def ratios_to(today: Point, point: Point) -> tuple[float, float]:
     )
 
 
-def _value(point: Point, objective: str, constraints: Constraints) -> float | None:
-    if objective == "carbon":
-        return carbon_g(point, constraints.rates)
-    return None if objective == "knee" else _score(point, objective, constraints)[0]
+def _value(point: Point, constraints: Constraints) -> float | None:
+    if constraints.goal == "carbon":
+        return carbon_g(point, constraints)
+    return None if constraints.goal == "knee" else _score(point, constraints.goal, constraints)[0]
 
 
 def never_measured(

@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import norm
 
-from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
-from tuner.results.choice import LIKELY, cost_of, decide, excess, ratios_to
+from tuner.problem.constraints import OBJECTIVES, Constraints
+from tuner.results.choice import LIKELY, cost_of, decide, energy_cost_of, figures_of, ratios_to
 from tuner.results.parts import Choice, More, Point
 from tuner.results.posterior import DRAWS, Gain, Posterior
 from tuner.results.significance import Difference
@@ -126,24 +126,20 @@ class Judge:
         A peak and a number of GPUs are met or not. The limit on slowdown is relative to the
         baseline, draw by draw, so the baseline meets it for certain.
         """
-        if not constraints.limits:
+        limits = constraints.limits
+        if not limits:
             return {}, 1.0
-        time, power = self._drawn(point)
-        beyond = excess(point, constraints)
-        met, every = {}, np.ones(DRAWS, dtype=bool)
-        for row, limit in given_limits(constraints.limits):
-            log = math.log(limit) + 1e-12  # a figure without any error may equal its limit
-            if row.exponents is None:
-                holds = np.full(DRAWS, beyond[row.name] <= 0)
-            elif row.figure == "time_s" and constraints.is_relative and self.baseline is not None:
-                share = math.log1p(constraints.max_slowdown or 0.0) + 1e-12
-                holds = self._drawn_slowdown(point, self.baseline) <= share
-            else:
-                of_time, of_power = row.exponents
-                holds = of_time * time + of_power * power - math.log(row.scale) <= log
-            met[row.name] = float(holds.mean())
-            every &= holds
-        return met, float(every.mean())
+        log_time, log_power = self._drawn(point)
+        time_s, energy_kJ = np.exp(log_time), np.exp(log_time + log_power) / 1000
+        if limits.slowdown is not None and self.baseline is not None:
+            slowdown = np.exp(self._drawn_slowdown(point, self.baseline))
+            time_s = slowdown * self.baseline.time_to_solution_s
+        known = figures_of([point])
+        job = known._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
+        # A figure without any error may equal its limit.
+        met = {name: ratio <= 1 + 1e-12 for name, ratio in limits.ratios(job).items()}
+        every = np.logical_and.reduce(np.broadcast_arrays(*met.values()))
+        return {name: float(holds.mean()) for name, holds in met.items()}, float(every.mean())
 
     # -- the choice ------------------------------------------------------------------------------
 
@@ -201,10 +197,9 @@ class Judge:
         goal = self.constraints.goal
         if goal != "cost" or self.baseline is None:
             return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
-        rates, today = self.constraints.rates, self.baseline
-        mine, before = cost_of(point, rates), cost_of(today, rates)
-        only_energy = {k: v for k, v in rates.items() if k == "price_per_kWh"}
-        energy = cost_of(point, only_energy) / mine
+        asked, today = self.constraints, self.baseline
+        mine, before = cost_of(point, asked), cost_of(today, asked)
+        energy = energy_cost_of(point, asked) / mine
         logs = energy * math.log(today.energy_to_solution_kJ / point.energy_to_solution_kJ)
         logs += (1 - energy) * math.log(today.time_to_solution_s / point.time_to_solution_s)
         return energy, 1 - energy, math.log(before / mine) - logs

@@ -9,6 +9,9 @@ from enum import Enum, StrEnum
 from typing import Any, Literal, NamedTuple
 
 from tuner.formatting import knob_text, value_text
+from tuner.problem.constraints import Constraints
+from tuner.problem.limits import LIMITS
+from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
@@ -149,6 +152,28 @@ class Choice:
     baseline_met: bool | None = None
     baseline_value: float | None = None
     baseline_p_met: float | None = None
+
+
+@dataclass(frozen=True)
+class AnsweredRequest:
+    """Request that a result answers.
+
+    Attributes:
+        constraints: limits, objective and prices of the training job, relative to the baseline.
+        search: settings of the search; None of a plan.
+    """
+
+    constraints: Constraints = field(default_factory=Constraints)
+    search: SearchSettings | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was given but for absolute limits, by name, units in the names."""
+        absolute = {row.name for row in LIMITS}
+        given = self.constraints.given.items()
+        return {
+            **{name: value for name, value in given if name not in absolute},
+            **(self.search.limits if self.search is not None else {}),
+        }
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tuner.models.surrogate import LeaveOneOut
 from tuner.pareto import knee
 from tuner.problem.configuration_names import named_configurations
+from tuner.problem.constraints import Constraints, LimitOptions
+from tuner.problem.limits import Limits
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.results.parts import (
     AnotherChoice,
+    AnsweredRequest,
     Attainment,
     Choice,
     Explanation,
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tuner.models.surrogate.surrogates import Surrogates
-    from tuner.problem.constraints import Constraints, Limits
     from tuner.problem.today_facts import TodayFacts
     from tuner.results.judge import Judge
     from tuner.search_spaces.cluster import Cluster
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 #: Names in the JSON of a result, in their order.
 _IN_JSON = (
     *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
-    *("baseline", "spent", "steps", "constraints", "failures", "leave_one_out", "progress"),
+    *("baseline", "spent", "steps", "limits", "request", "failures", "leave_one_out", "progress"),
     *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
     *("today", "about", "report", "plan"),
 )
@@ -80,7 +82,7 @@ class Result:
     baseline: Point | None
     spent: Spent
     steps: int
-    constraints: Mapping[str, float] = field(default_factory=dict)
+    request: AnsweredRequest = field(default_factory=AnsweredRequest)
     failures: tuple[ProbeRecord, ...] = ()
     stragglers: tuple[tuple[str, Straggler], ...] = ()
     leave_one_out: LeaveOneOut | None = None
@@ -103,7 +105,6 @@ class Result:
     @property
     def judged(self) -> Judge:
         """The judge of the points; by their intervals alone if the result has none."""
-        from tuner.problem.constraints import Constraints
         from tuner.results.judge import Judge
 
         return self.judge or Judge(self.points, self.baseline, Constraints(), self.steps)
@@ -112,6 +113,11 @@ class Result:
     def length(self) -> int | None:
         """Steps of the whole training, or of what was recorded; None if unknown."""
         return self.steps if self.job is None or self.job.steps else None
+
+    @property
+    def limits(self) -> Limits:
+        """Limits on the training job, those relative to the baseline as absolute ones."""
+        return self.request.constraints.limits
 
     @property
     def today(self) -> TodayFacts | None:
@@ -256,11 +262,10 @@ class Result:
         return export_result(self, to, out)
 
     def choose(
-        self, constraints: Constraints | None = None, **limits: Unpack[Limits]
+        self, constraints: Constraints | None = None, **limits: Unpack[LimitOptions]
     ) -> AnotherChoice:
         """Choose among the measured points under other constraints; nothing is measured. InputError
         if nothing was, or if the slowdown is limited and the baseline was not measured."""
-        from tuner.problem.constraints import Constraints
         from tuner.results.recommendation import choose
 
         return choose(self, (constraints or Constraints()).limited(**limits))

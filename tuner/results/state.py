@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tuner.results.choice import front_of, never_measured
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.results.judge import Judge, failed_again
 from tuner.results.parts import (
+    AnsweredRequest,
     Attainment,
     Point,
     ProgressPoint,
@@ -232,38 +233,59 @@ def _spent(state: StudyState, time_s: float, best: Point | None, baseline: Point
     )
 
 
-def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
-    """Return the result of a study."""
-    problem, ended, run_dir = spec.problem, spec.ended, spec.run_dir
-    state = StudyState(spec, records)
-    windows, posterior = state.windows, state.posterior
+@dataclass(frozen=True)
+class _Estimates:
+    """Estimates of a study that measured something, by its posterior and its surrogates."""
+
+    points: tuple[Point, ...]
+    predicted: tuple[Point, ...]
+    attainment: Attainment
+    surrogates: Surrogates
+    leave_one_out: LeaveOneOut | None
+
+
+def _estimates(state: StudyState, posterior: Posterior) -> _Estimates:
+    problem, records, windows = state.spec.problem, state.records, state.windows
+    surrogates = _fitted(state)
+    tried = {c for record in records if not record.ok for c in record.request.configurations()}
     unmeasured = never_measured(problem.candidates.configurations, records)
-    points: tuple[Point, ...] = ()
-    predicted: tuple[Point, ...] = ()
-    attainment: Attainment | None = None
-    loo: LeaveOneOut | None = None
-    surrogates: Surrogates | None = None
-    about: dict[str, Any] = problem.about
-    if posterior is not None:
-        surrogates = _fitted(state)
-        tried = {c for record in records if not record.ok for c in record.request.configurations()}
-        left = [c for c in unmeasured if c not in tried]
-        others = likely_unmeasured(surrogates, left, posterior)
-        energy, time = draw(posterior, surrogates, others, seed=spec.settings.seed)
-        probability = probability_nondominated(energy, time)
-        points = tuple(with_probabilities(state.points, probability))
-        predicted = predicted_points(
+    left = [configuration for configuration in unmeasured if configuration not in tried]
+    others = likely_unmeasured(surrogates, left, posterior)
+    energy, time = draw(posterior, surrogates, others, seed=state.spec.settings.seed)
+    probability = probability_nondominated(energy, time)
+    points = tuple(with_probabilities(state.points, probability))
+    few = len(windows.measurements) < 3 or points[0].meter.is_simulated
+    return _Estimates(
+        points,
+        predicted_points(
             surrogates, others, probability[len(points) :], problem.steps, points[0].meter
-        )
-        attainment = attainment_of(energy, time, problem.steps)
-        if len(windows.measurements) >= 3 and not points[0].meter.is_simulated:
-            loo = surrogates.leave_one_out()
-        about["meter"] = dict(vars(windows.records[0].meter))
-        about["window_spread"] = dict(
-            zip(("step_time", "power"), map(float, surrogates.noise()), strict=True)
-        )
+        ),
+        attainment_of(energy, time, problem.steps),
+        surrogates,
+        None if few else surrogates.leave_one_out(),
+    )
+
+
+def _about(state: StudyState, surrogates: Surrogates | None) -> dict[str, Any]:
+    problem = state.spec.problem
+    about: dict[str, Any] = problem.about
+    if surrogates is not None:
+        time, power = map(float, surrogates.noise())
+        about["meter"] = dict(vars(state.windows.records[0].meter))
+        about["window_spread"] = {"step_time": time, "power": power}
     if problem.notes:
         about["notes"] = list(problem.notes)
+    return about
+
+
+def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
+    """Return the result of a study."""
+    problem, ended = spec.problem, spec.ended
+    state = StudyState(spec, records)
+    windows, posterior = state.windows, state.posterior
+    estimates = _estimates(state, posterior) if posterior is not None else None
+    points = estimates.points if estimates else ()
+    surrogates = estimates.surrogates if estimates else None
     baseline = next((point for point in points if point.configuration == state.today), None)
     judge = replace(state.judge, points=points, baseline=baseline)
     best, choice = judge.choose()
@@ -273,7 +295,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     verifying = [record for record in records if record.request.purpose == "verify"]
     return Result(
         name=spec.name,
-        run_dir=run_dir,
+        run_dir=spec.run_dir,
         front_points=front_of(points),
         points=points,
         best=best,
@@ -281,27 +303,23 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         baseline=baseline,
         spent=_spent(state, time_s, best, baseline),
         steps=problem.steps,
-        constraints={
-            **judge.constraints.limits,
-            **judge.constraints.rates,
-            **spec.settings.limits,
-        },
+        request=AnsweredRequest(judge.constraints, spec.settings),
         failures=tuple(record for record in records if not record.ok),
         stragglers=tuple(
             (record.request.probe_id, straggler)
             for record in records
             for straggler in of_environment(record.environment)
         ),
-        leave_one_out=loo,
+        leave_one_out=estimates.leave_one_out if estimates else None,
         progress=_progress(records),
         stop=ended.stop,
-        about=about,
+        about=_about(state, surrogates),
         windows={c: tuple(windows.measurements[i] for i in own) for c, own in windows.rows.items()},
         verification=Verification(
             len(verifying), spent_kJ(verifying), spec.unverified or ended.no_verdict
         ),
-        predicted=predicted,
-        attainment=attainment,
+        predicted=estimates.predicted if estimates else (),
+        attainment=estimates.attainment if estimates else None,
         job=(problem.job or parse_job(problem.identity)) if "job" in problem.identity else None,
         cluster=problem.cluster or parse_cluster(problem.identity),
         surrogates=surrogates,

@@ -7,12 +7,12 @@ log of the largest overshoot, so that of two that exceed a limit the nearer one 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.problem.constraints import OBJECTIVES, Constraints, given_limits
+from tuner.problem.constraints import OBJECTIVES, Constraints
+from tuner.problem.limits import JobFigures
 
 #: Joules of a kilowatt-hour, and seconds of an hour.
 J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
@@ -22,7 +22,7 @@ J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0
 class Question:
     """Limits and objective of the training job, of one step of each configuration."""
 
-    constraints: Constraints  # of the whole job, those relative to the baseline as absolute limits
+    constraints: Constraints  # of the whole job
     steps: int
 
     @classmethod
@@ -48,13 +48,12 @@ class Question:
 
     def excess(self, log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
         """Return the log of the largest overshoot of a limit; 0 if all are met."""
-        found = np.zeros(np.shape(log_energy))
-        for row, limit in given_limits(self.constraints.limits):
-            if row.exponents is not None:
-                time, power = row.exponents  # power is energy over time
-                value = power * log_energy + (time - power) * log_time
-                found = np.maximum(found, value - math.log(row.of_step(limit, self.steps)))
-        return found
+        if not self.constraints.limits:
+            return np.zeros(np.shape(log_energy))
+        energy_J, time_s = np.exp(log_energy), np.exp(log_time)
+        job = JobFigures(energy_J * self.steps / 1000, time_s * self.steps, energy_J / time_s)
+        worst = self.constraints.limits.worst_ratio(job)
+        return np.broadcast_to(np.log(np.maximum(worst, 1.0)), np.shape(log_energy))
 
     def loss(
         self, energy: np.ndarray, time: np.ndarray, gpus: np.ndarray, worst: float | np.ndarray

@@ -18,7 +18,8 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from tuner.problem.constraints import Constraints, JobFigures
+from tuner.problem.constraints import Constraints
+from tuner.problem.limits import JobFigures
 from tuner.search.observations import DELIVERED
 from tuner.search.planner import ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -191,9 +192,9 @@ class StudyRecorder:
             return _Outcome({**clocks, **_failure_attrs(failure)})
         energy_kJ = measurement.energy_per_step_J * self._steps / 1000
         time_s = measurement.step_time_s * self._steps
-        excess = self._constraints.excess(
-            JobFigures(energy_kJ, time_s, measurement.power_W, gpus=configuration.world_size)
-        )
+        job = JobFigures(energy_kJ, time_s, measurement.power_W, gpus=configuration.world_size)
+        ratios = self._constraints.limits.ratios(job)
+        excess = {name: ratio - 1 for name, ratio in ratios.items()}
         return _Outcome(_measured_attrs(record, measurement), (energy_kJ, time_s), excess)
 
     def interrupt(self, why: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tuner.problem import stop_reason
 from tuner.problem.baseline import is_default
-from tuner.problem.constraints import Constraints, given_limits
+from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
 from tuner.problem.stop_reason import LIMITS, StopReason, little_left
 from tuner.results.judge import More
@@ -145,8 +145,8 @@ def front_to_beat(
     a limit on neither time nor energy, or where each GPU has a price. `steps` of the configuration
     to measure make the solution.
     """
-    asked = [row for row, _ in given_limits(constraints.limits) if row.figure != "gpus"]
-    if constraints.price_per_gpu_hour or any(not (row.exponents or (0,))[0] for row in asked):
+    asked = [row for row, _ in constraints.limits.given if row.figure != "gpus"]
+    if constraints.price_per_gpu_hour or not all(row.of_training for row in asked):
         return ()
     reached = [
         (point.time_interval_s.high / steps, 1000 * point.energy_interval_kJ.high / steps)

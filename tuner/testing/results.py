@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.models.surrogate import LeaveOneOut
+from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import StopReason
-from tuner.results.parts import Attainment, Choice, Interval, Point, Spent
+from tuner.results.parts import AnsweredRequest, Attainment, Choice, Interval, Point, Spent
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.meters.base import PowerSample
@@ -93,7 +94,7 @@ def result_of(
         ),
         "spent": Spent(total, 1234.0, 14, 0, len(points), 2500.0, 0.25),
         "steps": 10_000,
-        "constraints": {"budget_kJ": chosen.energy_to_solution_kJ * 1.01},
+        "request": AnsweredRequest(Constraints(budget_kJ=chosen.energy_to_solution_kJ * 1.01)),
         "leave_one_out": LeaveOneOut(len(pairs), 0.034, 0.021, 0.88, pairs),
         "progress": tuple(progress),
         "stop": StopReason("exhausted"),
@@ -261,7 +262,6 @@ def hostile_result() -> Result:
         result,
         choice=Choice(HOSTILE, False, HOSTILE),
         stop=StopReason("node_failures", {"failures": 3}, HOSTILE),
-        constraints={HOSTILE: 1.0},
         failures=(failed(HOSTILE, "crash", HOSTILE, "log</script><!--" + HOSTILE, x=HOSTILE),),
         about={HOSTILE: {HOSTILE: [HOSTILE, {"deep": {HOSTILE: HOSTILE}}]}},
     )

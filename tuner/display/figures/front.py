@@ -23,7 +23,6 @@ from tuner.display.figures.style import (
 )
 from tuner.display.view import View
 from tuner.formatting import Units, after_comma, number
-from tuner.problem.constraints import limit_on
 from tuner.results.parts import Attainment, Point
 from tuner.results.result import Result
 
@@ -51,25 +50,9 @@ def front_figure(result: Result) -> go.Figure | None:
     view = View(result)
     units = view.units
     every |= {p.configuration: p for p in result.predicted if p.configuration not in every}
-    on_front = {p.configuration for p in result.front_points}
     front = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
-    dominated = [p for c, p in every.items() if c not in on_front and p.windows]
-    predicted = [p for c, p in every.items() if c not in on_front and not p.windows]
     shown = [p for p in (*front, *named, result.baseline) if p]
-    limit_kJ, limit_s = (limit_on(each, result.constraints) for each in ("energy_kJ", "time_s"))
-    band = result.attainment or Attainment((), (), (), (), 0)
-    near = shown or list(every.values())  # others may lie outside the view
-    x_axis = Axis(
-        (units.place(p)[0] for p in near),
-        [t / units.s for p in shown for t in p.time_interval_s]
-        + ([limit_s / units.s] if limit_s else []),
-    )
-    y_axis = Axis(
-        (units.place(p)[1] for p in near),
-        [e / units.kJ for p in shown for e in p.energy_interval_kJ]
-        + ([limit_kJ / units.kJ] if limit_kJ else [])
-        + [e / units.kJ for e in (*band.energy_kJ_10, *band.energy_kJ_90)],
-    )
+    x_axis, y_axis = _axes(result, units, shown, shown or list(every.values()))
     figure = empty_figure(
         f"Time to solution ({units.time})",
         f"Energy to solution ({units.energy}{after_comma(view.mark)})",
@@ -77,28 +60,10 @@ def front_figure(result: Result) -> go.Figure | None:
         y_axis.layout(),
     )
     _add_band(figure, result, units, x_axis)
-    if dominated:
-        marker = {"color": FAINT, "size": 6, "opacity": 0.55}
-        places = map(units.place, dominated)
-        far = sum(not (x_axis.holds(time) and y_axis.holds(energy)) for time, energy in places)
-        name = "dominated points" + (f" ({far} of them outside this view)" if far else "")
-        trace = points_trace(dominated, name, "Dominated", units, marker, False)
-        figure.add_trace({**trace, "visible": "legendonly"})
-    if predicted:
-        # Of an open symbol the marker's own colour draws the edge.
-        marker = {"color": PURPLE, "size": 8, "symbol": "circle-open", "line": {"width": 1.5}}
-        trace = points_trace(predicted, "points never tried", "Predicted", units, marker, False)
-        figure.add_trace({**trace, "visible": "legendonly"})
-    if len(front) > 1:
-        stairs = {"shape": "hv", "color": BLUE, "width": 1.5}
-        x, y = (list(values) for values in zip(*map(units.place, front), strict=True))
-        figure.add_trace(scatter_trace(x, y, line=stairs))
-    kinds = (("measured", "front", "circle"), ("predicted", "front, predicted", "circle-open"))
-    for source, name, symbol in kinds:
-        some = [p for p in front if p.source == source]
-        if some:
-            marker = {"color": BLUE, "size": 9, "symbol": symbol}
-            figure.add_trace(points_trace(some, name, "On the front", units, marker))
+    _add_hidden_points(
+        figure, [p for c, p in every.items() if c not in view.front], units, x_axis, y_axis
+    )
+    _add_front(figure, front, units)
     if result.baseline is not None:
         marker = {"color": ORANGE, "size": 11, "symbol": "diamond"}
         figure.add_trace(points_trace([result.baseline], "today", "Today", units, marker))
@@ -116,6 +81,57 @@ def front_figure(result: Result) -> go.Figure | None:
         title = figure.layout.xaxis.title
         title.text += "".join(f'<br><span style="color:{MUTED}">{line}</span>' for line in lines)
     return figure
+
+
+def _axes(
+    result: Result, units: Units, shown: Sequence[Point], inside: Sequence[Point]
+) -> tuple[Axis, Axis]:
+    # Axes that hold all points inside, and the intervals of the points shown, limits and the band
+    # as far as they are near.
+    limit_kJ, limit_s = result.limits.budget_kJ, result.limits.deadline_s
+    band = result.attainment or Attainment((), (), (), (), 0)
+    times_s = [t for p in shown for t in p.time_interval_s]
+    energies_kJ = [e for p in shown for e in p.energy_interval_kJ]
+    times_s += [limit_s] if limit_s else []
+    energies_kJ += [limit_kJ] if limit_kJ else []
+    energies_kJ += [*band.energy_kJ_10, *band.energy_kJ_90]
+    return (
+        Axis((units.place(p)[0] for p in inside), [t / units.s for t in times_s]),
+        Axis((units.place(p)[1] for p in inside), [e / units.kJ for e in energies_kJ]),
+    )
+
+
+def _add_hidden_points(
+    figure: go.Figure, points: Sequence[Point], units: Units, x_axis: Axis, y_axis: Axis
+) -> None:
+    # Points that are not on the front, in the legend alone until they are asked for.
+    dominated = [point for point in points if point.windows]
+    predicted = [point for point in points if not point.windows]
+    if dominated:
+        marker = {"color": FAINT, "size": 6, "opacity": 0.55}
+        places = map(units.place, dominated)
+        far = sum(not (x_axis.holds(time) and y_axis.holds(energy)) for time, energy in places)
+        name = "dominated points" + (f" ({far} of them outside this view)" if far else "")
+        trace = points_trace(dominated, name, "Dominated", units, marker, False)
+        figure.add_trace({**trace, "visible": "legendonly"})
+    if predicted:
+        # Of an open symbol the marker's own colour draws the edge.
+        marker = {"color": PURPLE, "size": 8, "symbol": "circle-open", "line": {"width": 1.5}}
+        trace = points_trace(predicted, "points never tried", "Predicted", units, marker, False)
+        figure.add_trace({**trace, "visible": "legendonly"})
+
+
+def _add_front(figure: go.Figure, front: Sequence[Point], units: Units) -> None:
+    if len(front) > 1:
+        stairs = {"shape": "hv", "color": BLUE, "width": 1.5}
+        x, y = (list(values) for values in zip(*map(units.place, front), strict=True))
+        figure.add_trace(scatter_trace(x, y, line=stairs))
+    kinds = (("measured", "front", "circle"), ("predicted", "front, predicted", "circle-open"))
+    for source, name, symbol in kinds:
+        some = [p for p in front if p.source == source]
+        if some:
+            marker = {"color": BLUE, "size": 9, "symbol": symbol}
+            figure.add_trace(points_trace(some, name, "On the front", units, marker))
 
 
 def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> None:
@@ -212,17 +228,17 @@ def _add_constraints(
         at = {"xanchor": "right", across: 1, f"{along}ref": along, along: axis.at(value)}
         add_small_text(figure, text, {**whole, **at, **label}, 12)
 
-    if budget := limit_on("energy_kJ", result.constraints):
+    if budget := result.limits.budget_kJ:
         text = f"budget {units.energy_text(budget)}"
         limit(text, budget / units.kJ, y_axis, "y", "x", yanchor="bottom")
-    if deadline := limit_on("time_s", result.constraints):
+    if deadline := result.limits.deadline_s:
         text = f"deadline {units.time_text(deadline)}"
         # At the top, but where the budget's label is, in the upper right: then at the bottom.
         level, at = (budget / units.kJ if budget else y_axis.low), deadline / units.s
         taken = y_axis.holds(level) and y_axis.share(level) > 0.5 and x_axis.share(at) > 0.5
         end = {"y": 0, "yanchor": "bottom"} if taken else {"y": 1, "yanchor": "top"}
         limit(text, at, x_axis, "x", "y", textangle=-90, **end)
-    if cap := limit_on("power_W", result.constraints):
+    if cap := result.limits.power_cap_W:
         # Average power is energy over time, so a cap is a line through the origin: E = cap x t.
         text = f"power cap {number(cap)} W"
         times = [x_axis.low + (x_axis.high - x_axis.low) * i / 60 for i in range(61)]

@@ -26,11 +26,9 @@ from tuner.display.html.pieces import (
 )
 from tuner.display.view import View
 from tuner.formatting import change, label, number, percent, probability, short
-from tuner.problem.constraints import limit_on
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of, front_of
 from tuner.results.parts import Point
-from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -182,19 +180,19 @@ def _facts(view: View) -> str:
 
 def _price_tiles(view: View, best: Point) -> list[str]:
     # What the choice and today cost and emit, where prices or the grid were given.
-    rates, base = view.result.constraints, view.result.baseline
+    asked, base = view.result.request.constraints, view.result.baseline
     tiles = []
 
     def add(name: str, now: float, before: float | None, text: Callable[[float], str]) -> None:
         today = muted(f"today {text(before)}") if before is not None else ""
         tiles.append(tile(name, text(now), [today], best.meter.mark))
 
-    if "price_per_kWh" in rates or "price_per_gpu_hour" in rates:
-        before = cost_of(base, rates) if base is not None else None
-        add("Cost at your prices", cost_of(best, rates), before, number)
-    if "grid_gCO2_per_kWh" in rates:
-        before = carbon_g(base, rates) if base is not None else None
-        add("Emissions of its energy", carbon_g(best, rates), before, _mass_text)
+    if any(asked.prices):
+        before = cost_of(base, asked) if base is not None else None
+        add("Cost at your prices", cost_of(best, asked), before, number)
+    if asked.grid_gCO2_per_kWh is not None:
+        before = carbon_g(base, asked) if base is not None else None
+        add("Emissions of its energy", carbon_g(best, asked), before, _mass_text)
     return tiles
 
 
@@ -331,8 +329,8 @@ def limits_part(view: View) -> str:
         "found": view.found,
         "unlimited": [p.configuration for p in front].index(unlimited.configuration),
         "points": [_point(view, point) for point in front],
-        "deadline": _slider(result, units.time, times, "time_s", units.s),
-        "budget": _slider(result, units.energy, energies, "energy_kJ", units.kJ),
+        "deadline": _slider(units.time, times, result.limits.deadline_s, units.s),
+        "budget": _slider(units.energy, energies, result.limits.budget_kJ, units.kJ),
     }
     sliders = "".join(
         f'<div><label for="limit-{name}">{text}<output id="limit-{name}-value" '
@@ -364,10 +362,7 @@ def _point(view: View, point: Point) -> dict[str, Any]:
     return {"name": name, "time": time_taken, "energy": energy_taken, "text": f"{text}."}
 
 
-def _slider(
-    result: Result, unit: str, values: list[float], figure: str, per: float
-) -> dict[str, Any]:
-    value = limit_on(figure, result.constraints)  # the run's own limit
+def _slider(unit: str, values: list[float], value: float | None, per: float) -> dict[str, Any]:
     return {
         **{"unit": unit, "option": "d" if unit == "days" else unit},
         **{"low": min(values) * (1 - _BEYOND), "high": max(values) * (1 + _BEYOND)},

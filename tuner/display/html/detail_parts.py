@@ -23,7 +23,7 @@ from tuner.display.html.pieces import (
 )
 from tuner.display.view import View
 from tuner.formatting import Units, label, number, percent
-from tuner.problem.constraints import LIMITS
+from tuner.problem.limits import LIMITS
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.stragglers import words
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
     from tuner.results.parts import Explanation
 
-_CONSTRAINTS = {
+_ASKED = {
     **{limit.name: limit.label for limit in LIMITS},
     "probe_budget_kJ": "energy budget of the search (kJ)",
     "max_probes": "most probes",
     "search_s": "longest search (s)",
+    "search_share": "energy of the search as a share of today's training",
     "price_per_kWh": "price of a kWh",
     "price_per_gpu_hour": "price of a GPU hour",
     "grid_gCO2_per_kWh": "carbon intensity of the grid (g CO2e/kWh)",
@@ -247,12 +248,8 @@ def stragglers_part(result: Result) -> str:
 def about_part(view: View) -> str:
     """Return the section on the study's constraints, space, job and cluster."""
     result = view.result
-    asked = {
-        _CONSTRAINTS.get(name, name): f"{value:,.10g}"
-        if isinstance(value, int | float)
-        else str(value)
-        for name, value in result.constraints.items()
-    }
+    given = {**result.limits.to_json(), **result.request.to_json()}
+    asked = {_ASKED[name]: f"{value:,.10g}" for name, value in given.items() if name in _ASKED}
     steps = f"{result.length:,}" if result.length else "unknown"
     first: dict[str, Any] = {
         **(asked or {"constraints": "none"}),
