@@ -42,13 +42,18 @@ CONNECT_S = 10.0
 
 
 def import_ray() -> Any:
-    """Return the ray package."""
+    """Return the ray package; InputError if it is missing, or too old to require a token."""
     try:
         import ray
     except ImportError:
         raise InputError(
             "Ray is not installed; install joulefront[ray], or run with --executor inline"
         ) from None
+    if not hasattr(ray._raylet, "AuthenticationTokenLoader"):
+        raise InputError(
+            f"Ray {ray.__version__} has no token authentication, so other users could run code "
+            "through it; install ray>=2.52, or run with --executor inline"
+        )
     return ray
 
 
@@ -77,18 +82,21 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
     with contextlib.ExitStack() as leaving, contextlib.ExitStack() as connecting:
         if address is None:
             folder = leaving.enter_context(private_folder())
-            leaving.callback(reload_authentication)
-            options |= connecting.enter_context(starting(ray, folder))
         else:
             connecting.enter_context(contextlib.chdir(import_folder()))
-        leaving.callback(ray.shutdown)
         try:
+            if address is None:
+                options |= connecting.enter_context(starting(folder))
+                leaving.callback(reload_authentication)
+            leaving.callback(ray.shutdown)
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        # AttributeError: another release of Ray may lack what its privacy needs.
+        except (ConnectionError, ValueError, RuntimeError, OSError, AttributeError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             if address is None:
                 raise InputError(
-                    f"Ray cannot be started: {first}; try again, or run with --executor inline"
+                    f"Ray {ray.__version__} cannot be started: {first}; try again, or run with "
+                    "--executor inline"
                 ) from error
             raise InputError(
                 f"no Ray cluster answers at {address!r}: {first} (where it asks for a token, as "

@@ -23,8 +23,6 @@ from tuner.workload.node.host import ends_as_one
 
 #: Folder that holds the package `tuner`: site-packages, or a checkout.
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
-#: First release of Ray with RAY_AUTH_MODE (docs.ray.io, "Ray token authentication").
-_FIRST_WITH_TOKEN = (2, 52)
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 #: Unless the user chose otherwise: Ray lowers the priority of its workers, and ranks inherit it, so
 #: a measurement would yield to every other process of the machine. Its memory monitor would end the
@@ -55,63 +53,43 @@ def private_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @contextlib.contextmanager
-def starting(ray: Any, folder: str | Path) -> Iterator[dict[str, Any]]:
+def starting(folder: str | Path) -> Iterator[dict[str, Any]]:
     """Yield options for `ray.init` that start a Ray which only this process can enter.
 
     The environment and the current folder are changed for the duration of the context, because
     Ray hands both to its workers; the token remains in the memory of this process afterwards.
-    InputError if this release of Ray has no token authentication.
     """
-    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    if version < _FIRST_WITH_TOKEN:
-        raise InputError(
-            f"Ray {ray.__version__} has no token authentication, so other users could run code "
-            "through it; install ray>=2.52, or run with --executor inline"
-        )
     from ray._private import ray_constants, services
 
-    empty = Path(folder, "empty")
-    empty.mkdir()
-    # Entries are made absolute, because workers start in another folder; a checkout that is not
-    # installed is found by its path only.
+    # Workers start in another folder. An empty entry would be the current one.
     paths = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if not _is_installed():
-        paths.insert(0, str(PACKAGES_FOLDER))
     variables = {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()} | {
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in paths),
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
     if ends_as_one() and "RAY_memory_monitor_refresh_ms" not in os.environ:
         del variables["RAY_memory_monitor_refresh_ms"]  # the kernel would end the study, too
-    before = dict(os.environ)
-    # Where clusters are off, as on macOS, Ray gives its node the loopback address, and its servers
-    # then listen there only. It replaces the address 127.0.0.1 in `ray.init` by another one.
-    clusters = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
-    # Without a dashboard its server has one task: it asks the cloud's metadata service where it
-    # runs, even where usage statistics are off (usage_stats_head.py). A study connects to no host.
-    start_api_server = services.start_api_server
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_TOKEN_PATH")}
+    patched = ray_constants.ENABLE_RAY_CLUSTER, services.start_api_server
     try:
         os.environ.update(variables)
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+        # Where clusters are off, as on macOS, Ray gives its node the loopback address, and its
+        # servers then listen there only; with the address 127.0.0.2 they listen on all.
         ray_constants.ENABLE_RAY_CLUSTER = False
+        # Without a dashboard its server has one task: it asks the cloud's metadata service where it
+        # runs, even where usage statistics are off (usage_stats_head.py).
         services.start_api_server = lambda *args, **options: ("", None)
-        try:
-            reload_authentication()
-        except AttributeError as error:
-            raise InputError(
-                f"Ray {ray.__version__} cannot be started with a token of its own ({error}); "
-                "install ray==2.60.0, or run with --executor inline"
-            ) from error
-        with contextlib.chdir(empty):
+        reload_authentication()
+        with contextlib.chdir(import_folder()):
             yield {"_temp_dir": str(Path(folder, "r")), "include_dashboard": False}
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
-        services.start_api_server = start_api_server
-        for name in {*variables, "RAY_AUTH_TOKEN_PATH"}:
+        ray_constants.ENABLE_RAY_CLUSTER, services.start_api_server = patched
+        for name, value in before.items():
             os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def reload_authentication() -> None:
@@ -127,16 +105,13 @@ def reload_authentication() -> None:
 
 
 def import_folder() -> Path:
-    """Return a folder from which the workers of a joined cluster may import.
+    """Return a folder from which the workers of a cluster may import.
 
     Ray puts the driver's current folder first on their import path.
     """
-    return PACKAGES_FOLDER / "tuner" / "templates" if _is_installed() else PACKAGES_FOLDER
-
-
-def _is_installed() -> bool:
     folders = [*site.getsitepackages(), site.getusersitepackages()]
-    return PACKAGES_FOLDER in [Path(folder).resolve() for folder in folders]
+    is_installed = PACKAGES_FOLDER in [Path(folder).resolve() for folder in folders]
+    return PACKAGES_FOLDER / "tuner" / "templates" if is_installed else PACKAGES_FOLDER
 
 
 def foreign_package(folder: str | Path | None = None) -> str:
@@ -155,15 +130,11 @@ def foreign_package(folder: str | Path | None = None) -> str:
 def exposures() -> tuple[str, ...]:
     """Return the ways in which others can enter the Ray of this process, one sentence each."""
     raylet: Any = importlib.import_module("ray._raylet")
-    try:
-        is_open = raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED
-    except AttributeError:  # before 2.52
-        is_open = True
-    if is_open:
+    if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
         return (
             "the Ray cluster requires no token: anyone who can reach its ports over the network "
-            "can run code on it as its owner; to require one, start Ray 2.52 or newer on every "
-            "node with RAY_AUTH_MODE=token and the token of `ray get-auth-token --generate`",
+            "can run code on it as its owner; to require one, start Ray on every node "
+            "with RAY_AUTH_MODE=token and the token of `ray get-auth-token --generate`",
         )
     if os.environ.get("RAY_AUTH_TOKEN"):
         return ()
