@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -42,7 +39,7 @@ def find_file(
 def read_toml(file: Traversable, what: str) -> dict[str, Any]:
     """Return the tables of a file; `what` it describes, with its name, is for the sentence."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))  # Windows writes a mark
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the {what}: {error}") from error
 
@@ -58,39 +55,11 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(part) for part in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
-    # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
-
-
 def write_toml(data: Mapping[str, Any]) -> str:
-    """Tables of plain values as TOML text; the standard library only reads it."""
+    """Return tables of plain values as TOML text."""
+    import tomlkit
 
-    def lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
-        if name:
-            yield f"\n[{name}]"
-        for key, value in table.items():
-            if not isinstance(value, Mapping):
-                yield f"{_toml_key(key)} = {_toml_value(value)}"
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                yield from lines(value, f"{name}.{_toml_key(key)}" if name else _toml_key(key))
-
-    return "\n".join(lines(plain(data), "")).lstrip("\n") + "\n"
+    return tomlkit.dumps(plain(data))
 
 
 def catalogue(name: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
 
@@ -38,38 +39,69 @@ def parsed_file(path: Path) -> Any:
 
 
 def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = False) -> str:
-    """Return the text of a file with other values of some keys; its comments do not survive.
+    """Return the text of a file with other values of some keys; comments and order stay.
 
     With `may_add`, keys that the file lacks are added and those whose value is None taken away.
-    InputError as `read_key`, or if the other keys cannot be written as they are.
+    InputError as `read_key`.
     """
     text = read_text(path)
+    before = _parsed(text, path)
     try:
-        data = _apart(_parsed(text, path))
-        for key, value in changes.items():
-            if not may_add:
-                read_key(path, key)
-            _set(data, path, key, value)
+        expected = _unshared(before)
     except RecursionError as error:
         raise InputError(f"{path.name} holds itself") from error
-    if data == _parsed(text, path):
+    for key, value in changes.items():
+        if not may_add:
+            read_key(path, key)
+        _set(expected, path, key, value)
+    if expected == before:
         return text
     if path.suffix == ".json":
-        return json.dumps(data, indent=2) + "\n"
+        return json.dumps(expected, indent=2) + "\n"
+    edit = _edited_toml if path.suffix == ".toml" else _edited_yaml
+    # Comments are lost where the editor refuses the file (a key twice) or changes another key, too
+    # (one that an alias shares).
+    with contextlib.suppress(Exception):
+        made = edit(text, path, changes)
+        if _parsed(made, path) == expected:
+            return made
     if path.suffix == ".toml":
-        text = write_toml(data)
-    else:
-        text = str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
-    if _parsed(text, path) != data:  # TOML's dates
-        raise InputError(f"{path.name} holds values that are not kept where another one changes")
-    return text
+        import tomlkit
+
+        return tomlkit.dumps(expected)
+    return str(yaml.safe_dump(expected, sort_keys=False, allow_unicode=True))
 
 
-def _apart(data: Any) -> Any:
-    # What YAML's aliases share changes in one place.
+def _edited_toml(text: str, path: Path, changes: Mapping[str, Any]) -> str:
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    for key, value in changes.items():
+        _set(document, path, key, value)
+    return tomlkit.dumps(document)
+
+
+def _edited_yaml(text: str, path: Path, changes: Mapping[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    editor = YAML()
+    editor.preserve_quotes = True
+    editor.width = 2**20  # a long line stays one
+    document = editor.load(text)
+    for key, value in changes.items():
+        # As PyYAML writes it, by which frameworks read YAML 1.1: 'no' and 1.0e-05.
+        written = None if value is None else editor.load(yaml.safe_dump(value))
+        _set(document, path, key, written)
+    made = io.StringIO()
+    editor.dump(document, made)
+    return made.getvalue()
+
+
+def _unshared(data: Any) -> Any:
+    # A copy without the tables that aliases share.
     if isinstance(data, dict):
-        return {key: _apart(value) for key, value in data.items()}
-    return [_apart(value) for value in data] if isinstance(data, list) else data
+        return {key: _unshared(value) for key, value in data.items()}
+    return [_unshared(value) for value in data] if isinstance(data, list) else data
 
 
 def _set(table: Any, path: Path, key: str, value: Any) -> None:
@@ -103,7 +135,7 @@ def read_text(path: Path) -> str:
             raise InputError(f"{path} is not a file (standard input cannot be read twice)")
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path} is too large for a configuration")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors of Windows begin it with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
 
