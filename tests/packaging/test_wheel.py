@@ -58,6 +58,7 @@ def test_the_source_archive_makes_the_same_wheel(clone: Path, wheel: Path, tmp_p
     assert tops - {""} == {
         "LICENSE",
         "MANIFEST.in",
+        "setup.py",
         "PKG-INFO",
         "README.md",
         "joulefront.egg-info",
