@@ -29,6 +29,9 @@ LEAST = 0.03
 BLOCK_S = 1.0
 #: Least number of blocks to judge by, and the number of the latest that are kept.
 FEWEST, KEPT = 8, 60
+#: A wait for a core sets a rank apart if it exceeds the others' by this factor, and by this many
+#: seconds in each second: on a busy machine all ranks wait, by amounts that scatter.
+LONGER, LONGER_S = 1.25, 0.02
 #: Steps after which no arrival of a step is expected any more: ranks tell when their device has
 #: got there.
 LAG = 10
@@ -44,11 +47,19 @@ CAUSES: Mapping[str, tuple[str, bool]] = {
     "heat": ("heat, {:,.0f} MHz where the others run {:,.0f}", True),
     "power": ("power limit, {:,.0f} MHz where the others run {:,.0f}", True),
     "clock": ("{:,.0f} MHz where the others run {:,.0f}, without a reason", True),
-    "quota": ("its control group's quota held it back {:.0%} of the time, the others {:.0%}", True),
+    "quota": (
+        "its control group's quota held its threads back {:.2g} s in each second (other ranks: "
+        "{:.2g} s)",
+        True,
+    ),
     "priority": ("nice {:.0f} where the others have {:.0f}", False),
-    "cores": ("waited for a core {:.0%} of the time, the others {:.0%}", True),
+    "cores": (
+        "its threads waited {:.2g} s for a core in each second (other ranks: {:.2g} s)",
+        True,
+    ),
     "idle": (
-        "its process computed {:.0%} of the time, the others {:.0%}: it waits for something",
+        "its threads computed {:.2g} s in each second (other ranks: {:.2g} s): it waits for "
+        "something",
         False,
     ),
     "unknown": ("neither its device nor its host tells why", False),
@@ -69,8 +80,8 @@ class RankState:
     throttled: Mapping[str, float] = field(default_factory=dict)
     faults: Mapping[str, int] = field(default_factory=dict)  # as of `Platform.faults`
     nice: int | None = None  # higher is served later
-    #: Share of the time in which it computed on a core, waited for one, and was held back by its
-    #: control group's quota; a sum over threads.
+    #: Seconds in each second in which it computed on a core, waited for one, and was held back by
+    #: its control group's quota; a sum over threads, which may exceed 1.
     busy: float | None = None
     waiting: float | None = None
     held: float | None = None
@@ -244,9 +255,9 @@ def cause_of(state: RankState, others: Sequence[RankState]) -> tuple[str, float,
     if held is not None and held[0] > 0.02 + held[1]:
         return "quota", *held
     waiting = _pair(state, others, "waiting")
-    if nice is not None and nice[0] > nice[1] and waiting is not None and waiting[0] > 0.01:
-        return "priority", *nice
-    if waiting is not None and waiting[0] > 0.02 + waiting[1]:
+    if waiting is not None and waiting[0] > LONGER_S + LONGER * waiting[1]:
+        if nice is not None and nice[0] > nice[1]:
+            return "priority", *nice
         return "cores", *waiting
     busy = _pair(state, others, "busy")
     if busy is not None and busy[0] < 0.98 * busy[1]:

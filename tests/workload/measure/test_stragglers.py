@@ -103,12 +103,12 @@ USUAL = [
         # A reason that holds nothing back is none.
         ({"clock_MHz": 1755, "throttled": {"power": 1.0}}, "unknown", "neither"),
         ({"faults": {"remapped rows": 2}}, "memory", "2 memory errors where the others had 0"),
-        ({"held": 0.31}, "quota", "held it back 31 % of the time, the others 0 %"),
+        ({"held": 0.31}, "quota", "held its threads back 0.31 s in each second (other ranks: 0 s)"),
         ({"nice": 10, "waiting": 0.2}, "priority", "nice 10 where the others have 0"),
         # A lower priority that waits for no core is none.
         ({"nice": 10}, "unknown", "neither"),
-        ({"waiting": 0.4}, "cores", "waited for a core 40 % of the time, the others 1 %"),
-        ({"busy": 0.5}, "idle", "computed 50 % of the time, the others 90 %"),
+        ({"waiting": 1.7}, "cores", "waited 1.7 s for a core in each second (other ranks: 0.01 s)"),
+        ({"busy": 0.5}, "idle", "computed 0.5 s in each second (other ranks: 0.9 s)"),
     ],
 )
 def test_the_cause_is_what_sets_it_apart(more: dict[str, object], cause: str, said: str) -> None:
@@ -118,6 +118,25 @@ def test_the_cause_is_what_sets_it_apart(more: dict[str, object], cause: str, sa
     found = arrivals(lambda rank, step: 0.0243 * (rank == 3))
     (named,) = stragglers(found, {**dict(enumerate(USUAL)), 3: state})
     assert said in sentence(named)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "others", "nice", "cause"),
+    [
+        pytest.param(1.73, [1.67, 1.60, 1.71], 0, "unknown", id="all wait on a busy machine"),
+        pytest.param(1.73, [1.67, 1.60, 1.71], 10, "unknown", id="all wait, one is niced"),
+        pytest.param(0.015, [0.0, 0.0, 0.001], 0, "unknown", id="hardly a wait"),
+        pytest.param(6.4, [0.1, 0.2, 0.1], 0, "cores", id="one rank with many threads"),
+        pytest.param(0.9, [0.02, 0.9, 0.03], 0, "cores", id="pinned to a core that is shared"),
+        pytest.param(2.4, [1.67, 1.60, 1.71], 10, "priority", id="niced on a busy machine"),
+    ],
+)
+def test_a_wait_for_a_core_is_a_cause_if_the_others_wait_less(
+    waiting: float, others: list[float], nice: int, cause: str
+) -> None:
+    state = RankState(3, nice=nice, waiting=waiting)
+    rest = [RankState(n, nice=0, waiting=each) for n, each in enumerate(others)]
+    assert cause_of(state, rest)[0] == cause
 
 
 def test_a_limit_that_all_devices_share_sets_none_apart() -> None:
