@@ -13,7 +13,7 @@ from tuner.display.view import View
 from tuner.formatting import Units, number, percent
 from tuner.results.parts import Point
 
-Text = Callable[[Point, Units], str]
+Text = Callable[[View, Point], str]
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Column:
     heading: str
     figure: Text
     unit: Callable[[Units], str] = lambda units: ""
-    below: Text = lambda point, units: ""
+    below: Text = lambda view, point: ""
     metered: bool = False
 
-    def text(self, point: Point, units: Units) -> str:
+    def text(self, view: View, point: Point) -> str:
         """Return the figure with its unit."""
-        return f"{self.figure(point, units)} {self.unit(units)}".rstrip()
+        return f"{self.figure(view, point)} {self.unit(view.units)}".rstrip()
 
     def title(self, units: Units) -> str:
         """Return the heading with the unit."""
@@ -44,11 +44,11 @@ class Column:
         return f"{self.heading} ({unit})" if unit else self.heading
 
 
-def _peak(point: Point, units: Units) -> str:
+def _peak(view: View, point: Point) -> str:
     return "" if point.peak_power_W is None else f"peak {number(point.peak_power_W)}"
 
 
-def _memory(point: Point, units: Units) -> str:
+def _memory(view: View, point: Point) -> str:
     peak = point.peak_memory_bytes
     return f"{number(peak / 2**30)} GiB" if peak else "unknown"
 
@@ -56,27 +56,27 @@ def _memory(point: Point, units: Units) -> str:
 TIME = Column(
     "time",
     "Time",
-    lambda point, units: number(point.time_to_solution_s / units.s),
+    lambda view, point: number(point.time_to_solution_s / view.units.s),
     lambda units: units.time,
-    lambda point, units: units.interval_text(point.time_interval_s, units.s),
+    lambda view, point: view.units.interval_text(point.time_interval_s, view.units.s),
 )
 ENERGY = Column(
     "energy",
     "Energy",
-    lambda point, units: number(point.energy_to_solution_kJ / units.kJ),
+    lambda view, point: number(point.energy_to_solution_kJ / view.units.kJ),
     lambda units: units.energy,
-    lambda point, units: units.interval_text(point.energy_interval_kJ, units.kJ),
+    lambda view, point: view.units.interval_text(point.energy_interval_kJ, view.units.kJ),
     metered=True,
 )
 POWER = Column(
-    "power", "Power", lambda point, _: number(point.power_W), lambda _: "W", _peak, metered=True
+    "power", "Power", lambda _, point: number(point.power_W), lambda _: "W", _peak, metered=True
 )
-WINDOWS = Column("windows", "Windows", lambda point, _: str(point.windows))
-ON_FRONT = Column("on front", "P(non-dominated)", lambda point, _: percent(point.p_nondominated))
+WINDOWS = Column("windows", "Windows", lambda _, point: str(point.windows))
+ON_FRONT = Column("on front", "P(non-dominated)", lambda _, point: percent(point.p_nondominated))
 MEMORY = Column("peak memory", "Peak memory", _memory)
 
-#: Those of a table in text with and without intervals, of a page, of a notebook, of a hover label.
-TEXT, BRIEF_TEXT = (TIME, ENERGY, POWER, WINDOWS, ON_FRONT), (TIME, ENERGY, POWER)
+#: Those of a table in text, of a page, of a notebook, of a hover label.
+TEXT = (TIME, ENERGY, POWER, WINDOWS, ON_FRONT)
 PAGE, NOTEBOOK = (ENERGY, TIME, POWER, ON_FRONT, MEMORY), (ENERGY, TIME, POWER, ON_FRONT)
 HOVER = (ENERGY, TIME, POWER, ON_FRONT)
 #: Those whose intervals are columns of their own in a table in text.

@@ -252,11 +252,11 @@ def note(result: Result) -> str:
         lines += [_literal(view.prediction), ""]
     if (best := result.recommended) is not None:
         configuration = html.escape(best.configuration.short).replace("`", "'")
-        energy = f"{ENERGY.text(best, view.units)}{label(best.meter.mark)}"
+        energy = f"{ENERGY.text(view, best)}{label(best.meter.mark)}"
         lines += [
             f"- configuration: `{configuration or 'default'}`",
             f"- energy to solution: {energy}",
-            f"- time to solution: {TIME.text(best, view.units)}",
+            f"- time to solution: {TIME.text(view, best)}",
             f"- search: {result.spent.probes} probes, {result.spent.failed} failed, "
             f"{view.spent}{view.estimated}",
             f"- {_literal(view.payback)}",

@@ -24,7 +24,7 @@ def result_html(result: Result) -> str:
     rows = [
         [
             *(escape(value_text(p.configuration.get(name))) for name in view.names),
-            *(column.figure(p, view.units) for column in NOTEBOOK),
+            *(column.figure(view, p) for column in NOTEBOOK),
             " ".join(
                 [
                     *([f"<b>{word}</b>"] if (word := view.role(p)) else []),

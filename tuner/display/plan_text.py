@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tuner.display.columns import BRIEF_TEXT
+from tuner.display.view import figure_texts
 from tuner.formatting import (
     Units,
     duration,
@@ -64,7 +64,7 @@ def size_lines(result: Result) -> list[str]:
     ]
     for size in plan.sizes:
         notes = ["knee"] * size.is_knee + ["beyond the limits"] * (not size.choice.met)
-        figures = (column.text(size.best, units) for column in BRIEF_TEXT)
+        figures = figure_texts(size.best, units)
         settings = settings_text(size.best.configuration)
         rows.append((str(size.gpus), *figures, ", ".join(notes), settings))
     lines = right_aligned(rows, "  ")

@@ -131,7 +131,7 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
         name = short(curve[0].configuration, varying) if varying else "one launch setting"
         sizes = [12 if p is least else 7 for p in curve]
         marker = {"color": colour, "symbol": symbol, "size": sizes}
-        trace = points_trace(curve, html.escape(name), "At this setting", units, marker)
+        trace = points_trace(view, curve, html.escape(name), "At this setting", marker)
         del trace["error_x"]
         x = [p.configuration.live[knob] for p in curve]
         line = {"color": colour, "width": 1.5}

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from tuner.display.text import front_lines
+from tuner.display.text import brief_front_lines
 from tuner.formatting import Units, duration, label, number, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -148,7 +148,7 @@ class EventLines:
             self._front = front
             lines.append(f"  front so far, {len(front)} point{'s' * (len(front) != 1)}:")
             names = [n for n in event.varying if any(n in (*c.launch, *c.live) for c in front)]
-            lines += ["    " + line for line in front_lines(event.front, names)]
+            lines += ["    " + line for line in brief_front_lines(event.front, names)]
         return lines
 
 

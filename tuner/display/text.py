@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
-from tuner.display.columns import BRIEF_TEXT, ENERGY, POWER, TEXT, TIME, WITH_INTERVAL, Text
+from tuner.display.columns import ENERGY, TEXT, WITH_INTERVAL, Text
 from tuner.display.plan_text import plan_lines, probe_lines, share_lines
-from tuner.display.view import View
+from tuner.display.view import View, figure_texts
 from tuner.formatting import (
     Units,
     after_comma,
@@ -44,31 +44,30 @@ _ALIKE = 1.03
 _LOOKS_THE_SAME = 1.005
 
 
-def front_lines(
-    points: Sequence[Point],
-    names: Sequence[str] | None = None,
-    *,
-    intervals: bool = False,
-    units: Units | None = None,
-) -> list[str]:
-    """Return points as aligned columns: time, energy (labelled where estimated), power, and the
-    named knobs, or those that vary; with intervals also those, windows and P(non-dominated)."""
+def front_lines(view: View, points: Sequence[Point], names: Sequence[str]) -> list[str]:
+    """Return points as aligned columns: those of `TEXT`, with intervals, and the named knobs."""
     if not points:
         return ["nothing measured"]
-    if names is None:
-        names = varying_knobs(point.configuration for point in points)
-    units = units or Units.of(points)
     estimated = label(common_mark(point.meter for point in points))
     cells: list[tuple[str, Text]] = []
-    for column in TEXT if intervals else BRIEF_TEXT:
+    for column in TEXT:
         cells.append((column.name + estimated * (column is ENERGY), column.text))
-        if intervals and column in WITH_INTERVAL:
+        if column in WITH_INTERVAL:
             cells.append(("90 %", column.below))
     rows = [
-        [*(cell(point, units) for _, cell in cells), short(point.configuration, names)]
+        [*(cell(view, point) for _, cell in cells), short(point.configuration, names)]
         for point in points
     ]
     return right_aligned([[*(head for head, _ in cells), ""], *rows])
+
+
+def brief_front_lines(points: Sequence[Point], names: Sequence[str]) -> list[str]:
+    """Return points of an unfinished search as aligned columns: time, energy, power, and the named
+    knobs."""
+    units = Units.of(points)
+    estimated = label(common_mark(point.meter for point in points))
+    rows = [[*figure_texts(point, units), short(point.configuration, names)] for point in points]
+    return right_aligned([["time", f"energy{estimated}", "power", ""], *rows])
 
 
 def ascii_plot(
@@ -124,7 +123,7 @@ def plot_lines(view: View) -> list[str]:
 def summary_lines(result: Result) -> list[str]:
     """Return the summary that `tuner show` prints."""
     view = View(result)
-    units, names = view.units, varying_knobs(point.configuration for point in result.points)
+    names = varying_knobs(point.configuration for point in result.points)
     lines = [result.stopped, ""]
     if view.prediction:
         lines += [view.prediction, ""]
@@ -134,18 +133,19 @@ def summary_lines(result: Result) -> list[str]:
         + (f"{result.length:,} x " if result.length else "of one ")
         + str(result.about.get("unit_of_work", "step"))
     )
-    lines += front_lines(result.front_points, names, intervals=True, units=units)
+    lines += front_lines(view, result.front_points, names)
     if result.predicted:
         never = "Not tried" if view.is_predicted else "Never measured"
         lines += ["", f"{never}, and likely on the front (predicted):"]
-        lines += front_lines(result.predicted, names, intervals=True, units=units)
+        lines += front_lines(view, result.predicted, names)
     if same := _same_in_all(result, names):
         lines.append(f"The same in all that was {view.found}: {same}")
     if plot := plot_lines(view):
         lines += ["", *plot]
     if (today := result.baseline) is not None:
         name = f" ({result.baseline_name})" if result.baseline_name else ""
-        figures = f"{ENERGY.text(today, units)}{view.estimated} and {TIME.text(today, units)}"
+        time, energy, _ = figure_texts(today, view.units)
+        figures = f"{energy}{view.estimated} and {time}"
         lines += ["", f"Today: {figures} with {short(today.configuration, names)}{name}"]
     lines += ["", *advice_lines(result)]
     lines += [evidence] if (evidence := evidence_sentence(result)) else []
@@ -225,8 +225,8 @@ def choice_lines(chosen: AnotherChoice) -> list[str]:
     lines = [chosen.choice.sentence]
     for name, each in [*rows, ("choice", point)]:
         before = today.configuration if today and each is not today else None
-        text = f"{TIME.text(each, units):>10}  {ENERGY.text(each, units):>12}{estimated}  "
-        text += POWER.text(each, units)
+        time, energy, power = figure_texts(each, units)
+        text = f"{time:>10}  {energy:>12}{estimated}  {power}"
         lines.append(f"  {name:<7}{text}  {short(each.configuration, baseline=before)}")
     if chosen.energy is not None and chosen.time is not None:
         energy = change(1 + chosen.energy.relative, 1, "less energy", "more energy")
@@ -328,7 +328,7 @@ def _menu_lines(view: View) -> list[str]:
             known_as = point_name(result, point)
             if in_menu is not None and known_as.isdigit():
                 settings += f" #{known_as}"
-        times, energies = TIME.text(point, view.units), ENERGY.text(point, view.units)
+        times, energies, _ = figure_texts(point, view.units)
         rows.append((f"{'>' if chosen else ' '} {name}", times, time, energies, energy, settings))
     watts = _constant_W(list(points.values()))
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]

@@ -31,6 +31,15 @@ from tuner.workload.scripts.script_job import ScriptJob
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
+def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
+    """Return a point's time, energy and power with their units."""
+    return (
+        units.time_text(point.time_to_solution_s),
+        units.energy_text(point.energy_to_solution_kJ),
+        f"{number(point.power_W)} W",
+    )
+
+
 @dataclass(frozen=True)
 class View:
     """A result with what its renderings share."""

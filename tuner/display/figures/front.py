@@ -61,17 +61,17 @@ def front_figure(result: Result) -> go.Figure | None:
     )
     _add_band(figure, result, units, x_axis)
     _add_hidden_points(
-        figure, [p for c, p in every.items() if c not in view.front], units, x_axis, y_axis
+        figure, view, [p for c, p in every.items() if c not in view.front], x_axis, y_axis
     )
-    _add_front(figure, front, units)
+    _add_front(figure, view, front)
     if result.baseline is not None:
         marker = {"color": ORANGE, "size": 11, "symbol": "diamond"}
-        figure.add_trace(points_trace([result.baseline], "today", "Today", units, marker))
+        figure.add_trace(points_trace(view, [result.baseline], "today", "Today", marker))
     for point in named:
         word = view.role(point)
         ring = {"width": 2.5, "color": GREEN if word == "recommended" else PURPLE}
         marker = {"color": "rgba(0,0,0,0)", "size": 19, "symbol": "circle", "line": ring}
-        trace = points_trace([point], word, word.capitalize(), units, marker, False)
+        trace = points_trace(view, [point], word, word.capitalize(), marker, False)
         figure.add_trace(trace)
     _add_percent_of_today(figure, result, units, x_axis, y_axis)
     figure.update_layout(legend=_legend_corner(shown, units, x_axis, y_axis))
@@ -102,36 +102,36 @@ def _axes(
 
 
 def _add_hidden_points(
-    figure: go.Figure, points: Sequence[Point], units: Units, x_axis: Axis, y_axis: Axis
+    figure: go.Figure, view: View, points: Sequence[Point], x_axis: Axis, y_axis: Axis
 ) -> None:
     # Points that are not on the front, in the legend alone until they are asked for.
     dominated = [point for point in points if point.windows]
     predicted = [point for point in points if not point.windows]
     if dominated:
         marker = {"color": FAINT, "size": 6, "opacity": 0.55}
-        places = map(units.place, dominated)
+        places = map(view.units.place, dominated)
         far = sum(not (x_axis.holds(time) and y_axis.holds(energy)) for time, energy in places)
         name = "dominated points" + (f" ({far} of them outside this view)" if far else "")
-        trace = points_trace(dominated, name, "Dominated", units, marker, False)
+        trace = points_trace(view, dominated, name, "Dominated", marker, False)
         figure.add_trace({**trace, "visible": "legendonly"})
     if predicted:
         # Of an open symbol the marker's own colour draws the edge.
         marker = {"color": PURPLE, "size": 8, "symbol": "circle-open", "line": {"width": 1.5}}
-        trace = points_trace(predicted, "points never tried", "Predicted", units, marker, False)
+        trace = points_trace(view, predicted, "points never tried", "Predicted", marker, False)
         figure.add_trace({**trace, "visible": "legendonly"})
 
 
-def _add_front(figure: go.Figure, front: Sequence[Point], units: Units) -> None:
+def _add_front(figure: go.Figure, view: View, front: Sequence[Point]) -> None:
     if len(front) > 1:
         stairs = {"shape": "hv", "color": BLUE, "width": 1.5}
-        x, y = (list(values) for values in zip(*map(units.place, front), strict=True))
+        x, y = (list(values) for values in zip(*map(view.units.place, front), strict=True))
         figure.add_trace(scatter_trace(x, y, line=stairs))
     kinds = (("measured", "front", "circle"), ("predicted", "front, predicted", "circle-open"))
     for source, name, symbol in kinds:
         some = [p for p in front if p.source == source]
         if some:
             marker = {"color": BLUE, "size": 9, "symbol": symbol}
-            figure.add_trace(points_trace(some, name, "On the front", units, marker))
+            figure.add_trace(points_trace(view, some, name, "On the front", marker))
 
 
 def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.display.columns import HOVER
-from tuner.formatting import Units, label, long_text
+from tuner.display.view import View
+from tuner.formatting import label, long_text
 from tuner.results.parts import Point
 
 if TYPE_CHECKING:
@@ -161,12 +162,12 @@ def add_small_text(figure: go.Figure, text: str, place: Mapping[str, Any], size:
     figure.add_annotation(text=text, showarrow=False, font={"size": size, "color": MUTED}, **place)
 
 
-def _hover(point: Point, heading: str, units: Units) -> str:
+def _hover(view: View, point: Point, heading: str) -> str:
     figures = []
     for column in HOVER:
         estimated = label(point.meter.mark) if column.metered else ""
-        below = column.below(point, units)
-        figures.append(f"{column.heading} {column.text(point, units)}{estimated}")
+        below = column.below(view, point)
+        figures.append(f"{column.heading} {column.text(view, point)}{estimated}")
         figures[-1] += f" [{below}]" if below else ""
     lines = [
         f"<b>{html.escape(heading)}</b>",
@@ -195,16 +196,17 @@ def error_bars(
 
 
 def points_trace(
+    view: View,
     points: Sequence[Point],
     name: str,
     heading: str,
-    units: Units,
     marker: Mapping[str, Any],
     intervals: bool = True,
 ) -> dict[str, Any]:
     """Return a scatter trace of these points in time and energy to solution."""
+    units = view.units
     x, y = (list(values) for values in zip(*map(units.place, points), strict=True))
-    hover = [_hover(p, heading, units) for p in points]
+    hover = [_hover(view, p, heading) for p in points]
     trace = scatter_trace(x, y, name=name, hover=hover, marker=dict(marker))
     if intervals:
         colour = marker["line"]["color"] if "line" in marker else marker["color"]

@@ -93,10 +93,10 @@ def _figures_of(view: View, point: Point) -> dict[str, list[str]]:
     of = "" if view.result.length else " of a step"
     figures = {
         f"{column.heading}{of}": [
-            column.text(point, units),
+            column.text(view, point),
             changes.get(column.name, ""),
             f'<span class="interval">{below} {column.unit(units)}</span>'
-            if (below := column.below(point, units))
+            if (below := column.below(view, point))
             else "",
         ]
         for column in (TIME, ENERGY)
@@ -236,9 +236,9 @@ def _points(
         return f"<div>{marks}{chips(point.configuration, names, view.today)}</div>"
 
     def figure(point: Point, column: Column) -> str:
-        text = column.figure(point, view.units)
+        text = column.figure(view, point)
         text += estimated_mark(point.meter.mark) if column.metered else ""
-        if below := column.below(point, view.units):
+        if below := column.below(view, point):
             text += f'<br><span class="interval">{below}</span>'
         return f"<div>{text}</div>"
 
@@ -350,7 +350,7 @@ def _point(view: View, point: Point) -> dict[str, Any]:
     result, units, today = view.result, view.units, view.today
     name = short(point.configuration, baseline=today)
     estimated = label(point.meter.mark)
-    text = f"{name} takes {TIME.text(point, units)} and {ENERGY.text(point, units)}{estimated}"
+    text = f"{name} takes {TIME.text(view, point)} and {ENERGY.text(view, point)}{estimated}"
     energy, time = view.changes(point)
     if energy:
         text += f", {energy} and {time} than today"

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tuner.display.columns import ENERGY, TIME
 from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.html.pieces import (
     chips,
@@ -21,7 +20,7 @@ from tuner.display.html.pieces import (
     table,
     value_html,
 )
-from tuner.display.view import View
+from tuner.display.view import View, figure_texts
 from tuner.formatting import Units, label, number, percent
 from tuner.problem.limits import LIMITS
 from tuner.results.result import Result
@@ -57,9 +56,9 @@ def plan_part(result: Result) -> str:
         for size in plan.sizes:
             role = " <strong>knee</strong>" if size.is_knee else ""
             role += "" if size.choice.met else " beyond the limits"
-            best, texts = size.best, [each.text(size.best, units) for each in (TIME, ENERGY)]
-            power, knobs = number(best.power_W), chips(best.configuration)
-            rows.append([f"{size.gpus}{role}", *texts, power, knobs])
+            time, energy, _ = figure_texts(size.best, units)
+            power, knobs = number(size.best.power_W), chips(size.best.configuration)
+            rows.append([f"{size.gpus}{role}", time, energy, power, knobs])
         text = section(
             "How many GPUs",
             table(("GPUs", "Time", "Energy", "Power (W)", "Configuration"), rows),
