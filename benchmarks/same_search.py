@@ -1,5 +1,8 @@
 """Searches that change with the CPU: the same seeds on the numerical kernels of four kinds of CPU.
 
+With `--against FOLDER`, searches that change with the tree instead: the same seeds by this tree and
+by another checkout, such as the commit before a change of the planner (`benchmarks.trees`).
+
 The last bits of a matrix product or of an exponential depend on the CPU: OpenBLAS, NumPy and the C
 library each choose their code by what it can do. A search has to make the same probes on each, in
 the same order, and to end for the same reason. All searches are made once for each kind of CPU
@@ -14,7 +17,9 @@ in flight, and end at its answer or when the front is found.
 
 from __future__ import annotations
 
+import argparse
 import csv
+import itertools
 import json
 import os
 import subprocess
@@ -34,6 +39,7 @@ from benchmarks.search.question import QUESTIONS, truth_of_question
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.simulated_tables import PROBLEMS, record
+from benchmarks.trees import differing_from, searches_of_trees
 from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
 
@@ -193,13 +199,51 @@ def differing(by_cpu: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
     return found
 
 
+def tables_to_compare(folder: Path, tables: Sequence[Path]) -> list[Path]:
+    """Return the folders of recorded, made-up and simulated tables, two of each kind that is made.
+
+    Args:
+        folder: of the tables that are made.
+        tables: further recorded tables.
+    """
+    kinds: dict[str, list[Path]] = {}
+    for search in searches(folder):
+        made = kinds.setdefault(search.problem.folder.name.rpartition("-")[0], [])
+        if search.problem.folder not in made and len(made) < 2:
+            made.append(search.problem.folder)
+    return [*itertools.chain(*kinds.values()), *tables]
+
+
+def against_a_tree(options: argparse.Namespace) -> None:
+    """Compare the searches of this tree with those of another one."""
+    with TemporaryDirectory() as folder:
+        tables = tables_to_compare(Path(folder), options.tables)
+        made = searches_of_trees(tables, options.seeds)
+        found = differing_from(options.against.resolve(), made)
+    publish(
+        [
+            Figure("searches", len(made), "count"),
+            Figure("searches_that_differ", len(found), "count"),
+        ],
+        options.json,
+    )
+
+
 def main() -> None:
     parser = arguments("searches that change with the CPU")
     add = parser.add_argument
     add("tables", nargs="*", type=Path, metavar="TABLE_DIR", help="more recorded tables to search")
     add("--write-probes", type=Path, metavar="DIR", help="only make the searches here, with "
         "tables in this folder, and write their probes as JSON")  # fmt: skip
+    add("--against", type=Path, metavar="FOLDER", help="compare with the tree in this folder "
+        "instead of CPU with CPU")  # fmt: skip
+    add("--seeds", type=int, default=2, help="seeds of each search of --against (default: 2)")
     options = parser.parse_args()
+    if options.against is not None:
+        if not (options.against / "tuner" / "__init__.py").is_file():
+            parser.error(f"{options.against} is not a checkout of this repository")
+        against_a_tree(options)
+        return
     tables = [table.resolve() for table in options.tables]
     if options.write_probes is not None:
         probes = {each.name: each.probes() for each in searches(options.write_probes, tables)}
