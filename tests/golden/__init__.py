@@ -40,7 +40,6 @@ BOTH = (
     "choose RUN --max-slowdown 10% --power-cap 5W",
     "compare RUN",
     "explain RUN",
-    "curve RUN",
     "compare failures RUN",
     "apply RUN --out OUT",
 )

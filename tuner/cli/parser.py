@@ -117,7 +117,7 @@ def usage_of(parser: argparse.ArgumentParser) -> str:
 #: Commands that `tuner --help` shows, by what they are for.
 GROUPS = {
     "tune": ("optimize", "plan", "fit", "demo"),
-    "look": ("show", "choose", "explain", "compare", "curve"),
+    "look": ("show", "choose", "explain", "compare"),
     "use": ("apply", "run", "export", "import"),
     "more": ("runs", "list", "doctor", "dev"),
 }

@@ -1,4 +1,4 @@
-"""Commands about existing runs: `tuner show`, `choose`, `explain`, `compare`, `curve`, `export`,
+"""Commands about existing runs: `tuner show`, `choose`, `explain`, `compare`, `export`,
 `dashboard` and `runs`; and `tuner import`, which makes a run of CSV files.
 """
 
@@ -170,28 +170,6 @@ def _explain(args: argparse.Namespace) -> int:
     return OK
 
 
-def _curve(args: argparse.Namespace) -> int:
-    from tuner.api import load_result
-    from tuner.display.curve import curve_csv, curve_figure, curve_notes, curve_rows
-    from tuner.online.curve import power_curve
-    from tuner.problem.run_folder import find_run
-    from tuner.search_spaces.safe_files import write_text
-
-    folder = find_run(args.run, args.runs_dir)
-    records = folder.records()
-    curve = power_curve(load_result(folder.path), args.point, records)
-    written = []
-    if args.csv:
-        write_text(args.csv, curve_csv(curve))
-        written.append(args.csv)
-    if args.html:
-        write_text(args.html, curve_figure(curve).to_html(include_plotlyjs=True))
-        written.append(args.html)
-    lines = [*columns(curve_rows(curve)), *curve_notes(curve), *written]
-    answer(args, {**curve.to_json(), "files": written}, lines, fit=True)
-    return OK
-
-
 def _export(args: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
@@ -296,10 +274,6 @@ def add(commands: Commands) -> None:
     )
     explain.add_argument("at", nargs="?", metavar="POINT", help=f"{POINT} (default: best)")
     explain.add_argument("--point", default="best", metavar="POINT", help="the same")
-    curve = commands.of_run("curve", _curve, "what the job would do at each power it may draw")
-    add_shared(curve, "--point")
-    curve.add_argument("--csv", metavar="FILE", help="write the curve as CSV")
-    curve.add_argument("--html", metavar="FILE", help="write its plot, one HTML file")
     export = commands.of_run(
         "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )
