@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import os
 import re
@@ -343,7 +342,7 @@ def smaller(folder: Path) -> Sequence[Attempt]:
 
 
 def shown_commands(folder: Path) -> Sequence[Attempt]:
-    """Finding 10: what a knobs file, a driver and an opened bundle start."""
+    """Finding 10: what a knobs file and a driver start."""
     knob = '[{}knobs.library]\nvalues = ["/y.so"]\nhow = "env:LD_PRELOAD"\n'
     (folder / "knobs.toml").write_text(knob.format(""))
     (folder / "train.py").write_text("import torch\n")
@@ -364,30 +363,11 @@ def shown_commands(folder: Path) -> Sequence[Attempt]:
         done = tuner(real, folder, timeout_s=60)
         unasked = done.returncode != 2 or b"--trust" not in done.stderr
         attempts.append(tried(f"what {what} names starts unasked", unasked, _last(done) * unasked))
-    return [*attempts, _opened(folder, knob.format("job."))]
+    return attempts
 
 
 def _last(done: subprocess.CompletedProcess[bytes]) -> str:
     return (done.stdout + done.stderr).decode(errors="replace")[-200:]
-
-
-def _opened(folder: Path, knob: str) -> Attempt:
-    """Open a stranger's bundle of a study on cores, and train as it recommends."""
-    from tuner.evidence import bundle as bundles
-    from tuner.problem.run_folder import RunFolder
-
-    opening = getattr(bundles, "open_bundle", None)
-    if opening is None:  # before it was one module
-        opening = importlib.import_module("tuner.evidence.opened").open_bundle
-    sent = Path(shutil.copytree(ROOT / "tests" / "data" / "measured", folder / "sent"))
-    with (sent / "study.toml").open("a") as file:
-        file.write(f"\n{knob}")
-    bundle = bundles.make_bundle(RunFolder(sent), folder / "sent.zip").path
-    opening(bundle, runs_dir=folder / "runs")
-    done = tuner(["run", "sent", "--steps", "2"], folder, timeout_s=90)
-    asked = done.returncode == 2 and b"--trust" in done.stderr and b"/y.so" in done.stderr
-    what = "a run from an opened bundle loads its library unasked"
-    return tried(what, not asked, _last(done) * (not asked))
 
 
 def large_trace(folder: Path) -> Sequence[Attempt]:

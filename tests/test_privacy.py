@@ -36,7 +36,6 @@ COMMANDS = (
     ("show", "plan"),
     ("export", "plan", "--to", "csv", "--redact"),
     ("export", "plan", "--to", "bundle", "--out", "b.zip"),
-    ("runs", "open", "b.zip", "--name", "opened"),
     ("doctor", "--brief"),
     ("fit", "--cluster", "a100-8"),
 )

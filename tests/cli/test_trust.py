@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tuner.cli.main import main
-from tuner.evidence.bundle import make_bundle, open_bundle
-from tuner.problem.file_starts import of_driver, of_files, of_opened
-from tuner.problem.run_folder import RunFolder
-from tuner.search_spaces.declared import Knob, pack_names
-from tuner.search_spaces.job import load_job
+from tuner.problem.file_starts import of_driver, of_files
+from tuner.search_spaces.declared import pack_names
 from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers
 from tuner.workload.scripts.frameworks.driver import read_driver
-from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_job import ScriptJob
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 KNOB = """
@@ -143,73 +137,3 @@ def test_what_a_driver_sets_by_its_knobs_is_shown(tmp_path: Path) -> None:
     for part in ("PYTHONPATH=", "call:evil:Class", "LD_PRELOAD=/x.so", "BASH_ENV=/x.sh"):
         assert part in shown
     assert of_files([], path, None) == shown.splitlines()
-
-
-@pytest.fixture
-def opened(folder: Path) -> RunFolder:
-    """A run of a stranger's, whose job sets a variable."""
-    sent = folder / "sent"
-    shutil.copytree(DATA / "measured", sent)
-    with (sent / "study.toml").open("a") as file:
-        file.write(KNOB.format(section="job."))
-    bundle = make_bundle(RunFolder(sent), folder / "sent.zip").path
-    return open_bundle(bundle, runs_dir=folder / "runs")
-
-
-def test_an_opened_bundle_is_asked_about_once(
-    opened: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ["run", str(opened.path)]
-    assert main(run) == 2
-    assert "library: LD_PRELOAD=/y.so" in capsys.readouterr().err
-    assert main([*run, "--", "train.py"]) == 2  # the program is one's own, the knob is not
-    with pytest.raises(Started):
-        main([*run, "--trust", "--", "train.py"])
-    assert main(run) == 2
-    with pytest.raises(Started):
-        main([*run, "--trust"])
-    with pytest.raises(Started):
-        main(run)
-
-
-def test_applying_an_opened_bundle_shows_what_it_starts(
-    opened: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["apply", str(opened.path)]) == 3  # no point meets the recorded limits
-    assert "starts or sets: library: LD_PRELOAD=/y.so" in capsys.readouterr().out
-
-
-def test_a_copy_and_a_replay_of_an_opened_bundle_are_asked_about(
-    opened: RunFolder, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied = shutil.copytree(opened.path, folder / "runs" / "copied")
-    assert main(["run", str(copied)]) == 2
-    words = [
-        "dev",
-        "replay",
-        str(opened.path),
-        "--runs-dir",
-        str(folder / "runs"),
-        "--name",
-        "again",
-    ]
-    assert main([*words, "--quiet"]) in (0, 1, 4)
-    capsys.readouterr()
-    assert main(["run", str(folder / "runs" / "again")]) == 2
-    assert "library: LD_PRELOAD" in capsys.readouterr().err
-
-
-def test_the_command_of_an_opened_run_is_shown(tmp_path: Path) -> None:
-    (tmp_path / ".opened").touch()
-    launcher = Launcher("torchrun", env={"LD_PRELOAD": "/x.so"})
-    job = ScriptJob(
-        **{name: getattr(load_job("tiny-gpt"), name) for name in ("name", "model", "precision")},
-        sequence_length=0, global_batch=2, steps=2, words=("evil.py", "a b"), cwd="/their/folder",
-        launcher=launcher, knobs=(Knob("x", ("/y",), how="env:PYTHONPATH"),),
-    )  # fmt: skip
-    run = RunFolder(tmp_path)
-    shown = ["in /their/folder: evil.py 'a b'", "LD_PRELOAD=/x.so", "x: PYTHONPATH=/y"]
-    assert of_opened(run, job, program=False) == shown
-    assert of_opened(run, job, program=True) == shown[2:]
-    (tmp_path / ".opened").unlink()
-    assert of_opened(run, job, program=False) == []

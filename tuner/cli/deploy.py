@@ -40,7 +40,6 @@ def _apply(args: argparse.Namespace) -> int:
     from tuner.deploy.launch_files import clock_settings, synthetic_notice, write_launch_files
     from tuner.display.advice import advice_lines, evidence_sentence
     from tuner.display.view import View
-    from tuner.problem.file_starts import of_opened
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
 
@@ -58,7 +57,6 @@ def _apply(args: argparse.Namespace) -> int:
     lines += [sentence] if (sentence := evidence_sentence(result)) else []
     if args.point != "recommended":
         lines = [f"Point {args.point}: {point.configuration.short}"]
-    starts = of_opened(folder, result.job, program=False) if result.job is not None else []
     notice = synthetic_notice(result.job) if result.job is not None else ""
     start = "./clocks.sh ./launch.sh" if clock_settings(point.configuration) else "./launch.sh"
     unmet = args.point in ("recommended", "best") and not result.choice.met
@@ -68,7 +66,6 @@ def _apply(args: argparse.Namespace) -> int:
         found = View(result).found
         lines.append(f"No {found} configuration meets the limits; these files start the nearest:")
     lines += [*files, *([f"{notice}."] if notice else [])]
-    lines += [f"It came in a file, and starts or sets: {phrase}" for phrase in starts]
     data = {
         "files": files,
         "best": result.best.to_json() if result.best else None,
@@ -143,7 +140,6 @@ def _run(args: argparse.Namespace) -> int:
         raise InputError("--metrics-port and --metrics-file are for --tune and --follow-power")
     from tuner.api import load_result
     from tuner.deploy.train import train
-    from tuner.problem.file_starts import of_opened
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import require_own
 
@@ -153,11 +149,6 @@ def _run(args: argparse.Namespace) -> int:
     folder = find_run(args.run, args.runs_dir)
     require_own(folder.path)
     result = load_result(folder.path)
-    if result.job is not None:
-        starts = of_opened(folder, result.job, program=bool(args.program))
-        require_trust(args, starts, f"run {folder.name}, which came in a file,")
-        if not args.program:
-            folder.opened_file.unlink(missing_ok=True)
     done = train(
         result,
         args.point,

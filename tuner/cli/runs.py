@@ -215,23 +215,10 @@ def _runs(args: argparse.Namespace) -> int:
         return OK
     if not args.run:
         raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
-    if args.action == "open":
-        return _open(args)
     act = {"rm": remove_run, "stop": stop_run}[args.action]
     paths = [str(act(args.runs_dir, name)) for name in args.run]
     done = {"rm": "removed", "stop": "ends after the running probes:"}[args.action]
     answer(args, {args.action: paths}, [f"{done} {path}" for path in paths])
-    return OK
-
-
-def _open(args: argparse.Namespace) -> int:
-    from tuner.evidence.bundle import open_bundle
-
-    if args.name and len(args.run) > 1:
-        raise InputError("--name is for one bundle")
-    opened = [open_bundle(file, runs_dir=args.runs_dir, name=args.name) for file in args.run]
-    lines = [f"opened {run.path}; next: tuner show {run.name}" for run in opened]
-    answer(args, {"open": [str(run.path) for run in opened]}, lines)
     return OK
 
 
@@ -277,23 +264,21 @@ def add(commands: Commands) -> None:
     export = commands.of_run(
         "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
     )
-    text = "csv, parquet, t4, or bundle, which `tuner runs open` unpacks"
+    text = "csv, parquet, t4, or bundle (a zip file)"
     export.add_argument("--to", required=True, metavar="FORMAT", help=text)
     export.add_argument(
         "--out", metavar="PATH", help="file (default: in the run; a bundle, or redacted: here)"
     )
     text = "replace host and user names, paths, and what looks like a secret"
     export.add_argument("--redact", action="store_true", help=text)
-    runs = commands.command("runs", _runs, "list runs; remove (rm) or stop some, or open a bundle")
+    runs = commands.command("runs", _runs, "list runs; remove (rm) or stop some")
     runs.add_argument(
         "action",
         nargs="?",
         default="list",
-        choices=("list", "rm", "stop", "open"),
+        choices=("list", "rm", "stop"),
         metavar="ACTION",
-        help="list, rm (delete), stop (end a search after its running probes) or open (unpack a "
-        "bundle as a run) (default: list)",
+        help="list, rm (delete) or stop (end a search after its running probes) (default: list)",
     )
-    runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs, or files for open")
-    runs.add_argument("--name", metavar="NAME", help="name of the run that open makes")
+    runs.add_argument("run", nargs="*", metavar="RUN", help="names of runs")
     add_shared(runs, "--runs-dir")

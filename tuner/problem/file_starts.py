@@ -1,20 +1,17 @@
-"""What files make run: commands, imports and variables of knobs, drivers and opened bundles.
+"""What files make run: commands, imports and variables of knobs and drivers.
 
 Files that joulefront includes are not listed: they are its own code.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.declared import Knob, load_pack, pack_names
-from tuner.search_spaces.job import TrainingJob, job_names, load_job
+from tuner.search_spaces.job import job_names, load_job
 from tuner.workload.scripts.frameworks import Driver, load_drivers, shipped_drivers
-from tuner.workload.scripts.script_job import ScriptJob
 
 
 def of_knobs(knobs: Sequence[Knob]) -> Iterator[str]:
@@ -56,21 +53,3 @@ def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> l
     if job is not None and job not in job_names():
         found += of_knobs(load_job(job).knobs)
     return list(dict.fromkeys(found))
-
-
-def of_opened(run: RunFolder, job: TrainingJob, *, program: bool) -> list[str]:
-    """Return what training makes run that came in an opened bundle, a phrase each.
-
-    If the user names the `program`, the bundle's is not started.
-    """
-    # A replay takes the job over from what it replays.
-    if not run.opened_file.exists() and "recorded" not in (run.read_study() or {}):
-        return []
-    found: list[str] = []
-    if isinstance(job, ScriptJob) and not program:
-        found.append(f"in {job.cwd}: {shlex.join(job.words)}")
-        env = job.launcher.env if job.launcher else {}
-        found += (f"{name}={value}" for name, value in env.items())
-    if isinstance(job, ScriptJob) and job.driver is not None:
-        found += of_driver(job.driver.driver)
-    return [*found, *of_knobs(job.knobs)]

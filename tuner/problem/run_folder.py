@@ -97,11 +97,6 @@ class RunFolder:
         return self.path / ".stop"
 
     @property
-    def opened_file(self) -> Path:
-        """Path of the file that says that the run came in a bundle, until the user trusts it."""
-        return self.path / ".opened"
-
-    @property
     def report(self) -> Path:
         """Path of the report's page."""
         return self.path / "report.html"
