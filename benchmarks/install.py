@@ -28,7 +28,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "train": ("torch", "deepspeed", "transformers"),
     "ray": ("ray",),
     "dashboard": ("optuna_dashboard",),
-    "notebook": ("pandas", "pyarrow"),
+    "notebook": ("pandas",),
     "metrics": ("prometheus_client",),
     "terminal": ("rich", "shtab"),
     "postgresql": ("psycopg2",),

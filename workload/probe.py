@@ -30,8 +30,6 @@ class FailureClass:
     #: What may not be tried again: every launch, as long as none was measured; every launch on more
     #: than one rank, every setting of the launch, or this setting; None: nothing.
     blames: Literal["program", "ranks", "launch", "setting"] | None
-    #: Kind in Kernel Tuner's T4 results schema, 1.0.0.
-    t4: Literal["constraints", "runtime", "timeout"] = "runtime"
     evidence: str = ""  # by which `shown_by` finds it
     lacks_memory: bool = False  # a launch that needs less may run
     split: bool = False  # the batch may be split in a way that the script cannot train
@@ -48,18 +46,18 @@ FAILURES: Mapping[str, FailureClass] = {
     # on a file system, by a quota or in /dev/shm, which another launch may not fill
     "disk_full": FailureClass("no space left", "launch", evidence="no space"),
     # the script makes no process group, whatever the number of ranks
-    "alone": FailureClass("no process group", "ranks", "constraints", evidence="no group"),
+    "alone": FailureClass("no process group", "ranks", evidence="no group"),
     # by the framework or a rule
-    "refused": FailureClass("refused", "launch", "constraints", evidence="refusal", split=True),
+    "refused": FailureClass("refused", "launch", evidence="refusal", split=True),
     "crash": FailureClass("crash", "launch", evidence="error", split=True, of_device=True),
     # the script trains fewer steps than a measurement takes
     "ended": FailureClass("ended too early", "program", split=True),
     # no step within the limit
-    "hang": FailureClass("hang", "launch", "timeout", of_device=True),
-    "time_limit": FailureClass("time limit", "launch", "timeout", of_device=True),
+    "hang": FailureClass("hang", "launch", of_device=True),
+    "time_limit": FailureClass("time limit", "launch", of_device=True),
     "cancelled": FailureClass("cancelled", None),
     # the devices did not run as they were set, at any setting
-    "not_taken": FailureClass("not taken", "setting", "constraints"),
+    "not_taken": FailureClass("not taken", "setting"),
 }
 
 

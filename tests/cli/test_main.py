@@ -252,11 +252,11 @@ def test_a_kind_or_one_of_it_is_listed(capsys, words, lines):
     assert "\ndeepspeed-buckets: " not in out
 
 
-def test_the_help_of_all_commands_has_seventeen_in_four_groups(capsys):
+def test_the_help_of_all_commands_has_sixteen_in_four_groups(capsys):
     code, out, _ = run(capsys)
     assert code == 0
     assert run(capsys, "--help")[:2] == (0, out)
-    assert sum(line.startswith("  ") for line in out.partition("options:")[0].splitlines()) == 17
+    assert sum(line.startswith("  ") for line in out.partition("options:")[0].splitlines()) == 16
     for title, names in GROUPS.items():
         assert f"\n{title}:\n  {names[0]} " in out
     assert max(map(len, out.partition("exit codes:")[0].splitlines())) <= 100

@@ -82,7 +82,7 @@ def test_no_link_of_a_run_is_followed(
     assert not (tmp_path / "out.zip").exists()
 
 
-@pytest.mark.parametrize("to", ["bundle", "t4"])
+@pytest.mark.parametrize("to", ["bundle", "csv"])
 def test_what_is_redacted_names_nobody(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:

@@ -45,7 +45,6 @@ BOTH = (
 )
 TEXT = (
     "export RUN --to csv --out OUT/points.csv",
-    "export RUN --to t4 --out OUT/t4.json",
     "show RUN --html --out OUT/report.html",
 )
 #: What differs between two machines or two days.

@@ -18,7 +18,7 @@ def test_a_failure_blames(kind: str, blames: str | None) -> None:
 
 def test_a_kind_of_a_later_release_blames_its_setting_alone() -> None:
     unknown = failure_class("cable_cut")
-    assert (unknown.phrase, unknown.blames, unknown.t4) == ("cable cut", "setting", "runtime")
+    assert (unknown.phrase, unknown.blames) == ("cable cut", "setting")
 
 
 def test_what_ranks_report_is_in_the_order_of_likelihood() -> None:

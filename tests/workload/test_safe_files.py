@@ -38,7 +38,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert optimize(runs, probes=2) == 0
     assert main(["apply", "study", "--runs-dir", str(runs)]) == 0
     assert main(["export", "study", "--runs-dir", str(runs), "--to", "csv"]) == 0
-    assert main(["export", "study", "--runs-dir", str(runs), "--to", "t4"]) == 0
     return runs / "study"
 
 
@@ -63,7 +62,6 @@ WRITING = {
     "apply": ["apply"],
     "report": ["show", "--html"],
     "csv": ["export", "--to", "csv"],
-    "t4": ["export", "--to", "t4"],
     "optimize": ["optimize"],
 }
 #: Files that writing commands make aside or in passing.

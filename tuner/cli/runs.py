@@ -173,7 +173,6 @@ def _explain(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from tuner.display.export import FORMATS
     from tuner.evidence.bundle import make_bundle, redacted_copy
     from tuner.problem.run_folder import find_run
     from tuner.study.load import result_of
@@ -183,13 +182,13 @@ def _export(args: argparse.Namespace) -> int:
         made = make_bundle(run, Path(args.out) if args.out else None, redact=args.redact)
         answer(args, made.to_json(), made.lines())
         return OK
-    if args.to not in FORMATS:
-        raise UnknownName("format", args.to, [*FORMATS, "bundle"])
+    if args.to != "csv":
+        raise UnknownName("format", args.to, ["csv", "bundle"])
     out = args.out
     if args.redact:
-        out = out or f"{run.name}-redacted{FORMATS[args.to].ending}"
+        out = out or f"{run.name}-redacted.csv"
     with redacted_copy(run) if args.redact else nullcontext(run) as source:
-        path = result_of(source).export(args.to, out)
+        path = result_of(source).to_csv(out)
     data = {"to": args.to, "out": str(path), **({"redacted": True} if args.redact else {})}
     answer(args, data, [f"{args.to}: {path}"])
     return OK
@@ -261,10 +260,8 @@ def add(commands: Commands) -> None:
     )
     explain.add_argument("at", nargs="?", metavar="POINT", help=f"{POINT} (default: best)")
     explain.add_argument("--point", default="best", metavar="POINT", help="the same")
-    export = commands.of_run(
-        "export", _export, "a run's points as CSV, Parquet or T4, or the run as one file"
-    )
-    text = "csv, parquet, t4, or bundle (a zip file)"
+    export = commands.of_run("export", _export, "a run's points as CSV, or the run as one file")
+    text = "csv, or bundle (a zip file)"
     export.add_argument("--to", required=True, metavar="FORMAT", help=text)
     export.add_argument(
         "--out", metavar="PATH", help="file (default: in the run; a bundle, or redacted: here)"

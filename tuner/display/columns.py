@@ -108,10 +108,3 @@ FILE: Mapping[str, Callable[[View, Point], Any]] = {
     "energy_twin": lambda view, p: p.meter.twin,
     "flags": lambda view, p: "; ".join(p.flags),
 }
-#: Those that other tools take for measurements, with their units.
-FIGURES = {
-    "energy_to_solution_kJ": "kJ",
-    "time_to_solution_s": "s",
-    "power_W": "W",
-    "p_nondominated": "",
-}

@@ -254,12 +254,12 @@ class Result:
 
         return plot(self, kind)
 
-    def export(self, to: str, out: str | Path | None = None) -> Path:
-        """Write the result as "csv", "parquet" or "t4"; return the path of the file. InputError if
-        the format is unknown, or a package that it needs is not installed."""
-        from tuner.display.export import export_result
+    def to_csv(self, out: str | Path | None = None) -> Path:
+        """Write the points as CSV and return the path (default: in the run's folder); InputError if
+        the file cannot be written."""
+        from tuner.display.export import write_csv
 
-        return export_result(self, to, out)
+        return write_csv(self, out)
 
     def choose(
         self, constraints: Constraints | None = None, **limits: Unpack[LimitOptions]
