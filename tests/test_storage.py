@@ -20,7 +20,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
-from tuner.storage import open_storage, storage_trouble, without_password
+from tuner.storage import open_storage, storage_trouble
 from tuner.study.recorder import StudyRecorder
 from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
@@ -154,8 +154,6 @@ def test_a_study_of_a_newer_release_is_refused_in_a_sentence(
     ],
 )
 def test_no_password_of_a_url_is_ever_shown(tmp_path: Path, url: str) -> None:
-    assert "hunter2" not in without_password(url)
-    assert "hunter2" not in without_password("FATAL: no entry for hunter2", url) or "://" not in url
     with pytest.raises(InputError) as caught:
         optimize(
             tmp_path,

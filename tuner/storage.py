@@ -1,6 +1,6 @@
 """Storage of a study: a journal beside the trace, or a database behind a URL.
 
-Errors name the fault of a URL, a driver or a server in a sentence, without a password.
+Errors name the fault of a URL, a driver or a server in a sentence, by its host and database alone.
 """
 
 from __future__ import annotations
@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import re
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import optuna
 from optuna.storages import JournalStorage
@@ -26,33 +24,12 @@ from tuner.search_spaces.safe_files import open_plain
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import repair_torn_tail
 
-#: Parameters of libpq, where the URL does not say otherwise: PostgreSQL is given up after 8 s
-#: without a connection, and after some 20 s of silence.
-_POSTGRESQL = {
-    "connect_timeout": 8,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 2,
-    "tcp_user_timeout": 20_000,
-}
 #: A lock of the journal that was not touched for this long is a dead driver's.
 JOURNAL_GRACE_S = 5
 
 
 class StorageError(InputError):
     """The study's storage stopped answering; every finished probe is in the trace."""
-
-
-def without_password(text: str, url: str = "") -> str:
-    """Return text with the passwords of URLs, and that of `url` by itself, replaced by ***."""
-    secrets = re.findall(r"://[^/@:\s]*:(.+)@", url)
-    secrets += re.findall(r"(?i)(?:password|passwd|pwd)=([^&\s]+)", url)
-    for secret in secrets:
-        for spelt in {secret, unquote(secret)}:
-            text = text.replace(spelt, "***")
-    text = re.sub(r"(//[^/@:\s]*:)[^@\s]+@", r"\1***@", text)
-    text = re.sub(r":[^:@/]+@", ":***@", text)  # in what is no URL, too
-    return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&\s]+", r"\1***", text)
 
 
 def _open_journal(journal: Path) -> optuna.storages.BaseStorage:
@@ -107,29 +84,27 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise InputError(
-            f"storage {without_password(url)!r} is not a URL; it must be like sqlite:///study.db "
-            "or postgresql://user@host/name"
+            "the storage is not a URL; it must be like sqlite:///study.db or "
+            "postgresql://user@host/name"
         ) from error
+    shown = f"{parsed.drivername}://{parsed.host or ''}/{parsed.database or ''}"
     options: dict[str, Any] = {"pool_pre_ping": True}  # so that a lost server is noticed
     if parsed.drivername == "postgresql" and importlib.util.find_spec("psycopg2"):
         # That of joulefront[postgresql]; SQLAlchemy 2.1 would ask for psycopg.
         parsed = parsed.set(drivername="postgresql+psycopg2")
-    if url.startswith("postgresql"):
-        options["connect_args"] = {k: v for k, v in _POSTGRESQL.items() if f"{k}=" not in url}
-    elif url.startswith("sqlite"):
+    if url.startswith("sqlite"):
         options["connect_args"] = {"timeout": 30}  # for another writer
     try:
         return _open_database(parsed.render_as_string(hide_password=False), options)
     except ImportError as error:
         driver = getattr(error.__cause__, "name", None) or error
         raise InputError(
-            f"storage {without_password(url)!r} needs a driver that is not installed ({driver}); "
+            f"storage {shown} needs a driver that is not installed ({driver}); "
             "for PostgreSQL install joulefront[postgresql]"
         ) from error
     except Exception as error:  # of SQLAlchemy, the driver or Optuna
         raise InputError(
-            f"storage {without_password(url)!r} cannot be opened: "
-            f"{without_password(one_line(str(error)), url)[:200]}"
+            f"storage {shown} cannot be opened: {one_line(str(error))[:200]}"
         ) from None
 
 

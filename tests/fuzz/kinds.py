@@ -334,7 +334,7 @@ def _deepspeed(folder: Path) -> Callable[[random.Random], Any]:
 
 
 def _urls(folder: Path) -> Callable[[random.Random], Any]:
-    from tuner.storage import open_storage, without_password
+    from tuner.storage import open_storage
 
     parts = (
         "sqlite:///",
@@ -352,9 +352,6 @@ def _urls(folder: Path) -> Callable[[random.Random], Any]:
         url = "".join(draw.choice(parts) for _ in range(draw.randrange(1, 6)))
         if draw.random() < 0.2:
             url += str(draw.choice(("\x00", "\n", "é", "%zz", "[::1", "x" * 300)))
-        shown = without_password(url, url)
-        if "://u:hunter2@" in url and "://u:hunter2@" in shown:
-            raise Leak(f"the password of {url!r} is shown: {shown!r}")
         if "sqlite" not in url and "postgresql://" not in url:
             try:
                 open_storage(url, folder / "journal")

@@ -19,7 +19,6 @@ from tuner.cli.options import (
     progress,
     require_trust,
     script_of,
-    storage_of,
 )
 from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
@@ -51,7 +50,7 @@ def _optimize(args: argparse.Namespace) -> int:
         baseline=args.baseline,
         knobs=(*args.knobs, *args.knob),
         device_kind=args.device_kind,
-        storage=storage_of(args),
+        storage=args.storage,
         runs_dir=args.runs_dir,
     )
     if args.dry_run:
@@ -86,7 +85,7 @@ def _replay(args: argparse.Namespace) -> int:
             in_flight=args.in_flight,
             constraints=made_of_options(args, Constraints),
             search=made_of_options(args, SearchSettings),
-            storage=storage_of(args),
+            storage=args.storage,
             runs_dir=args.runs_dir,
             progress=False,
             on_progress=on_progress,

@@ -132,32 +132,14 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
 
 
-def storage_of(args: argparse.Namespace) -> str | None:
-    """Return the URL of the study's database; None for the journal.
-
-    Every user of the machine can read a command line, so a URL with a password is given in a file
-    or in the environment.
-    """
-    given = args.storage or os.environ.get(STORAGE) or None
-    if given is None or not given.startswith("@"):
-        return given
-    try:
-        lines = Path(given[1:]).read_text(encoding="utf-8").split()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InputError(f"cannot read the storage URL from {given[1:]}: {reason}") from error
-    if len(lines) != 1:
-        raise InputError(f"{given[1:]} must hold the storage URL alone, on one line")
-    return lines[0]
-
-
 def add_storage(parser: Any, what: str) -> None:
-    """Add --storage, to be read by `storage_of`."""
+    """Add --storage."""
     parser.add_argument(
         "--storage",
-        metavar="URL|@FILE",
-        help=f"{what}, or a file that holds it, if it has a password (default: ${STORAGE}, else "
-        "the journal in the run)",
+        metavar="URL",
+        default=os.environ.get(STORAGE) or None,
+        help=f"{what} (default: ${STORAGE}, which hides a password from other users, else the "
+        "journal in the run)",
     )
 
 

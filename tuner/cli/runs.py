@@ -19,7 +19,6 @@ from tuner.cli.options import (
     answer,
     columns,
     made_of_options,
-    storage_of,
 )
 from tuner.cli.parser import Commands, print_latest
 from tuner.problem.constraints import Constraints
@@ -136,7 +135,7 @@ def _dashboard(args: argparse.Namespace) -> int:
     from tuner.search_spaces.safe_files import require_own
 
     # By URL alone: every study that several users keep in one database.
-    url = storage_of(args)
+    url = args.storage
     alone = url is not None and args.run is None
     if args.run is None and not alone:
         print_latest(args)

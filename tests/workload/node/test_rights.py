@@ -213,28 +213,20 @@ def test_the_environment_of_a_rank_is_not_on_its_command_line(
 
 
 def test_the_storage_may_be_given_outside_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from tuner.cli.main import command_parser
-    from tuner.cli.options import storage_of
 
     def given(*words: str) -> str | None:
-        return storage_of(command_parser().parse_args(["optimize", *words]))
+        found: str | None = command_parser().parse_args(["optimize", *words]).storage
+        return found
 
     url = "postgresql://me:secret@host/db"
-    (tmp_path / "url").write_text(f"{url}\n")
-    (tmp_path / "bad").write_text("two words\n")
     monkeypatch.delenv("JOULEFRONT_STORAGE", raising=False)
     assert given() is None
-    assert given("--storage", f"@{tmp_path}/url") == url
     monkeypatch.setenv("JOULEFRONT_STORAGE", url)
     assert given() == url
     assert given("--storage", "sqlite:///other.db") == "sqlite:///other.db"
-    monkeypatch.setenv("JOULEFRONT_STORAGE", f"@{tmp_path}/url")
-    assert given() == url
-    for name, told in (("bad", "on one line"), ("none", "No such file")):
-        with pytest.raises(InputError, match=told):
-            given("--storage", f"@{tmp_path / name}")
 
 
 @pytest.mark.slow
