@@ -2,6 +2,8 @@
 
 import argparse
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,22 @@ def test_a_flag_with_its_unit_is_hidden_and_accepted(capsys: pytest.CaptureFixtu
     text = command_text("plan", "--help-all", capsys)
     assert "--deadline TIME" in text
     assert "--deadline-s" not in text
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_names_of_runs_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JOULEFRONT_RUNS", raising=False)
+    for name in ("alpha", "alps", "beta"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "study.toml").write_text("")
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n_tuner_runs al"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["alpha", "alps"]
+    assert "_show_pos_0_COMPGEN=_tuner_runs" in script

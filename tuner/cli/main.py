@@ -14,14 +14,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from tuner.cli import catalog, demo, deploy, optimize, plan, probe, runs
-from tuner.cli.arguments import RUNS, RUNS_DIR
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
-from tuner.search_spaces.errors import InputError, InvalidValue, NothingToTry, UnknownName
+from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.terminal import visible_streams
 from tuner.workload.node.rights import refuse_sudo
 
@@ -36,17 +34,6 @@ exit codes:
 Answers go to standard output (with --json as JSON), progress to standard error.
 """
 
-#: Environment variable of the file of defaults: `joulefront.toml` in `$XDG_CONFIG_HOME`
-#: (`~/.config`) without it.
-CONFIG = "JOULEFRONT_CONFIG"
-#: Names of that file: texts (None), and numbers greater than 0 for the objective that takes them.
-_KEYS = {
-    "runs_dir": None,
-    "ray": None,
-    "price_per_kWh": "cost",
-    "price_per_gpu_hour": "cost",
-    "grid_gCO2_per_kWh": "carbon",
-}
 #: Commands that a user's program may follow, after `--`.
 _WITH_PROGRAM = (["run"], ["optimize"], ["dev", "probe"])
 
@@ -135,7 +122,6 @@ def _main(argv: Sequence[str] | None) -> int:
             if args.script is not None:
                 raise InputError("give the script's command once: after -- or by --script")
             args.script = shlex.join(args.program)
-        _apply_defaults(args)
         alone = any(getattr(args, name, None) for name in ("tune", "follow_power"))
         if getattr(args, "of_run", False) and args.run is None and not alone:
             print_latest(args)
@@ -168,46 +154,6 @@ def _main(argv: Sequence[str] | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _apply_defaults(args: argparse.Namespace) -> None:
-    # What neither an option nor the environment says.
-    fields = {name: "ray_address" if name == "ray" else name for name in _KEYS}
-    fields = {name: field for name, field in fields.items() if hasattr(args, field)}
-    for name, value in _defaults().items() if fields else ():
-        if name not in fields or _KEYS[name] not in (None, getattr(args, "objective", None)):
-            continue
-        given = getattr(args, fields[name]) is not None
-        if name == "runs_dir":
-            given = args.runs_dir != RUNS_DIR or bool(os.environ.get(RUNS))
-        elif name == "ray":
-            given = given or args.executor not in (None, "ray")
-        if not given:
-            setattr(args, fields[name], value)
-
-
-def _defaults() -> dict[str, Any]:
-    import tomllib
-
-    folder = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    path = Path(os.environ.get(CONFIG) or Path(folder, "joulefront.toml"))
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if CONFIG in os.environ:
-            raise InputError(f"there is no file {path}, which ${CONFIG} names") from None
-        return {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    for name, value in found.items():
-        if name not in _KEYS:
-            raise UnknownName("name", name, _KEYS, where=f" in {path}")
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        if _KEYS[name] is None and not isinstance(value, str):
-            raise InvalidValue(f"{name} in {path}", value, "text")
-        if _KEYS[name] is not None and not number:
-            raise InvalidValue(f"{name} in {path}", value, "a number greater than 0")
-    return found
 
 
 if __name__ == "__main__":
