@@ -220,7 +220,6 @@ def plan(
     constraints: Constraints | None = None,
     baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
     allow_changed_training: bool = False,
-    measured: str | Path | None = None,
     run: str | Path | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
@@ -237,7 +236,6 @@ def plan(
     Args:
         gpus: numbers of GPUs to compare (`Result.plan.sizes`), up to the cluster's, with whole
             nodes; if none is given, every number up to the cluster's may be used.
-        measured: a file of measured launches that correct the models (`tuner.planning.measured`).
         run: plan for `gpus` what this run tuned, up to more GPUs than it probed, with the models
             corrected by its probes; it says job, cluster and space.
 

@@ -23,7 +23,7 @@ from tuner.study.request import PlanRequest
 
 
 def _plan(args: argparse.Namespace) -> int:
-    named = any((args.job, args.space, args.baseline, args.measured, args.cluster != "auto"))
+    named = any((args.job, args.space, args.baseline, args.cluster != "auto"))
     if args.run is not None and (named or given_options(args, JobRequest)):
         raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.api import plan_for
@@ -40,7 +40,6 @@ def _plan(args: argparse.Namespace) -> int:
         baseline=args.baseline,
         runs_dir=args.runs_dir,
         gpus=_numbers(args.gpus),
-        measured=args.measured,
         run=args.run,
     )
     with progress(args) as on_progress:
@@ -136,11 +135,6 @@ def _add_plan(commands: Commands) -> None:
         "--run",
         metavar="RUN",
         help="predict its job and space for --gpus, with the models corrected by its probes",
-    )
-    add(
-        "--measured",
-        metavar="FILE",
-        help="toml file of measured launches, one at least, that correct the models",
     )
     add_shared(job, "--today")
     add_options(job, JobRequest)

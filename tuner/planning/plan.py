@@ -28,8 +28,8 @@ from tuner.models.analytic.model_error import (
 )
 from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
+from tuner.planning.correction import Correction
 from tuner.planning.evaluate import Evaluated, evaluate
-from tuner.planning.measured import Correction
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import does_not_fit
 from tuner.problem.problem import versions

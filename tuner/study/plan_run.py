@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from tuner.planning.measured import Correction, correction, read_correction
+from tuner.planning.correction import Correction, correction
 from tuner.planning.plan import plan_result, plan_table, write_plan
 from tuner.problem.from_job import question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
@@ -40,8 +40,6 @@ def run_plan(
             f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
             " name a cluster of that size, such as a copy of its file with more nodes"
         )
-    if request.measured is not None:
-        corrects = read_correction(request.measured, job, cluster)
     run = RunFolder.named(
         request.runs_dir, request.name or new_name(f"plan-{job.name}", request.runs_dir)
     )

@@ -194,7 +194,6 @@ class PlanRequest(JobRequest):
     """Arguments of `tuner.plan`, which documents them."""
 
     gpus: Sequence[int] = ()
-    measured: str | Path | None = None
     run: str | Path | None = None
     name: str | None = None
     runs_dir: str | Path = "runs"
