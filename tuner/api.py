@@ -75,7 +75,6 @@ def optimize(
     executor: str | Executor | None = None,
     ray_address: str | None = None,
     device_kind: str | None = None,
-    avoid_stragglers: bool = False,
     storage: str | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
@@ -134,7 +133,6 @@ def optimize(
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
         device_kind: the kind of device to use there; the most frequent one if not given.
-        avoid_stragglers: leave nodes that hold others back out of it, while enough are left.
         storage: URL of the study's database; a journal in the run folder if not given.
         name: name of the run. An existing run is continued.
         runs_dir: folder of the run folders.
@@ -189,7 +187,6 @@ def search_for(
                 run.path,
                 say,
                 address=request.ray_address,
-                avoid_stragglers=request.avoid_stragglers,
                 seed=request.search.seed,
             ),
             request,

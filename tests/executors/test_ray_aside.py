@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import tuner
 from tuner.executors.ray_executor import Flight, RayExecutor
 from tuner.executors.ray_nodes import NodePool, Slot
-from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import dump_fields
 from tuner.study.rules import node_failures
 from tuner.testing.studies import record, request
-from tuner.workload.measure.stragglers import RankState, Straggler
 from tuner.workload.probe import Failure, MeterInfo
 
 ray = pytest.importorskip("ray")
@@ -32,7 +27,7 @@ def executor_with(slots: list[Slot], answer: dict[str, Any], said: list[str]) ->
     )
     made._say, made._done, made.pool = said.append, deque(), object.__new__(NodePool)
     made.pool.slots = slots
-    made.pool._avoid_stragglers, made.pool._say = True, said.append
+    made.pool._say = said.append
     made._flights = [Flight(request(), slots[:1], None, 0.0)]
     slots[0].taken = True
     return made
@@ -73,70 +68,6 @@ def test_two_nodes_are_set_aside_only_if_two_are_left(nodes: int, aside: bool) -
     executor._flights[0].slots = slots[:2]
     executor._land(executor._flights[0])
     assert [slot.free(time.monotonic()) for slot in slots[:2]] == [not aside] * 2
-
-
-def straggler(cause: str, node: str = "") -> dict[str, Any]:
-    state = RankState(5, node, 5, clock_MHz=1305.0)
-    return dump_fields(Straggler(state, 0.1, 0.09, cause, 1305.0, 1755.0))
-
-
-@pytest.mark.parametrize(
-    ("cause", "node", "slow"),
-    [
-        ("heat", "", [True, False, False]),
-        ("heat", "1", [False, True, False]),
-        ("priority", "", [False, False, False]),  # the user's own
-        ("unknown", "1", [False, False, False]),
-    ],
-)
-def test_the_node_of_a_straggler_is_avoided(cause: str, node: str, slow: list[bool]) -> None:
-    done = replace(record(), environment={"stragglers": [straggler(cause, node)]})
-    slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(3)]
-    said: list[str] = []
-    executor = executor_with(slots, done.to_json(), said)
-    executor._flights[0].slots = slots[:2]
-    executor._land(executor._flights[0])
-    assert [slot.slow for slot in slots] == slow
-    sound = [slot for slot in slots if not slot.slow]
-    assert executor.pool.free(1) == sound
-    # A probe of all nodes is not kept waiting for one that never comes.
-    assert len(executor.pool.free(3)) == 3
-    assert len(said) == any(slow)
-    if said:
-        assert "is avoided: GPU 5: heat, 1,305 MHz where the others run 1,755; costs 9 %" in said[0]
-    for slot in sound:
-        slot.taken = True  # the next probe waits for it
-    assert executor.pool.free(1) == []
-    for slot in sound:
-        slot.taken, slot.aside_s = False, time.monotonic() + 60  # they failed since
-    assert executor.pool.free(1) == [slot for slot in slots if slot.slow]
-
-
-def test_the_last_node_is_not_avoided_and_none_where_it_was_not_asked_for() -> None:
-    done = replace(record(), environment={"stragglers": [straggler("heat")]})
-    for nodes, asked in ((1, True), (2, False)):
-        slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(nodes)]
-        said: list[str] = []
-        executor = executor_with(slots, done.to_json(), said)
-        executor.pool._avoid_stragglers = asked
-        executor._land(executor._flights[0])
-        assert (executor.pool.free(1), said) == (slots, [])
-
-
-def test_all_nodes_may_be_slow() -> None:
-    done = replace(record(), environment={"stragglers": [straggler("heat")]})
-    slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(2)]
-    for first in (slots, slots[::-1]):
-        executor = executor_with(slots, done.to_json(), [])
-        executor._flights[0].slots = first[:1]
-        executor._land(executor._flights[0])
-        slots[0].taken = False
-    assert executor.pool.free(1) == slots
-
-
-def test_stragglers_are_avoided_on_a_ray_cluster_only() -> None:
-    with pytest.raises(InputError, match="avoid_stragglers"):
-        tuner.optimize("tiny-bert", avoid_stragglers=True)
 
 
 def test_nodes_that_leave_at_once_do_not_end_the_search() -> None:

@@ -138,7 +138,7 @@ def add(commands: Commands) -> None:
     add_shared(optimize, "--trust")
     where = optimize.add_argument_group("where to run it")
     add_shared(where, "--cluster")
-    add_options(where, StudyRequest, only=("executor", "ray_address", "avoid_stragglers"))
+    add_options(where, StudyRequest, only=("executor", "ray_address"))
     add_shared(where, "--device-kind")
     _add_study(optimize)
     optimize.show_first(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
@@ -56,7 +55,7 @@ def open_executor(
     *,
     run_dir: Path,
     say: Say,
-    **joined: Any,
+    address: str | None = None,
 ) -> Executor:
     """Return a prepared executor that measures; by default on a cluster if that is installed."""
     from tuner.executors.ray_executor import RayExecutor
@@ -67,7 +66,7 @@ def open_executor(
         name = "inline"
     made: RayExecutor | LocalRunner
     if name in (None, "ray"):
-        made = RayExecutor(job, cluster, run_dir=run_dir, say=say, **joined)
+        made = RayExecutor(job, cluster, run_dir=run_dir, say=say, address=address)
     else:
         made = LocalRunner(job, cluster, run_dir=run_dir, say=say, keep=True)
     try:
@@ -85,11 +84,11 @@ def executor_of(
     say: Say,
     *,
     seed: int = 0,
-    **joined: Any,
+    address: str | None = None,
 ) -> Executor:
-    """Return the executor that a study's request means; `joined` are options of a cluster's."""
+    """Return the executor that a study's request means."""
     if name is not None and not isinstance(name, str):
         return name
     if name == "simulated":
         return simulated_executor(problem, seed=seed)
-    return open_executor(name, *_measured(problem), run_dir=run_dir, say=say, **joined)
+    return open_executor(name, *_measured(problem), run_dir=run_dir, say=say, address=address)

@@ -25,7 +25,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.measure.stragglers import of_environment
 from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.probe import (
     Failure,
@@ -100,7 +99,6 @@ class RayExecutor:
         run_dir: str | Path,
         address: str | None = None,
         make_runner: MakeRunner | None = None,
-        avoid_stragglers: bool = False,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._ray = ray = import_ray()
@@ -122,7 +120,6 @@ class RayExecutor:
             make_runner=make_runner,
             local=self._link.started,
             say=say,
-            avoid_stragglers=avoid_stragglers,
         )
         try:
             pool.warn_of_exposures(exposures())
@@ -151,7 +148,7 @@ class RayExecutor:
         """Number of probes in flight and of further ones that can be submitted now."""
         nodes = len(self.pool.node_ids)
         short = sum(self._nodes_needed(queued.request) > nodes for queued in self._queue)
-        room = len(self.pool.free(1))
+        room = len(self.pool.free())
         if short < len(self._queue) or short > _SHORT_MOST:
             room = 0
         return max(1, self.in_flight + room)
@@ -215,7 +212,7 @@ class RayExecutor:
             nodes = len(self.pool.node_ids)
             queued.short_s = (queued.short_s or now_s) if need > nodes else 0.0
             free: dict[str, Slot] = {}
-            for slot in self.pool.free(need):
+            for slot in self.pool.free():
                 free.setdefault(slot.node, slot)
             if len(free) >= need:
                 self._queue.remove(queued)
@@ -345,7 +342,6 @@ class RayExecutor:
                     self._say(f"{lead.name} is set aside: {failure.message}")
                     aside_s = _ASIDE_FAILED_S
                 self._release(flight, aside_s)
-                self.pool.avoid(flight.slots, of_environment(record.environment))
                 self._done.append(record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:

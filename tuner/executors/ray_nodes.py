@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, place_agent, resource_of
@@ -17,8 +17,6 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import Entered, MakeRunner
-from tuner.workload.measure.stragglers import Straggler
-from tuner.workload.measure.stragglers import sentence as sentence_of
 from tuner.workload.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.
@@ -34,9 +32,8 @@ _ANSWER_S, _ASK_GONE_S = 5.0, 120.0
 class Slot:
     """Room for one probe: a node, or a part of its devices.
 
-    `node` is Ray's id; `devices` are the UUIDs of the agent's GPUs, empty for all of the node. A
-    slow one held other ranks of a probe back and is used only if the others are too few. Until
-    `aside_s` on the monotonic clock it is not used.
+    `node` is Ray's id; `devices` are the UUIDs of the agent's GPUs, empty for all of the node.
+    Until `aside_s` on the monotonic clock it is not used.
     """
 
     node: str
@@ -46,7 +43,6 @@ class Slot:
     amount: float
     devices: tuple[str, ...] = ()
     taken: bool = False
-    slow: bool = False
     aside_s: float = 0.0
     asked_s: float = 0.0
 
@@ -72,9 +68,8 @@ class NodePool:
         make_runner: MakeRunner | None,
         local: bool,
         say: Callable[[str], None],
-        avoid_stragglers: bool = False,
     ) -> None:
-        self._ray, self._avoid_stragglers = ray, avoid_stragglers
+        self._ray = ray
         self._job, self._cluster, self._make_runner = job, cluster, make_runner
         self._run_dir, self._local, self._say = run_dir, local, say
         self.resource = resource_of(cluster)
@@ -100,22 +95,10 @@ class NodePool:
         entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
         return {slot.node for slot in (*self.slots, *entering)}
 
-    def free(self, need: int) -> list[Slot]:
-        """Return the free slots for a probe of `need` nodes; slow ones only if it lacks others."""
+    def free(self) -> list[Slot]:
+        """Return the slots that a probe may be given now."""
         now_s = time.monotonic()
-        sound = {slot.node for slot in self.slots if not slot.slow and slot.aside_s <= now_s}
-        found = [each for each in self.slots if each.free(now_s)]
-        found = found if len(sound) < need else [each for each in found if not each.slow]
-        return sorted(found, key=lambda each: each.slow)
-
-    def avoid(self, slots: Sequence[Slot], stragglers: Sequence[Straggler]) -> None:
-        """Mark the slots of a probe whose node or devices held its other ranks back."""
-        for each in stragglers if self._avoid_stragglers else ():
-            slot = slots[int(each.state.node or 0)]
-            if each.of_node and not slot.slow and len(self.names) > 1:
-                slot.slow = True
-                alone = replace(each, state=replace(each.state, node=""))
-                self._say(f"{slot.name} is avoided: {sentence_of(alone)}")
+        return [each for each in self.slots if each.free(now_s)]
 
     def has_others(self, slots: Sequence[Slot]) -> bool:
         """Return True if as many slots beside these are not set aside, on nodes of their own."""
@@ -247,7 +230,7 @@ class NodePool:
         ):
             return
         slot = self._place(node, lost.devices)
-        slot.amount, slot.slow = lost.amount, lost.slow
+        slot.amount = lost.amount
         self._ask(slot)
 
     def close(self) -> None:

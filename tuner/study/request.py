@@ -54,9 +54,6 @@ class StudyRequest(JobRequest):
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
     device_kind: str | None = None
-    avoid_stragglers: bool = option(
-        False, "leave nodes that hold others back out of the search, while enough are left"
-    )
     sampler: str | BaseSampler | None = option(
         None, "joulefront, tpe, nsgaii or random (default: joulefront)"
     )
@@ -86,8 +83,6 @@ class StudyRequest(JobRequest):
         from tuner.executors.choose import check_executor
 
         check_executor(self.executor)
-        if self.avoid_stragglers and self.ray_address is None:
-            raise InputError("avoid_stragglers leaves nodes of a Ray cluster out; join one (--ray)")
         if self.knobs:
             return replace(self, job=with_knobs(self.job, self.knobs), knobs=()).checked(notify)
         cluster, executor = self.cluster, self.executor

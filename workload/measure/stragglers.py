@@ -36,33 +36,20 @@ LONGER, LONGER_S = 1.25, 0.02
 #: got there.
 LAG = 10
 
-#: By cause: what is said of it, with the rank's value and the others', and whether it is the
-#: node's: its device, or its other processes.
-CAUSES: Mapping[str, tuple[str, bool]] = {
-    "memory": ("{:.0f} memory errors where the others had {:.0f}", True),
-    "hardware": (
-        "power brake or hardware slowdown, {:,.0f} MHz where the others run {:,.0f}",
-        True,
-    ),
-    "heat": ("heat, {:,.0f} MHz where the others run {:,.0f}", True),
-    "power": ("power limit, {:,.0f} MHz where the others run {:,.0f}", True),
-    "clock": ("{:,.0f} MHz where the others run {:,.0f}, without a reason", True),
-    "quota": (
-        "its control group's quota held its threads back {:.2g} s in each second (other ranks: "
-        "{:.2g} s)",
-        True,
-    ),
-    "priority": ("nice {:.0f} where the others have {:.0f}", False),
-    "cores": (
-        "its threads waited {:.2g} s for a core in each second (other ranks: {:.2g} s)",
-        True,
-    ),
-    "idle": (
-        "its threads computed {:.2g} s in each second (other ranks: {:.2g} s): it waits for "
-        "something",
-        False,
-    ),
-    "unknown": ("neither its device nor its host tells why", False),
+#: Words for each cause, with the rank's value and the others'.
+CAUSES: Mapping[str, str] = {
+    "memory": "{:.0f} memory errors where the others had {:.0f}",
+    "hardware": "power brake or hardware slowdown, {:,.0f} MHz where the others run {:,.0f}",
+    "heat": "heat, {:,.0f} MHz where the others run {:,.0f}",
+    "power": "power limit, {:,.0f} MHz where the others run {:,.0f}",
+    "clock": "{:,.0f} MHz where the others run {:,.0f}, without a reason",
+    "quota": "its control group's quota held its threads back {:.2g} s in each second (other "
+    "ranks: {:.2g} s)",
+    "priority": "nice {:.0f} where the others have {:.0f}",
+    "cores": "its threads waited {:.2g} s for a core in each second (other ranks: {:.2g} s)",
+    "idle": "its threads computed {:.2g} s in each second (other ranks: {:.2g} s): it waits for "
+    "something",
+    "unknown": "neither its device nor its host tells why",
 }
 
 
@@ -127,11 +114,6 @@ class Straggler:
     cause: str
     value: float = math.nan
     usual: float = math.nan
-
-    @property
-    def of_node(self) -> bool:
-        """True if the cause is the node's: its device, or its other processes."""
-        return CAUSES[self.cause][1]
 
 
 class Arrivals:
@@ -296,7 +278,7 @@ def words(straggler: Straggler) -> tuple[str, str, str]:
     who = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
     if state.node:
         who += f" of node {state.node}"
-    why = CAUSES[straggler.cause][0].format(straggler.value, straggler.usual).replace("%", " %")
+    why = CAUSES[straggler.cause].format(straggler.value, straggler.usual).replace("%", " %")
     return who, why, f"{100 * straggler.cost:.0f} %"
 
 
