@@ -20,6 +20,8 @@ from tuner.search_spaces.errors import InputError
 
 #: Permissions of an executable script, before the umask.
 SCRIPT_MODE = 0o700
+#: User that NFS shows as the owner of root's files.
+_NOBODY = 65_534
 
 
 def _refusal(path: Path, code: int, why: str) -> OSError:
@@ -103,20 +105,9 @@ def _foreign_owner(folder: Path) -> int | None:
         owners = [folder.lstat().st_uid, folder.stat().st_uid]
     except OSError:  # missing, or unreadable, which the write itself will report
         return None
-    foreign = [uid for uid in owners if uid not in (os.geteuid(), 0)]
-    if not foreign:
-        return None
-    # Network file systems may show our own files as another user's (NFS gives root's to "nobody").
-    probe = folder / f".joulefront-{secrets.token_hex(6)}.owner"
-    with contextlib.suppress(OSError):
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            if {os.fstat(fd).st_uid} == set(foreign):
-                return None
-        finally:
-            os.close(fd)
-            probe.unlink()
-    return foreign[0]
+    user = os.geteuid()
+    own = (user, 0) if user else (user, _NOBODY)
+    return next((uid for uid in owners if uid not in own), None)
 
 
 def _user(uid: int) -> str:

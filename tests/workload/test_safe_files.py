@@ -383,21 +383,18 @@ def test_runs_that_another_user_made_where_all_may_write(
 
 
 @pytest.mark.root
-def test_a_file_system_that_shows_our_files_as_anothers(
+def test_files_of_nobody_are_roots_on_a_network_file_system_and_no_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As NFS does for root: what we make there belongs to the same user as the folder."""
-    real = os.fstat
-
-    def mapped(fd: int) -> os.stat_result:
-        return os.stat_result([*real(fd)[:4], FOREIGN, *real(fd)[5:]])
-
+    os.chown(tmp_path, 65_534, 65_534)
+    require_own(tmp_path)
     os.chown(tmp_path, FOREIGN, FOREIGN)
     with pytest.raises(InputError, match="belongs to"):
         require_own(tmp_path)
-    monkeypatch.setattr(os, "fstat", mapped)
-    require_own(tmp_path)
-    assert not list(tmp_path.iterdir())
+    os.chown(tmp_path, 65_534, 65_534)
+    monkeypatch.setattr(os, "geteuid", lambda: FOREIGN)
+    with pytest.raises(InputError, match="belongs to"):
+        require_own(tmp_path)
 
 
 # A run by name or by path.
