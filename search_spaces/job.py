@@ -168,11 +168,7 @@ class TrainingJob:
         try:
             given = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
             if given.get("knobs"):
-                # Earlier runs may have had commands that set a live knob.
-                ended = {"set", "read"}
-                tables = given["knobs"].items()
-                kept = {n: {k: t[k] for k in t.keys() - ended} for n, t in tables}
-                given["knobs"] = read_knobs(kept, "the job")
+                given["knobs"] = read_knobs(given["knobs"], "the job")
             if given.get("lora"):
                 given["lora"] = LoRA.from_table(given["lora"], "the job")
             if "program" in given:

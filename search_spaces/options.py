@@ -120,8 +120,8 @@ def read_options(
         raise InputError(f"{where} cannot be read: {error}") from error
 
 
-def parse_quantity(text: str, unit: str, *, bare: bool = True) -> float:
-    """Return a quantity in `unit`; if `bare`, a number without a unit is one in it."""
+def parse_quantity(text: str, unit: str) -> float:
+    """Return a quantity in `unit`; InputError for a number without a unit."""
     sizes = UNITS[unit]
     found = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)\s*(\S*)\s*", text)
     try:
@@ -129,9 +129,9 @@ def parse_quantity(text: str, unit: str, *, bare: bool = True) -> float:
     except ValueError:
         number = None
     given = found[2] if found else ""
-    if number is None or (given not in sizes and not (bare and not given)):
+    if number is None or (given not in sizes):
         known = ", ".join(sizes)
         raise InputError(
             f"{text!r} must be a number with a unit ({known}), such as {EXAMPLES[unit]}"
         )
-    return number * sizes.get(given, 1.0)
+    return number * sizes[given]

@@ -67,8 +67,8 @@ MODEL = "[model]\nconfig = 'tiny-gpt'\n"
         (["optimize", "--space", "no-such-space"], "default"),
         (["optimize", "--executor", "cloud"], "inline"),
         (["optimize", "--max-probes", "0"], "at least 1"),
-        (["optimize", "--budget-kJ", "-3"], "greater than 0"),
-        (["optimize", "--deadline-s", "nan"], "greater than 0"),
+        (["optimize", "--budget=-3kJ"], "greater than 0"),
+        (["optimize", "--deadline", "nans"], "greater than 0"),
         (["optimize", "--name", "a/b"], "letters"),
         (["optimize", "--cluster", "cpu-2", "--storage", "nonsense"], "URL"),
         (["optimize", "--cluster", "cpu-2", "--storage", "postgresql://127.0.0.1:1/x"], "storage"),
@@ -146,7 +146,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
 
 def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table):
     code, out, err = run(
-        *(capsys, "dev", "replay", table, "--max-probes", 5, "--budget-kJ", 9, "--name", "r"),
+        *(capsys, "dev", "replay", table, "--max-probes", 5, "--budget", "9kJ", "--name", "r"),
         *("--log-file", "search.log"),
     )
     assert code == 0

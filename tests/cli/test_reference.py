@@ -64,7 +64,6 @@ def test_every_option_is_explained_once() -> None:
     assert {"--deadline", "--today", "--record-nvml"} < every
     for flag in every:
         assert re.search(rf"^- `[^`]*{flag}\b", page, re.M), flag
-    assert "--deadline-s" not in page
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
@@ -95,16 +94,6 @@ def command_text(command: str, flag: str, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         main([command, flag])
     return capsys.readouterr().out
-
-
-def test_a_flag_with_its_unit_is_hidden_and_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    parse = command_parser().parse_args
-    hidden = parse(["plan", "--deadline-s", "7200", "--budget-kJ", "5", "--max-slowdown", "5%"])
-    shown = parse(["plan", "--deadline", "2h", "--budget", "5kJ", "--max-slowdown", "5%"])
-    assert hidden == shown
-    text = command_text("plan", "--help-all", capsys)
-    assert "--deadline TIME" in text
-    assert "--deadline-s" not in text
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -136,7 +136,7 @@ def test_a_limit_without_a_length_is_one_sentence() -> None:
     [
         ["--tune", "--deadline", "2h", "--max-slowdown", "5%"],
         ["--tune", "--budget", "2kWh", "--power-cap", "300W"],
-        ["--tune", "--deadline-s", "-3"],
+        ["--tune", "--deadline=-3s"],
         ["--tune", "--deadline", "2h", "--steps", "0"],
         ["--tune", "--steps", "3"],
         ["--follow-power", __file__, "--deadline", "2h"],

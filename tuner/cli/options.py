@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 import textwrap
-from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field
@@ -168,7 +167,7 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
         flag = (declared.flag or item.name).replace("_", "-")
         if declared.alias:
             text = f"{declared.help}, such as {EXAMPLES[declared.unit]}".replace("%", "%%")
-            add_quantity(parser, declared.alias, f"--{flag}", item.name, declared.unit, text)
+            add_quantity(parser, declared.alias, item.name, declared.unit, text)
             continue
         text = declared.help + (f", in {declared.unit}" if declared.unit else "")
         if isinstance(item.default, bool):
@@ -190,10 +189,9 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
         )
 
 
-def add_quantity(parser: Any, name: str, bare: str, dest: str, unit: str, text: str) -> None:
-    """Add --NAME of a value with its unit; the flag of a bare number in that unit is hidden."""
-    for flag, shown in {bare: SUPPRESS, f"--{name}": text}.items():
-        parser.add_argument(flag, dest=dest, action=Quantity, unit=unit, help=shown)
+def add_quantity(parser: Any, name: str, dest: str, unit: str, text: str) -> None:
+    """Add --NAME of a value with its unit."""
+    parser.add_argument(f"--{name}", dest=dest, action=Quantity, unit=unit, help=text)
 
 
 def made_of_options(
@@ -212,14 +210,14 @@ def made_of_options(
 def given_options(args: argparse.Namespace, kind: type, *, only: Sequence[str] = ()) -> list[str]:
     """Return the flags of the options whose value is not the default."""
     return [
-        f"--{(declared.flag or item.name).replace('_', '-')}"
+        f"--{(declared.alias or declared.flag or item.name).replace('_', '-')}"
         for item, declared in _on_command_line(kind, only)
         if getattr(args, item.name) != item.default
     ]
 
 
 class Quantity(argparse.Action):
-    """Value with a unit; an option whose own name ends in the unit also takes a bare number."""
+    """Option whose value is a number with a unit."""
 
     def __init__(self, *args: Any, unit: str, **more: Any) -> None:
         super().__init__(*args, **{"metavar": METAVARS[unit], **more})
@@ -229,9 +227,8 @@ class Quantity(argparse.Action):
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
         """Store the quantity that was typed."""
-        bare = (option_string or "").endswith(f"-{self.unit}")
         try:
-            value = parse_quantity(str(values), self.unit, bare=bare)
+            value = parse_quantity(str(values), self.unit)
         except InputError as error:
             raise argparse.ArgumentError(None, f"{option_string}: {error}") from error
         setattr(namespace, self.dest, value)

@@ -178,7 +178,6 @@ def add_dev(commands: Commands) -> None:
     add_quantity(
         probe,
         "time-limit",
-        "--time-limit-s",
         "time_limit_s",
         "s",
         "kill the probe after this time (default: the limit of its first step, 5min or three "

@@ -133,7 +133,7 @@ class Constraints:
                 continue
             name = names.get(keyword, keyword)
             if isinstance(value, str):
-                value = parse_quantity(value, units[name], bare=False)
+                value = parse_quantity(value, units[name])
             if (mine := given.get(name, getattr(self, name))) not in (None, value):
                 raise InputError(f"{name} is {value!r} and {mine!r}; give it once")
             given[name] = value

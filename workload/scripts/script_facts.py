@@ -85,8 +85,7 @@ class Launcher:
         """Read what `to_json` wrote; InputError if it is no launcher."""
         try:
             lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
-            known = {item.name for item in fields(cls)} & set(data)  # older ones hold more
-            return cls(**{name: data[name] for name in known} | lists)
+            return cls(**{**data, **lists})
         except (TypeError, ValueError) as error:
             raise InputError(f"this is not the launcher of a script: {error}") from error
 

@@ -216,7 +216,7 @@ def read_driver(data: Any, where: str) -> Driver:
         rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
         quiet=probe.values("set"),
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
-        sources=_sources(data.get("keys", []), where),
+        sources=table.texts("keys"),
         wrapper=wrapper.made(Wrapper) if wrapper.data else None,
     )
 
@@ -312,13 +312,6 @@ def _rule(table: Table) -> Rule:
         if name not in NAMES:
             raise UnknownName("knob", name, NAMES, where=f" in {table.where}")
     return rule
-
-
-def _sources(keys: Any, where: str) -> tuple[str, ...]:
-    if isinstance(keys, list):  # in older studies each is a table
-        keys = [each.get("file") if isinstance(each, Mapping) else each for each in keys]
-        keys = [each for each in keys if each is not None]
-    return Table({"keys": keys}, where).texts("keys")
 
 
 def load_drivers(file: Path | Traversable) -> tuple[Driver, ...]:
