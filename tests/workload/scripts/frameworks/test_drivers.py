@@ -388,9 +388,8 @@ def test_a_key_is_a_word_of_the_sources(tmp_path: Path) -> None:
     data = copy.deepcopy(GOOD)
     data["knobs"] = {"micro_batch": {"key": "env:MY_STAGE"}, "tensor_parallel": {"key": "x_on"}}
     data["declared"] = {"d": {"key": "from-field", "values": [1, 2]}}
-    for keys in (["a.py"], [{"file": "a.py", "kind": "texts"}, {"kind": "own", "below": "x"}]):
-        data["keys"] = keys  # the second as an older study holds it
-        assert check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone == ()
+    data["keys"] = ["a.py"]
+    assert check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone == ()
     data["knobs"]["tensor_parallel"]["key"] = "made.nowhere"
     assert check_keys(read_driver(data, "mine.toml"), [tmp_path]).gone == ("made.nowhere",)
     data["keys"] = ["a.py", "b.py"]  # which is not installed and may declare it
