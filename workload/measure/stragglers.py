@@ -278,7 +278,7 @@ def words(straggler: Straggler) -> tuple[str, str, str]:
     who = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
     if state.node:
         who += f" of node {state.node}"
-    why = CAUSES[straggler.cause].format(straggler.value, straggler.usual).replace("%", " %")
+    why = CAUSES[straggler.cause].format(straggler.value, straggler.usual)
     return who, why, f"{100 * straggler.cost:.0f} %"
 
 
