@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tuner.display.html.answer_parts import limits_part
 from tuner.display.report import write_report
 from tuner.display.view import View
+from tuner.problem.constraints import Constraints
+from tuner.results.choice_grid import choice_grid
 from tuner.results.parts import AnsweredRequest
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
@@ -90,24 +93,23 @@ def in_kilowatt_hours() -> Result:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("make", [large_result, small_result, failed_again, in_kilowatt_hours])
-def test_the_sliders_choose_as_the_command_does(make: Callable[[], Result], tmp_path: Path) -> None:
+def test_in_every_cell_the_page_shows_the_choice_of_the_command(
+    make: Callable[[], Result], tmp_path: Path
+) -> None:
     result = make()
     units = View(result).units
-    rng = random.Random(7)
-    positions = [(rng.randint(0, 101), rng.randint(0, 101)) for _ in range(40)]
-    positions += [(101, 101), (30, 101), (101, 30), (0, 0), (60, 70)]
+    grid = choice_grid(result, units)
+    pairs = list(itertools.product(grid.deadlines_s, grid.budgets_kJ))
+    rows, columns = range(len(grid.deadlines_s)), range(len(grid.budgets_kJ))
+    positions = list(itertools.product(rows, columns))
+    positions.append((len(rows) // 2, len(columns) // 2))  # the last one is drawn in the figure
     said = moved(tmp_path / "report.html", result, positions)
     assert len(said["seen"]) == len(positions) + 1
+    own = result.limits
+    assert said["seen"][0]["budget"] == (own.budget_kJ and pytest.approx(own.budget_kJ / units.kJ))
     met = set()
-    for seen in said["seen"]:
-        asked = {
-            name: None if seen[key] is None else seen[key] * per
-            for name, key, per in (
-                ("deadline_s", "deadline", units.s),
-                ("budget_kJ", "budget", units.kJ),
-            )
-        }
-        found = result.choose(**asked)
+    for (deadline_s, budget_kJ), seen in zip(pairs, said["seen"][1:-1], strict=True):
+        found = result.choose(deadline_s=deadline_s, budget_kJ=budget_kJ)
         assert seen["time"] * units.s == pytest.approx(found.point.time_to_solution_s)
         assert seen["energy"] * units.kJ == pytest.approx(found.point.energy_to_solution_kJ)
         assert seen["met"] == found.met
@@ -122,6 +124,30 @@ def test_the_sliders_choose_as_the_command_does(make: Callable[[], Result], tmp_
     assert said["focusable"]
     option = {"s": "s", "min": "min", "h": "h"}[units.time]
     assert f" --deadline {last['deadline']:g}{option} --budget " in last["command"]
+
+
+def test_the_cells_are_the_choices_under_limits_that_are_read_as_they_are_shown() -> None:
+    result = replace(
+        large_result(), request=AnsweredRequest(Constraints(deadline_s=1e-3, budget_kJ=1e12))
+    )
+    units = View(result).units
+    grid = choice_grid(result, units)
+    # The run's own limits are among the values, however far they are from the front.
+    assert grid.deadlines_s[0] == 1e-3
+    assert grid.budgets_kJ[-2:] == (1e12, None)
+    for row, deadline_s in enumerate(grid.deadlines_s[::6]):
+        for column, budget_kJ in enumerate(grid.budgets_kJ[::6]):
+            number, met = grid.cells[6 * row][6 * column]
+            found = result.choose(deadline_s=deadline_s, budget_kJ=budget_kJ)
+            assert (grid.points[number], met) == (found.point, found.met)
+    for value in grid.budgets_kJ[:-2]:
+        assert float(f"{value / units.kJ:.3g}") == pytest.approx(value / units.kJ)
+    assert grid.points[grid.cells[-1][-1][0]] == result.choose().point
+
+
+def test_a_training_of_unknown_length_has_no_sliders() -> None:
+    job = SimpleNamespace(steps=None)
+    assert choice_grid(replace(large_result(), job=job), View(large_result()).units) is None
 
 
 def test_a_front_of_one_point_has_no_sliders() -> None:

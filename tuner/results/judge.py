@@ -146,7 +146,7 @@ class Judge:
     def choose(self, among: Sequence[Point] | None = None) -> tuple[Point | None, Choice]:
         """Return the point that is best by the posterior's means, and how it was chosen."""
         if among is None:
-            among = [p for p in self.points if p.configuration not in self.failed] or self.points
+            among = self.candidates
         asked, today = self.constraints, self.baseline
         best, choice = decide(among, asked, today, chance=self.chance, beside=self.points)
         if today is None:
@@ -156,6 +156,11 @@ class Judge:
         return best, replace(
             choice, baseline_met=kept.met, baseline_value=value, baseline_p_met=p_met
         )
+
+    @cached_property
+    def candidates(self) -> Sequence[Point]:
+        """The points but those that failed when they were launched again, unless all did."""
+        return [p for p in self.points if p.configuration not in self.failed] or self.points
 
     @cached_property
     def baseline_met(self) -> float | None:

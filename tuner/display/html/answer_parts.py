@@ -27,7 +27,8 @@ from tuner.display.html.pieces import (
 from tuner.display.view import View
 from tuner.formatting import change, label, number, percent, probability, short
 from tuner.problem.run_folder import RunFolder
-from tuner.results.choice import carbon_g, cost_of, front_of
+from tuner.results.choice import carbon_g, cost_of
+from tuner.results.choice_grid import choice_grid
 from tuner.results.parts import Point
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 
 #: More points than this stand in the table folded away below the front.
 _MOST_POINTS = 500
-#: Positions of a slider; the last one is no limit.
-_LAST = 101
-#: The sliders reach this share beyond the least and the greatest value.
-_BEYOND = 0.05
 
 
 def top_part(view: View, figures: Mapping[str, go.Figure]) -> str:
@@ -308,42 +305,56 @@ def front_part(view: View) -> str:
 
 
 def limits_part(view: View) -> str:
-    """Return the sliders for deadline and energy budget, which choose among the points of the
-    front; "" if there is only one.
+    """Return the sliders for deadline and energy budget; "" if there is nothing to choose.
 
-    The page's script applies the rule of `tuner.results.choice.decide` for these two limits, as
-    `tuner choose` does. Under them only a point of the front can be chosen.
+    The page's script looks up the choices of `choice_grid`.
     """
     result, units = view.result, view.units
-    failed = result.judged.failed
-    front = front_of([point for point in result.points if point.configuration not in failed])
-    if len(front) < 2:
+    grid = choice_grid(result, units)
+    if grid is None:
         return ""
-    shown = [*front, *([result.baseline] if result.baseline else [])]
-    unlimited = result.choose().point
-    if unlimited.configuration not in [point.configuration for point in front]:
-        front = (*front, unlimited)  # it is dominated, so no limit chooses it
-    times, energies = map(list, zip(*map(units.place, shown), strict=True))
+    limits = result.limits
     data = {
         "run": shlex.quote(result.name),
         "found": view.found,
-        "unlimited": [p.configuration for p in front].index(unlimited.configuration),
-        "points": [_point(view, point) for point in front],
-        "deadline": _slider(units.time, times, result.limits.deadline_s, units.s),
-        "budget": _slider(units.energy, energies, result.limits.budget_kJ, units.kJ),
+        "points": [_point(view, point) for point in grid.points],
+        "deadline": _positions("deadline", grid.deadlines_s, units.time, units.s),
+        "budget": _positions("budget", grid.budgets_kJ, units.energy, units.kJ),
+        "cells": grid.cells,
     }
+    starts = grid.deadlines_s.index(limits.deadline_s), grid.budgets_kJ.index(limits.budget_kJ)
+    rows = (
+        ("deadline", "Deadline", starts[0], len(grid.deadlines_s) - 1),
+        ("budget", "Energy budget", starts[1], len(grid.budgets_kJ) - 1),
+    )
     sliders = "".join(
         f'<div><label for="limit-{name}">{text}<output id="limit-{name}-value" '
-        f'for="limit-{name}"></output></label>'
-        f'<input type="range" id="limit-{name}" min="0" max="{_LAST}" step="1"></div>'
-        for name, text in (("deadline", "Deadline"), ("budget", "Energy budget"))
+        f'for="limit-{name}"></output></label><input type="range" id="limit-{name}" min="0" '
+        f'max="{last}" step="1" value="{start}" autocomplete="off"></div>'
+        for name, text, start, last in rows
     )
     return (
         '<div class="limits" id="limits" hidden><h3>Choose under other limits</h3>'
         f'<div class="sliders">{sliders}</div><p id="limits-choice" role="status"></p>'
         '<p class="note">On the command line: <code id="limits-command"></code></p></div>\n'
-        f"{_data('limit-points', data)}\n"
+        f"{_data('limit-choices', data)}\n"
     )
+
+
+def _positions(
+    option: str, values: Sequence[float | None], unit: str, per: float
+) -> list[dict[str, Any]]:
+    short_unit = "d" if unit == "days" else unit
+    return [
+        {"value": None, "text": "no limit", "option": ""}
+        if value is None
+        else {
+            "value": value / per,
+            "text": f"{number(value / per)} {unit}",
+            "option": f" --{option} {value / per:.6g}{short_unit}",
+        }
+        for value in values
+    ]
 
 
 def _point(view: View, point: Point) -> dict[str, Any]:
@@ -360,11 +371,3 @@ def _point(view: View, point: Point) -> dict[str, Any]:
         text += ", as today"
     time_taken, energy_taken = units.place(point)
     return {"name": name, "time": time_taken, "energy": energy_taken, "text": f"{text}."}
-
-
-def _slider(unit: str, values: list[float], value: float | None, per: float) -> dict[str, Any]:
-    return {
-        **{"unit": unit, "option": "d" if unit == "days" else unit},
-        **{"low": min(values) * (1 - _BEYOND), "high": max(values) * (1 + _BEYOND)},
-        "limit": value / per if value is not None else None,
-    }
