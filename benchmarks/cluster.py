@@ -19,11 +19,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import optuna
-
 from benchmarks.figures import Figure, arguments, publish
 from tuner.problem.problem import Problem
-from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.space import load_space
@@ -67,10 +65,10 @@ class Sweep(ProbePlanner):
     """
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.candidates, cost=problem.cost)
+        super().__init__(problem.candidates)
         self._rounds = cycle(self._members)
 
-    def plan(self, study: optuna.Study) -> ProbePlan | None:
+    def plan(self, state: PlanningState) -> ProbePlan | None:
         """The next launch."""
         return self._plan_of(next(self._rounds).tolist(), "swept")
 
@@ -159,7 +157,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
             search=SearchSettings(
                 max_probes=options.study_probes, time_limit_s=3600.0, verify=False
             ),
-            sampler=Sweep(problem) if options.sampler == "sweep" else options.sampler,
+            sampler=None if options.sampler == "joulefront" else Sweep(problem),
         ),
         run=RunFolder.named(folder, "study"),
         notify=notice,
@@ -184,7 +182,12 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=1250)
     parser.add_argument("--live", type=int, default=8, help="settings a probe")
     parser.add_argument("--study-probes", type=int, default=0, help="0: no study")
-    parser.add_argument("--sampler", default="sweep", help="of the study; sweep is this module's")
+    parser.add_argument(
+        "--sampler",
+        choices=("sweep", "joulefront"),
+        default="sweep",
+        help="of the study; sweep is this module's",
+    )
     parser.add_argument("--job", default=None)
     options = parser.parse_args()
     from ray.cluster_utils import Cluster as RayCluster

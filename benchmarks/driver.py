@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from optuna.study import Study
 
 import tuner
 from benchmarks.figures import Figure, arguments, publish
@@ -34,8 +33,8 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
-from tuner.search.planner import ProbePlan
-from tuner.search.sampler import CandidateSampler
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
@@ -114,16 +113,16 @@ class TimedExecutor(InlineExecutor):
         return record
 
 
-class TimedSampler(CandidateSampler):
-    """The sampler, noting how long each plan (fit included) took."""
+class TimedPlanner(CandidatePlanner):
+    """The planner, noting how long each plan (fit included) took."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.candidates, prior=problem.prior, cost=problem.cost)
+        super().__init__(problem.candidates, prior=problem.prior)
         self.plan_s: list[float] = []
 
-    def plan(self, study: Study) -> ProbePlan | None:
+    def plan(self, state: PlanningState) -> ProbePlan | None:
         began = time.perf_counter()
-        plan = super().plan(study)
+        plan = super().plan(state)
         self.plan_s.append(time.perf_counter() - began)
         return plan
 
@@ -184,16 +183,15 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
         records = list(read_trace(writer.path).records)
         storage = open_storage(None, folder / "study.journal")
         began = time.perf_counter()
-        sampler = TimedSampler(problem)
-        book = StudyRecorder(
+        planner = TimedPlanner(problem)
+        recorder = StudyRecorder(
             name="driver",
             storage=storage,
-            sampler=sampler,
+            candidates=problem.candidates,
             steps=problem.steps,
             constraints=Constraints(),
-            identity="benchmark",
         )
-        book.catch_up(records)
+        recorder.catch_up(records)
         told_s = time.perf_counter() - began
         executor = TimedExecutor(runner)
         settings = SearchSettings(max_probes=len(records) + probes, verify=False)
@@ -201,14 +199,14 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
         search = SearchLoop(
             spec=spec,
             executor=executor,
-            sampler=sampler,
-            recorder=book,
+            planner=planner,
+            recorder=recorder,
             records=records,
             trace=writer,
             first_number=len(records),
         )
         search.run()
-    return Timed(told_s, executor.driver_s, executor.cpu_s, sampler.plan_s)
+    return Timed(told_s, executor.driver_s, executor.cpu_s, planner.plan_s)
 
 
 def cpu_s_of_search(seed: int, probes: int = 8) -> float:

@@ -21,8 +21,10 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.source import Module
 
-#: Modules that may read trial attributes, each with its reason. Empty: none has to.
-MAY_READ_TRIALS: dict[str, str] = {}
+#: Modules that may read trial attributes, each with its reason.
+MAY_READ_TRIALS: dict[str, str] = {
+    "tuner.study.recorder": "a session that continues adds the trials that the study lacks",
+}
 
 _JOB_CLASS = re.compile(r"(Job|Script)$")
 _JOB_VALUE = re.compile(r"(^|_)(job|script)$")

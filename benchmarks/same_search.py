@@ -33,6 +33,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import own_search
 from benchmarks.search.problems import Problem
 from benchmarks.search.question import QUESTIONS, truth_of_question
@@ -40,7 +41,6 @@ from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.simulated_tables import PROBLEMS, record
 from benchmarks.trees import differing_from, searches_of_trees
-from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
 
 #: OpenBLAS's name of a kind of CPU -> features that NumPy and the C library may not use. OpenBLAS
@@ -90,7 +90,7 @@ class Search:
             return [*(c.key for each in records for c in each.request.configurations()), stop.kind]
         search = ProblemSearch(self.problem, OURS, self.seed, self.in_flight, False, None)
         if self.question is not None:
-            search.sampler.question = truth_of_question(self.problem, self.question).question
+            search.ask(truth_of_question(self.problem, self.question).question)
         search.run(MOST)
         return [configuration.key for configuration in search.measured]
 

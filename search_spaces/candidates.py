@@ -102,7 +102,7 @@ class Candidates:
         return self.configurations[index]
 
     def __contains__(self, configuration: object) -> bool:
-        return isinstance(configuration, Configuration) and self._find(configuration) is not None
+        return isinstance(configuration, Configuration) and self.find(configuration) is not None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without the indices, which are rebuilt on demand."""
@@ -112,7 +112,8 @@ class Candidates:
         position = self._launch_positions.get(launch)
         return self._launch_positions.get(_plain(launch)) if position is None else position
 
-    def _find(self, configuration: Configuration) -> int | None:
+    def find(self, configuration: Configuration) -> int | None:
+        """Return the position of a configuration, or None; see `index_of`."""
         position = self._launch_position(configuration.launch)
         if position is None:
             return None
@@ -130,7 +131,7 @@ class Candidates:
 
     def index_of(self, configuration: Configuration) -> int:
         """Return the position of a configuration; a missing launch knob means its default."""
-        index = self._find(configuration)
+        index = self.find(configuration)
         if index is None:
             raise InputError(
                 f"configuration {configuration.key} is not one of the {len(self)} candidates"

@@ -15,7 +15,6 @@ from tuner.cli.main import main
 from tuner.executors.local import InlineExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import RunFolder
-from tuner.search.optuna_samplers import make_sampler
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
@@ -87,10 +86,9 @@ def book_in(folder: Path) -> StudyRecorder:
     return StudyRecorder(
         name="study",
         storage=open_storage(None, folder / "study.journal"),
-        sampler=make_sampler("random", candidates),
+        candidates=candidates,
         steps=10,
         constraints=Constraints(None, None, None),
-        identity="this one",
     )
 
 

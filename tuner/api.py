@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from tuner.results.result import Result
+    from tuner.search.planner import ProbePlanner
     from tuner.study.callbacks import Callback
     from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
@@ -70,8 +71,7 @@ def optimize(
     clocks: bool = True,
     knobs: Sequence[Knob | str] = (),
     allow_changed_training: bool = False,
-    sampler: str | BaseSampler | None = None,
-    surrogate: Any = None,
+    sampler: BaseSampler | ProbePlanner | None = None,
     executor: str | Executor | None = None,
     ray_address: str | None = None,
     device_kind: str | None = None,
@@ -98,7 +98,7 @@ def optimize(
         >>> result.choose(deadline="2h").point
 
     The arguments come in groups: what is tuned (`job` to `space`), the search (`search` to
-    `surrogate`), where it runs (`executor` to `storage`), the run with what it shows (`name` to
+    `sampler`), where it runs (`executor` to `storage`), the run with what it shows (`name` to
     `on_progress`), and limits of the training (`constraints` and `limits`).
 
     Args:
@@ -123,10 +123,8 @@ def optimize(
         knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
             packs such as "nccl", or files of them (docs/knobs.md).
         allow_changed_training: search also knobs that change what is learnt.
-        sampler: "joulefront" (the default), "tpe", "nsgaii", "random", or any Optuna sampler.
-        surrogate: the model that learns step time and power for the search: this project's
-            Gaussian process if not given, or any scikit-learn regressor whose predict takes
-            return_std or that averages its members (docs/search.md).
+        sampler: any Optuna sampler for two objectives, instead of joulefront's own search
+            (docs/search.md).
         executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
             installed, else inline. "simulated" answers probes by predictions and measures nothing;
             `plan` predicts every configuration of a cluster that is not here.
@@ -268,8 +266,7 @@ def replay(
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
     try_first: Sequence[str | Configuration] = (),
-    sampler: str | BaseSampler | None = None,
-    surrogate: Any = None,
+    sampler: BaseSampler | ProbePlanner | None = None,
     storage: str | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",

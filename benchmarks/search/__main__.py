@@ -24,8 +24,7 @@ within 2 % on both axes, and the cheapest set of measurements stands beside the 
 (`benchmarks.search.question`). On tables as recorded a group's figure is the median over its seeds.
 If a table names the job
 and cluster that it recorded (`[predicted_by]`), `joulefront+models` is joulefront with the analytic
-models of that job, as in a study. `joulefront/NAME` is joulefront with another surrogate
-(`benchmarks.search.samplers.WITH_SURROGATE`).
+models of that job, as in a study.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from benchmarks.search.external import EXTERNAL
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
 from benchmarks.search.jackknife import Jackknife, jackknife_figures
 from benchmarks.search.made_up import KINDS, problems_of
+from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.plot import anytime_figure
 from benchmarks.search.problems import Problem, load_problem
@@ -57,7 +57,6 @@ from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, SWEEP
 from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
 from benchmarks.search.vtrain import vtrain_figures
-from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
 
 #: Kinds of tables that `--made` knows, and the seeds of the searches of each.

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 
 from tuner.problem.probe_cost import ProbeCost
-from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
-    from optuna.study import Study
-
     from tuner.search.observations import Observations
 
 
@@ -101,51 +99,45 @@ class AskTellPlanner(ProbePlanner):
     Args:
         candidates: the valid configurations.
         sampler: is asked and told.
-        cost: predicted joules of a probe.
-        seed: of the draws of `ProbePlanner`.
 
     Attributes:
         ends_itself: whether the sampler's own rule ends the search (`Ends`); else it goes on until
             nothing is left.
     """
 
-    def __init__(
-        self, candidates: Candidates, sampler: AskTell, *, cost: ProbeCost, seed: int = 0
-    ) -> None:
-        super().__init__(candidates, cost=cost, seed=seed)
+    def __init__(self, candidates: Candidates, sampler: AskTell) -> None:
+        super().__init__(candidates)
         self._sampler = sampler
         self.ends_itself = False
         self._told: set[int] = set()
         self._next: int | None = None  # asked for when it ended a launch
 
-    def plan(self, study: Study) -> ProbePlan | None:
+    def plan(self, state: PlanningState) -> ProbePlan | None:
         """Plan a launch with the sampler's next configuration; None if none is open."""
-        with self._lock:
-            observations = self._observe(study)
-            closed = self._closed(observations)
-            if closed.all():
-                return self._enqueue(None)
-            if self.ends_itself:
-                self._tell(observations)
-                if cast(Ends, self._sampler).ended(self._open(closed)):
-                    return self._enqueue(None)
-            candidate, self._next = self._next, None
-            if candidate is None or closed[candidate]:
-                candidate = self._ask(observations, closed)
-            return self._enqueue(self._window(candidate, closed))
-
-    def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
-        """Plan the sampler's next configuration if it belongs to the running launch."""
-        with self._lock:
-            observations = self._observe(study).with_partial(so_far)
-            closed = self._closed(observations)
-            if closed.all():
-                return None
-            candidate = self._ask(observations, closed)
-            if self._configurations[candidate].launch == so_far.request.launch:
-                return self._window(candidate, closed)
-            self._next = candidate
+        observations = self._observe(state)
+        closed = self._closed(observations)
+        if closed.all():
             return None
+        if self.ends_itself:
+            self._tell(observations)
+            if cast(Ends, self._sampler).ended(self._open(closed)):
+                return None
+        candidate, self._next = self._next, None
+        if candidate is None or closed[candidate]:
+            candidate = self._ask(observations, closed)
+        return self._window(candidate, closed)
+
+    def plan_continuation(self, state: PlanningState, so_far: ProbeRecord) -> ProbePlan | None:
+        """Plan the sampler's next configuration if it belongs to the running launch."""
+        observations = self._observe(state, so_far)
+        closed = self._closed(observations)
+        if closed.all():
+            return None
+        candidate = self._ask(observations, closed)
+        if self._configurations[candidate].launch == so_far.request.launch:
+            return self._window(candidate, closed)
+        self._next = candidate
+        return None
 
     def _open(self, closed: np.ndarray) -> list[Configuration]:
         return [self._configurations[i] for i in np.flatnonzero(~closed)]
@@ -160,7 +152,7 @@ class AskTellPlanner(ProbePlanner):
     def _ask(self, observations: Observations, closed: np.ndarray) -> int:
         self._tell(observations)
         chosen = self._sampler.ask(self._open(closed))
-        candidate = self._encoding.index_of_key(chosen.key)
+        candidate = self.candidates.find(chosen)
         if candidate is None or closed[candidate]:
             name = type(self._sampler).__name__
             raise ValueError(f"{name} asks for {chosen.key!r}, which is not open")

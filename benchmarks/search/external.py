@@ -20,7 +20,7 @@ from benchmarks.search.ask_tell import peer
 from benchmarks.search.environments import PEERS_VARIABLE, python_of
 from benchmarks.search.peers import Sweep
 from tuner.problem.probe_cost import ProbeCost
-from tuner.search.observations import ParameterEncoding
+from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 

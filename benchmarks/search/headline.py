@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.figures import ROOT, Figure
+from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import OwnStop
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import Run
 from benchmarks.search.statistics import geometric_mean, never_found, quantile
 from benchmarks.search.truth import truth_of
-from tuner.search.optuna_samplers import OURS
 
 #: A peer whose own stop misses more than this in the worst tenth of its runs is no rival.
 MOST_MISSING = 0.02

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from benchmarks.figures import Figure
+from benchmarks.search.names import OURS, STOCK
 from benchmarks.search.own_stop import OwnStop
 from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import Run
-from benchmarks.search.samplers import STOCK, SWEEPING
+from benchmarks.search.samplers import SWEEPING
 from benchmarks.search.statistics import figure_name, geometric_mean, never_found, quantile
 from benchmarks.search.truth import Truth, lower_bound, truth_of
-from tuner.search.optuna_samplers import OURS
 
 
 def _hypervolume_kJ(run: Run) -> float:

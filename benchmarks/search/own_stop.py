@@ -16,20 +16,19 @@ from dataclasses import asdict, dataclass
 import optuna
 
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import Problem, load_problem
-from benchmarks.search.samplers import sampler_named
-from benchmarks.search.start import start_at, start_of
+from benchmarks.search.samplers import planner_named
+from benchmarks.search.start import StartingAt, start_of
 from benchmarks.search.truth import truth_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem import problem as studies
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
-from tuner.search.optuna_samplers import OURS
 from tuner.search_spaces.candidates import Candidates
 from tuner.study.loop import SearchLoop
 from tuner.study.rules import StopReason
-from tuner.testing.recorder import recorder_in_memory
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.replay import TableRunner
 
@@ -71,16 +70,13 @@ def own_search(
     candidates = Candidates.from_configurations(truth_of(problem).logs)
     settings = SearchSettings(verify=False, seed=seed)
     asked = studies.Problem(table.name, candidates, 1, baseline=None, cost=cost, identity={})
-    sampler = sampler_named(sampler_name, candidates, cost, seed, table.predicted_by)
-    if isinstance(sampler, AskTellPlanner):
-        sampler.ends_itself = True
-    start_at(sampler, start_of(problem, seed))
-    recorder = recorder_in_memory(sampler)
+    planner = planner_named(sampler_name, candidates, cost, seed, table.predicted_by)
+    if isinstance(planner, AskTellPlanner):
+        planner.ends_itself = True
     loop = SearchLoop(
         spec=StudySpec(table.name, None, asked, settings=settings),
         executor=SimulatedExecutor(TableRunner(table, problem.group, seed=seed)),
-        sampler=sampler,
-        recorder=recorder,
+        planner=StartingAt(planner, start_of(problem, seed)),
         records=(),
     )
     stop = loop.run()

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import Problem, load_problem, never_binds, split_of
 from benchmarks.search.recorded_priors import WRONG
 from benchmarks.search.runner import run
@@ -27,7 +28,6 @@ from benchmarks.search.samplers import WITH_MODELS, WITH_RECORDED, WITH_TRUTH
 from benchmarks.search.statistics import figure_name, geometric_mean
 from benchmarks.search.truth import truth_of
 from benchmarks.simulated_tables import PROBLEMS, Recorded, record
-from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
 
 #: Log-sd of the departures of simulated tables: of the constants, of each value of a launch knob,

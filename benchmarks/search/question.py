@@ -19,12 +19,12 @@ import numpy as np
 import optuna
 
 from benchmarks.figures import Figure
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.statistics import geometric_mean
 from benchmarks.search.truth import Truth, truth_of
 from tuner.problem.constraints import Constraints
-from tuner.search.optuna_samplers import OURS
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
 
@@ -119,7 +119,7 @@ def answer_search(problem: Problem, seed: int, known: str | None, most: int) -> 
     names = QUESTIONS if known is None else (known,)
     search = _AnswerSearch(problem, seed, names)
     if known is not None:
-        search.sampler.question = truth_of_question(problem, known).question
+        search.ask(truth_of_question(problem, known).question)
     search.run(most)
     whole_kJ = search.truth.whole_kJ
     return Answered(problem, {name: search.answered.get(name, whole_kJ) for name in names})

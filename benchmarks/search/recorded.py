@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.figures import Figure
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.runner import Run, RunOptions, all_runs
 from benchmarks.search.statistics import (
@@ -18,7 +19,6 @@ from benchmarks.search.statistics import (
     spread,
 )
 from benchmarks.search.truth import truth_of
-from tuner.search.optuna_samplers import OURS
 
 
 def recorded_figures(

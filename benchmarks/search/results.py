@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.figures import ROOT
 from benchmarks.search.jackknife import Jackknife, matched_kJ
+from benchmarks.search.names import OURS, STOCK
 from benchmarks.search.problems import SPLITS, load_problem
-from benchmarks.search.samplers import STOCK, SWEEPING
-from tuner.search.optuna_samplers import OURS
+from benchmarks.search.samplers import SWEEPING
 
 #: Comments between which the table stands.
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"

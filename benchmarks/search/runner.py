@@ -8,20 +8,22 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import optuna
 
 from benchmarks.search.problems import Problem, load_problem
-from benchmarks.search.samplers import sampler_named
-from benchmarks.search.start import start_at, start_of
+from benchmarks.search.samplers import planner_named
+from benchmarks.search.start import StartingAt, start_of
 from benchmarks.search.truth import WITHIN, truth_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import Prior
 from tuner.problem.probe_cost import ProbeCost
+from tuner.search.planner import PlanningState
+from tuner.search.put_off import PeakLimit
+from tuner.search.question import Question
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.recorder import next_settings, recorder_in_memory
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.replay import TableRunner
 
@@ -58,7 +60,7 @@ class ProblemSearch:
 
     Args:
         problem: what is searched.
-        sampler_name: as of `sampler_named`.
+        sampler_name: as of `planner_named`.
         seed: of the sampler and of the noise.
         in_flight: number of probes in flight.
         until_matched: continue after the front is found until each of its points is matched.
@@ -78,18 +80,20 @@ class ProblemSearch:
         self.in_flight, self.until_matched = in_flight, until_matched
         runner = TableRunner(self.table, problem.group, seed=seed)
         self.executor = SimulatedExecutor(runner, capacity=in_flight)
-        self.executor.next_settings = self._next_settings
-        self.sampler = sampler_named(
+        cost = ProbeCost(**asdict(self.table.cost))
+        planner = planner_named(
             sampler_name,
             Candidates.from_configurations(self.truth.logs),
-            ProbeCost(**asdict(self.table.cost)),
+            cost,
             seed,
             self.table.predicted_by,
             problem,
             prior,
         )
-        start_at(self.sampler, start_of(problem, seed))
-        self.book = recorder_in_memory(self.sampler)
+        self.planner = StartingAt(planner, start_of(problem, seed))
+        self._asked = PlanningState(cost=cost)
+        self.records: list[ProbeRecord] = []
+        self.flying: dict[str, tuple[Configuration, ...]] = {}
         self.measured: list[Configuration] = []
         self.curve: list[tuple[float, float]] = []
         self.ask_s: list[float] = []
@@ -97,6 +101,10 @@ class ProblemSearch:
         #: (kJ, launches, measurements) when the front was found, and when it was matched.
         self.found: tuple[float, int, int] | None = None
         self.matched: tuple[float, int, int] | None = None
+
+    def ask(self, question: Question | None, peak_limit: PeakLimit | None = None) -> None:
+        """Set the limits and the objective of the search, and the cap on peak power."""
+        self._asked = replace(self._asked, question=question, peak_limit=peak_limit)
 
     def run(self, most: int) -> None:
         """Search until the end, until `most` points are measured, or until none is left."""
@@ -106,7 +114,7 @@ class ProblemSearch:
                 and not self._ended
                 and len(self.measured) < most
             ):
-                if self.executor.in_flight and self.sampler.better_to_wait(self.book.study):
+                if self.executor.in_flight and self.planner.better_to_wait(self._state()):
                     break
                 if not self._submit():
                     break
@@ -114,7 +122,8 @@ class ProblemSearch:
             record = self.executor.wait()
             if record is None:
                 return
-            self.book.finish(record)
+            self.records.append(record)
+            del self.flying[record.request.probe_id]
             self.kJ += record.energy_J / 1000
             self.measured += record.request.configurations()
             self._note_ends(self.measured, self.kJ)
@@ -124,17 +133,22 @@ class ProblemSearch:
     def _ended(self) -> bool:
         return self.found is not None and (not self.until_matched or self.matched is not None)
 
+    def _state(self, without: str = "") -> PlanningState:
+        others = [each for name, each in self.flying.items() if name != without]
+        in_flight = tuple(configuration for each in others for configuration in each)
+        return replace(self._asked, records=tuple(self.records), in_flight=in_flight)
+
     def _submit(self) -> bool:
         began = time.perf_counter()
-        plan = self.sampler.plan(self.book.study)
+        plan = self.planner.plan(self._state())
         self.ask_s.append(time.perf_counter() - began)
         if plan is None:
             return False
         name = f"p{self.submitted:04d}"
         request = ProbeRequest(name, plan.launch, plan.live, extendable=plan.extendable)
         self.submitted += 1
-        self.book.start(request)
-        self.executor.submit(request)
+        self.flying[name] = plan.configurations
+        self.executor.submit(request, self._next_settings)
         return True
 
     def _note_ends(self, measured: Sequence[Configuration], kJ: float) -> None:
@@ -156,9 +170,11 @@ class ProblemSearch:
             return ()
         began = time.perf_counter()
         record = ProbeRecord(request, tuple(windows), self.executor.meter)
-        more = next_settings(self.book, self.sampler, record)
+        plan = self.planner.plan_continuation(self._state(request.probe_id), record)
         self.ask_s.append(time.perf_counter() - began)
-        return more
+        more = () if plan is None else plan.configurations
+        self.flying[request.probe_id] = (*request.configurations(), *more)
+        return tuple(configuration.live for configuration in more)
 
 
 def run(

@@ -20,12 +20,12 @@ import numpy as np
 import optuna
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import Problem, load_problem, never_binds
 from benchmarks.search.question import WITHIN
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.statistics import geometric_mean
 from tuner.problem.constraints import Constraints
-from tuner.search.optuna_samplers import OURS
 from tuner.search.put_off import PeakLimit
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
@@ -70,9 +70,8 @@ class _CappedSearch(ProblemSearch):
         peaks = [self.peaks[c] for c in known]
         limit = PeakLimit.of(self.cap_W, peaks, [self._power[c] for c in known])
         limit = replace(limit, limits_hold=True)  # of recorded groups of one scope, the GPUs'
-        self.sampler.peak_limit = limit if self._safe else None
         asked = Constraints(peak_power_W=self.cap_W, power_cap_W=limit.mean_power_W)
-        self.sampler.question = Question(asked, 1)
+        self.ask(Question(asked, 1), limit if self._safe else None)
         if self.found is None and not self._answers.isdisjoint(measured):
             self.found = kJ, self.submitted, len(measured)
 

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import math
 
-from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-from sklearn.linear_model import BayesianRidge
-
 # Each enters its samplers in PEERS.
 from benchmarks.search import external, peers, peers_botorch  # noqa: F401
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
+from benchmarks.search.names import OURS, STOCK
 from benchmarks.search.problems import Problem
 from benchmarks.search.recorded_priors import RECORDED_PRIORS
 from tuner.models.analytic.model import AnalyticModel, Prior
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SamplerDesign
-from tuner.search.optuna_samplers import OURS, SAMPLERS, make_sampler
+from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
-from tuner.search.sampler import CandidateSampler
+from tuner.search.stock import StockPlanner
 from tuner.search_spaces.candidates import Candidates
 from tuner.workload.table import PredictedBy
 
-#: Samplers that know neither launches nor joules: every point is a launch of its own.
-STOCK = tuple(name for name in SAMPLERS if name != OURS)
 #: Samplers that may sweep the live settings of a launch.
 SWEEPING = tuple(name for name, entry in PEERS.items() if entry.sweeps)
 DEFAULT_SAMPLERS = (
@@ -42,15 +36,6 @@ WITH_MODELS = f"{OURS}+models"
 #: Ours with a prior made of the table as its models: exact ("truth"), or wrong in a known way.
 WITH_RECORDED = {f"{OURS}+{kind}": kind for kind in RECORDED_PRIORS}
 WITH_TRUTH = f"{OURS}+truth"
-#: Ours with another surrogate.
-WITH_SURROGATE = {
-    f"{OURS}/gaussian-process-sklearn": GaussianProcessRegressor(
-        ConstantKernel() * Matern(nu=2.5) + WhiteKernel(0.01)
-    ),
-    f"{OURS}/extra-trees": ExtraTreesRegressor(50),
-    f"{OURS}/random-forest": RandomForestRegressor(50),
-    f"{OURS}/bayesian-ridge": BayesianRidge(),
-}
 #: Our sampler with one design choice left out or made otherwise.
 ABLATIONS = {
     "no-sweep": SamplerDesign(max_live=1, extend_launches=False),
@@ -63,16 +48,16 @@ ABLATIONS = {
 }
 #: Every sampler that can be named.
 NAMES = (
-    *SAMPLERS,
+    OURS,
+    *STOCK,
     *PEERS,
     WITH_MODELS,
     *WITH_RECORDED,
-    *WITH_SURROGATE,
     *ABLATIONS,
 )
 
 
-def sampler_named(
+def planner_named(
     name: str,
     candidates: Candidates,
     cost: ProbeCost,
@@ -81,7 +66,7 @@ def sampler_named(
     problem: Problem | None = None,
     prior: Prior | None = None,
 ) -> ProbePlanner:
-    """Return a sampler of the benchmark.
+    """Return the planner of a sampler of the benchmark.
 
     Args:
         recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
@@ -89,26 +74,24 @@ def sampler_named(
         prior: the models that `OURS` has.
     """
     if name == OURS and prior is not None:
-        return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed)
+        return CandidatePlanner(candidates, prior=prior, seed=seed)
     if name in WITH_RECORDED:
         assert problem is not None
         prior = RECORDED_PRIORS[WITH_RECORDED[name]](problem)
-        return CandidateSampler(candidates, prior=prior, cost=cost, seed=seed)
+        return CandidatePlanner(candidates, prior=prior, seed=seed)
     if name == WITH_MODELS:
         assert recorded is not None
-        return CandidateSampler(
+        return CandidatePlanner(
             candidates,
             prior=AnalyticModel(recorded.job, recorded.cluster),
-            cost=cost,
             seed=seed,
             memory_bytes=float(recorded.cluster.device.memory_bytes),
         )
-    if name in WITH_SURROGATE:
-        surrogate = WITH_SURROGATE[name]
-        return CandidateSampler(candidates, cost=cost, seed=seed, surrogate=surrogate)
     if name in ABLATIONS:
-        return CandidateSampler(candidates, cost=cost, seed=seed, design=ABLATIONS[name])
+        return CandidatePlanner(candidates, seed=seed, design=ABLATIONS[name])
     if name in PEERS:
         entered = PEERS[name].make(candidates, cost, seed)
-        return AskTellPlanner(candidates, entered, cost=cost, seed=seed)
-    return make_sampler(name, candidates, cost=cost, seed=seed)
+        return AskTellPlanner(candidates, entered)
+    if name in STOCK:
+        return StockPlanner(candidates, STOCK[name](seed), seed=seed)
+    return CandidatePlanner(candidates, seed=seed)

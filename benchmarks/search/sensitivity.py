@@ -28,19 +28,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import SPLITS, Problem, load_problem, never_binds, split_of
 from benchmarks.search.runner import run
 from benchmarks.search.statistics import geometric_mean
 from benchmarks.search.truth import truth_of
 from tuner.problem.settings import SamplerDesign
-from tuner.search.optuna_samplers import OURS
 from tuner.workload.table import load_table
 
 #: What each constant is multiplied by, beside 1.
 FACTORS = (0.5, 2.0)
 #: Modules whose constants are those of the search.
 MODULES = (
-    "tuner.search.sampler",
+    "tuner.search.candidate_planner",
     "tuner.search.acquisition",
     "tuner.search.log_regret",
     "tuner.models.surrogate.kernel",

@@ -8,17 +8,14 @@ device, as a launch runs before anything is tuned.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.search.ask_tell import level_order
 from benchmarks.search.problems import Problem, load_problem
-from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
-
-if TYPE_CHECKING:
-    from optuna.study import Study
+from tuner.workload.probe import ProbeRecord
 
 
 def start_of(problem: Problem, seed: int) -> Configuration:
@@ -40,13 +37,27 @@ def start_of(problem: Problem, seed: int) -> Configuration:
     return max((c for c in configurations if c.launch == launch), key=lambda c: level_order(c.live))
 
 
-def start_at(planner: ProbePlanner, start: Configuration) -> None:
-    """Make a configuration the first plan of a planner; what follows is the planner's own."""
-    own_plan, lives = planner.plan, planner.candidates.indices_of_launch(start.launch)
+class StartingAt(ProbePlanner):
+    """Planner whose first plan is a given configuration; what follows is another planner's."""
 
-    def plan(study: Study) -> ProbePlan | None:
-        planner.plan = own_plan  # type: ignore[method-assign]
-        first = ProbePlan((start,), "where every search starts", extendable=len(lives) > 1)
-        return planner._enqueue(first)
+    def __init__(self, planner: ProbePlanner, start: Configuration) -> None:
+        super().__init__(planner.candidates)
+        self._planner, self._start = planner, start
+        self._began = False
+        self.max_live, self.estimates_gain = planner.max_live, planner.estimates_gain
 
-    planner.plan = plan  # type: ignore[method-assign]
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        """Plan the start, then what the planner plans."""
+        if self._began:
+            return self._planner.plan(state)
+        self._began = True
+        lives = self.candidates.indices_of_launch(self._start.launch)
+        return ProbePlan((self._start,), "where every search starts", extendable=len(lives) > 1)
+
+    def plan_continuation(self, state: PlanningState, so_far: ProbeRecord) -> ProbePlan | None:
+        """Plan what the planner plans."""
+        return self._planner.plan_continuation(state, so_far)
+
+    def better_to_wait(self, state: PlanningState) -> bool:
+        """Return the planner's answer."""
+        return self._planner.better_to_wait(state)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from benchmarks.figures import Figure
+from benchmarks.search.names import OURS, STOCK
 from benchmarks.search.runner import Run
 from benchmarks.search.samplers import WITH_MODELS
-from tuner.search.optuna_samplers import OURS, SAMPLERS
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -84,7 +84,7 @@ def last_figures(
     A group's best stock sampler is the one with the fewest joules in it (for measurements, the
     fewest measurements).
     """
-    stock = [name for name in medians if name in SAMPLERS and name != OURS]
+    stock = [name for name in medians if name in STOCK]
     figures = []
     if "random" in medians:
         worst = max(a / b for a, b in zip(medians[OURS], medians["random"], strict=True))

@@ -21,13 +21,13 @@ from tempfile import TemporaryDirectory
 import optuna
 
 from benchmarks.figures import Figure
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.statistics import figure_name, quartiles
 from benchmarks.validation import vtrain
 from tuner.models.analytic.model import Prior
 from tuner.problem.constraints import Constraints
-from tuner.search.optuna_samplers import OURS
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
 
@@ -89,7 +89,7 @@ class _FastestSearch(ProblemSearch):
 
     def __init__(self, problem: Problem, name: str, seed: int, prior: Prior | None) -> None:
         super().__init__(problem, name, seed, 1, False, prior)
-        self.sampler.question = Question(Constraints(objective="time"), steps=1)
+        self.ask(Question(Constraints(objective="time"), steps=1))
         self._least_s = min(point.time_s for point in self.truth.points)
 
     def _note_ends(self, measured: Sequence[Configuration], kJ: float) -> None:

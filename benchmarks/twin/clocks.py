@@ -11,16 +11,16 @@ import random
 import tempfile
 from pathlib import Path
 
-from tuner.search.sampler import CandidateSampler
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import measured, record
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.measure.measurement import delivered_of, not_applied, of_used_devices
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.probe import Measurement, NotApplied, ProbeRequest
+from tuner.workload.probe import Measurement, NotApplied, ProbeRecord, ProbeRequest
 
 SETTLE_S, WINDOW_S, SAMPLE_S = 1.0, 5.0, 0.1
 
@@ -92,21 +92,21 @@ def windows_without_a_clock(launches: int = 3) -> int:
         for i in range(launches)
         for clock in (600, 900, 1200, 1350, 1410)
     )
-    sampler = CandidateSampler(candidates, seed=0)
-    book, lost, ran = recorder_in_memory(sampler), 0, 0
+    planner = CandidatePlanner(candidates, seed=0)
+    records: list[ProbeRecord] = []
+    lost = ran = 0
     with tempfile.TemporaryDirectory() as folder:
         node = TwinNode(Path(folder) / "node", [TwinGpu(load=1.0, reach_MHz=1290)], call_s=1e-5)
         with node.joined():
             governor = NvmlGovernor(environ={}, guarded=False)
             meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
             try:
-                while ran < 3 * launches and (plan := sampler.plan(book.study)):
-                    probe = ProbeRequest(f"p{len(book.study.trials):04d}", plan.launch, plan.live)
+                while ran < 3 * launches and (plan := planner.plan(PlanningState(records))):
+                    probe = ProbeRequest(f"p{len(records):04d}", plan.launch, plan.live)
                     outcomes = [_window(node, governor, meter, live) for live in plan.live]
                     missed = tuple(one for one in outcomes if isinstance(one, NotApplied))
                     windows = tuple(one for one in outcomes if isinstance(one, Measurement))
-                    book.start(probe)
-                    book.finish(record(request=probe, measurements=windows, missed=missed))
+                    records.append(record(request=probe, measurements=windows, missed=missed))
                     lost, ran = lost + len(missed), ran + len(windows)
             finally:
                 meter.close()

@@ -21,10 +21,11 @@ from tuner.models.memory_margin import MEMORY_SPREAD
 from tuner.models.simulated import Conditions, SimulatedRunner
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SamplerDesign
-from tuner.search.sampler import CandidateSampler
-from tuner.testing.recorder import next_settings, recorder_in_memory
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
+from tuner.search_spaces.configuration import Settings
 from tuner.testing.studies import problem_of_job
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 
 #: (job, cluster): memory binds on each.
 CASES = (("qwen2.5-7b", "a100-8"), ("qwen2.5-7b", "h100-32"), ("lmm-7b", "h100-32"))
@@ -52,29 +53,35 @@ def failures(problem: Problem, *, bias: float, learn: bool, probes: int, seed: i
         seed=seed,
         conditions=Conditions(model_error=0.05, memory_bias=bias, memory_error=MEMORY_SPREAD),
     )
-    sampler = CandidateSampler(
+    planner = CandidatePlanner(
         problem.candidates,
         prior=problem.prior,
-        cost=problem.cost,
         seed=seed,
         memory_bytes=problem.device_memory_bytes,
         design=SamplerDesign(learn_memory=learn),
     )
-    book = recorder_in_memory(sampler)
     executor = SimulatedExecutor(runner)
-    executor.next_settings = lambda request, windows: next_settings(
-        book, sampler, ProbeRecord(request, tuple(windows), runner.meter)
-    )
+    records: list[ProbeRecord] = []
+
+    def next_settings(
+        request: ProbeRequest, windows: Sequence[Measurement]
+    ) -> tuple[Settings, ...]:
+        so_far = ProbeRecord(request, tuple(windows), runner.meter)
+        plan = planner.plan_continuation(PlanningState(records, cost=problem.cost), so_far)
+        return () if plan is None else plan.live
+
     made = ran_out = 0
-    while made < probes and (plan := sampler.plan(book.study)) is not None:
+    while made < probes:
+        plan = planner.plan(PlanningState(records, cost=problem.cost))
+        if plan is None:
+            break
         request = ProbeRequest(
             f"p{made:04d}", plan.launch, plan.live, time_limit_s=3600.0, extendable=plan.extendable
         )
-        book.start(request)
-        executor.submit(request)
+        executor.submit(request, next_settings)
         record = executor.wait()
         assert record is not None
-        book.finish(record)
+        records.append(record)
         made += 1
         ran_out += record.failure is not None and record.failure.kind == "out_of_memory"
     return OomStudy(made, ran_out)

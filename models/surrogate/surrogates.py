@@ -17,7 +17,6 @@ import numpy as np
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import GaussianProcess
-from tuner.models.surrogate.regressors import ScikitRegressor
 from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import Z90
@@ -96,33 +95,26 @@ def _joined(
 
 
 class _Output:
-    def __init__(
-        self, features: FeatureMap, output: int, noise: float, seed: int, regressor: Any
-    ) -> None:
+    def __init__(self, features: FeatureMap, output: int, noise: float, seed: int) -> None:
         self._features, self._output = features, output
         self._apart = np.empty(0)
         # A tie goes to the first: a prior stays unless it harms.
         means: list[int | None] = [*range(features.priors), None]
-        if regressor is not None:
-            means = means[:1]
         self._weaker = means[-2:] if features.priors > 1 else []
-        self._variants: dict[int | None, Any] = {}  # each a regressor
+        self._variants: dict[int | None, GaussianProcess] = {}
         for mean in means:
-            said = {
-                "noise": noise,
-                "amplitude": (AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output],
-            }
-            self._variants[mean] = (
-                GaussianProcess(kinds=features.kinds, random_state=seed, **said)
-                if regressor is None
-                else ScikitRegressor(regressor, seed=seed, **said)
+            self._variants[mean] = GaussianProcess(
+                kinds=features.kinds,
+                random_state=seed,
+                noise=noise,
+                amplitude=(AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output],
             )
             nothing = np.empty(0)
             self._variants[mean].update(np.empty((0, features.dimension)), nothing, nothing)
         self.mean_in_use = means[0]
 
     @property
-    def regressor(self) -> Any:
+    def regressor(self) -> GaussianProcess:
         return self._variants[self.mean_in_use]
 
     def base(self, configurations: Sequence[Configuration]) -> np.ndarray:
@@ -162,18 +154,12 @@ def _log_density(y: np.ndarray, regressor: GaussianProcess) -> float:
 
 
 class Surrogates:
-    """Step time and power of every candidate, learned from measurements.
+    """Step time and power of every candidate, learned from measurements."""
 
-    Args:
-        regressor: of scikit-learn's, in place of the Gaussian processes. It answers what a search
-            asks: no intervals (`with_intervals`), and no measurement left out. The prior, if there
-            is one, is always its mean.
-    """
-
-    def __init__(self, features: FeatureMap, *, seed: int = 0, regressor: Any = None) -> None:
+    def __init__(self, features: FeatureMap, *, seed: int = 0) -> None:
         self.features = features
-        self._time = _Output(features, 0, TIME_NOISE, seed, regressor)
-        self._power = _Output(features, 1, POWER_NOISE, seed, regressor)
+        self._time = _Output(features, 0, TIME_NOISE, seed)
+        self._power = _Output(features, 1, POWER_NOISE, seed)
         self._outputs = (self._time, self._power)
         self._y = np.empty((0, 2))
         self.watch(())

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.search.__main__ import main
+from benchmarks.search.names import OURS
 from benchmarks.search.problems import Problem
 from benchmarks.search.question import answer_search, truth_of_question
 from benchmarks.search.runner import run
 from benchmarks.search.samplers import ABLATIONS
 from benchmarks.search.statistics import holm, last_figures
 from benchmarks.search.truth import WITHIN, truth_of
-from tuner.search.optuna_samplers import OURS
 from tuner.testing.studies import TOML, table_point, write_table
 
 NOISY = TOML + "[noise]\ntime_cv = 0.002\npower_cv = 0.01\n"

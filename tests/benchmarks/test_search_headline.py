@@ -14,12 +14,12 @@ from benchmarks.search import vtrain
 from benchmarks.search.__main__ import main, options_of
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
 from benchmarks.search.made_up import adversarial_tables, clock_limit_tables
+from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_search, own_stops, search_to_own_stop
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
-from tuner.search.optuna_samplers import OURS
 from tuner.testing.studies import TOML, write_table
 
 GROUP = "made-up"

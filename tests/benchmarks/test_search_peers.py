@@ -13,7 +13,7 @@ from benchmarks.search.ask_tell import PEERS, peer
 from benchmarks.search.peers import HillClimb, OptunaSweep
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import run
-from benchmarks.search.samplers import SWEEPING, sampler_named
+from benchmarks.search.samplers import SWEEPING, planner_named
 from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
 from tuner.problem.probe_cost import ProbeCost
@@ -118,7 +118,7 @@ def test_a_sampler_is_added_by_name_and_found_out_when_it_asks_for_what_is_close
             return self.first
 
     monkeypatch.setitem(PEERS, "stubborn", ask_tell.Peer(Stubborn, True, str))
-    planner = sampler_named("stubborn", candidates_of(problem), COST, 0)
+    planner = planner_named("stubborn", candidates_of(problem), COST, 0)
     assert isinstance(planner, ask_tell.AskTellPlanner)
     with pytest.raises(ValueError, match=r"Stubborn asks for .* which is not open"):
         run(problem, "stubborn", seed=0)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.search.names import OURS
 from benchmarks.search.prior import main
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import run
 from benchmarks.search.samplers import WITH_TRUTH
 from benchmarks.search.truth import truth_of
-from tuner.search.optuna_samplers import OURS
 from tuner.testing.studies import write_table
 
 

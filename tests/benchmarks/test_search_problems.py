@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.search.__main__ import main
+from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import own_stops, search_to_own_stop
 from benchmarks.search.problems import (
     Problem,
@@ -22,7 +23,6 @@ from benchmarks.search.problems import (
 )
 from benchmarks.search.runner import run
 from benchmarks.search.truth import MATCHED, WITHIN, lower_bound, truth_of
-from tuner.search.optuna_samplers import OURS
 from tuner.testing.studies import write_table
 from tuner.workload.table import load_table
 

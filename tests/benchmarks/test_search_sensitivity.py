@@ -8,7 +8,7 @@ import pytest
 
 import tuner.models.surrogate.gaussian_process as process
 import tuner.search.acquisition as acquisition
-import tuner.search.sampler as sampler
+import tuner.search.candidate_planner as planner
 from benchmarks.search.sensitivity import Constant, changed, constants, main, scaled
 from tuner.problem.settings import SamplerDesign
 from tuner.testing.studies import write_table
@@ -18,7 +18,7 @@ def test_the_constants_are_found_where_they_are_defined() -> None:
     found = constants()
     assert Constant("tuner.search.acquisition", "SINGLE_DRAWS") in found
     # The sampler imports it, but does not define it.
-    assert Constant("tuner.search.sampler", "SINGLE_DRAWS") not in found
+    assert Constant("tuner.search.candidate_planner", "SINGLE_DRAWS") not in found
     assert Constant("SamplerDesign", "cost_weight") in found
     assert not {"LAUNCH", "LIVE", "MIXED", "extend_launches"} & {one.name for one in found}
     assert len(set(found)) == len(found)
@@ -44,8 +44,8 @@ def test_a_constant_is_changed_wherever_it_is_imported_and_changed_back() -> Non
     constant = Constant("tuner.search.acquisition", "SINGLE_DRAWS")
     before = constant.value
     with changed(constant, 7):
-        assert acquisition.SINGLE_DRAWS == sampler.SINGLE_DRAWS == 7
-    assert acquisition.SINGLE_DRAWS == sampler.SINGLE_DRAWS == before
+        assert acquisition.SINGLE_DRAWS == planner.SINGLE_DRAWS == 7
+    assert acquisition.SINGLE_DRAWS == planner.SINGLE_DRAWS == before
 
 
 def test_a_constant_of_the_design_is_a_default_while_it_is_changed() -> None:

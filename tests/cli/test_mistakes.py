@@ -108,7 +108,6 @@ REVIEWED = [
         ],
     ),
     (28, ["runs", "rm", "nosuch"], ["unknown run 'nosuch' in /"]),
-    (29, [*PLAN, "--sampler", "tp"], ["unknown sampler 'tp'; did you mean 'tpe'?"]),
     (
         32,
         [*PLAN, "--today", "mine.json"],

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 
@@ -25,20 +25,17 @@ from tuner.executors.ray_executor import (
     RayExecutor,
 )
 from tuner.executors.ray_nodes import NodePool, Slot
-from tuner.search.sampler import CandidateSampler
+from tuner.search.observations import Observations
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
-from tuner.storage import StorageError
-from tuner.study.recorder import StudyRecorder
-from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import METER, measured, record
 from tuner.workload import agent as node_agent
 from tuner.workload.agent import Entered, run_safely
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.platforms.base import GpuFacts
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation
 from tuner.workload.trace import TraceWriter, recover_pending
 
@@ -88,8 +85,7 @@ def test_an_interrupt_while_it_is_asked_leaves_the_windows_in_the_run_folder(
         return SPEEDS[1:2]
 
     executor = InlineExecutor(Launch(), keep_in=tmp_path)
-    executor.next_settings = next_settings
-    executor.submit(open_request())
+    executor.submit(open_request(), next_settings)
     with pytest.raises(KeyboardInterrupt):
         executor.wait()
     (kept,) = recover_pending(tmp_path)
@@ -144,59 +140,23 @@ def test_an_answer_that_comes_too_late_gets_what_was_measured(
 # -- the study -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def book() -> StudyRecorder:
+def observed(record: ProbeRecord) -> Observations:
     every = Candidates.from_configurations(Configuration(SHAPE, speed) for speed in SPEEDS)
-    return recorder_in_memory(CandidateSampler(every, seed=0))
+    return Observations.of([record], (), every, np.zeros(len(SPEEDS), dtype=int))
 
 
-def states(book: StudyRecorder) -> dict[str, tuple[str, str | None]]:
-    return {
-        trial.user_attrs["configuration"]: (trial.state.name, trial.user_attrs.get("failure"))
-        for trial in book.study.trials
-    }
+def test_a_setting_that_the_launch_never_heard_of_is_not_to_blame() -> None:
+    found = observed(ProbeRecord(open_request(), (measured(SPEEDS[0]),), METER))
+    assert found.closed == {0}
+    assert not found.failed_launches
 
 
-def test_a_setting_that_the_launch_never_heard_of_is_not_to_blame(book: StudyRecorder) -> None:
-    request = open_request()
-    book.start(request)
-    book.start(request, SPEEDS[1:2])
-    book.finish(ProbeRecord(request, (measured(SPEEDS[0]),), METER))
-    first, second = (Configuration(SHAPE, speed).key for speed in SPEEDS[:2])
-    assert states(book) == {first: ("COMPLETE", None), second: ("FAIL", "cancelled")}
-
-
-def test_a_setting_that_was_due_and_not_measured_is(book: StudyRecorder) -> None:
+def test_a_setting_that_was_due_when_the_launch_failed_is() -> None:
     request = replace(open_request(), live=SPEEDS[:2])
-    book.start(request)
-    book.finish(ProbeRecord(request, (measured(SPEEDS[0]),), METER))
-    assert states(book)[Configuration(SHAPE, SPEEDS[1]).key] == ("FAIL", "crash")
-
-
-def test_a_storage_that_goes_half_way_leaves_no_trial_running(
-    book: StudyRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = open_request()
-    book.start(request)
-    storage = book.study._storage
-    plain, made = storage.create_new_trial, []
-
-    def fails_at_the_second(*arguments: Any, **named: Any) -> int:
-        made.append(plain(*arguments, **named))  # it is made, and the answer is lost
-        if len(made) == 2:
-            raise optuna.exceptions.StorageInternalError("gone")
-        return made[-1]
-
-    monkeypatch.setattr(storage, "create_new_trial", fails_at_the_second)
-    with pytest.raises(StorageError):
-        book.start(request, SPEEDS[1:])
-    monkeypatch.undo()
-    ended = ProbeRecord(request, (measured(SPEEDS[0]),), METER)
-    book.finish(ended)
-    assert book.catch_up([ended]) == (
-        "1 trial that an earlier session left running marked interrupted",
-    )
-    assert sorted(trial.state.name for trial in book.study.trials) == ["COMPLETE", "FAIL", "FAIL"]
+    failure = Failure("crash", "a rank died")
+    found = observed(ProbeRecord(request, (measured(SPEEDS[0]),), METER, failure))
+    assert found.closed == {0, 1}
+    assert found.failed_launches == {0}
 
 
 # -- the queue of a Ray cluster --------------------------------------------------------------------
@@ -222,8 +182,8 @@ class Nodes(RayExecutor):
         self._flights, self._queue, self._done = [], deque(), deque()
         self.leased: list[tuple[str, list[str]]] = []
 
-    def _lease(self, request: ProbeRequest, slots: list[Slot]) -> None:
-        self.leased.append((request.probe_id, [slot.node for slot in slots]))
+    def _lease(self, queued: Queued, slots: list[Slot]) -> None:
+        self.leased.append((queued.request.probe_id, [slot.node for slot in slots]))
         for slot in slots:
             slot.taken = True
 

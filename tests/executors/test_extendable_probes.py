@@ -7,21 +7,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
-from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SamplerDesign
-from tuner.search.sampler import CandidateSampler
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.study.recorder import StudyRecorder
 from tuner.testing.studies import measured, run_replay, write_table
 from tuner.workload.node.probe_run import Probe
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.probe import Measurement, ProbeRequest, WindowPolicy
 from tuner.workload.replay import TableRunner
 from tuner.workload.table import load_table
 from tuner.workload.trace import read_trace
@@ -64,8 +64,8 @@ def test_a_request_says_in_json_that_it_is_open() -> None:
 @pytest.mark.parametrize("kind", [InlineExecutor, SimulatedExecutor])
 def test_an_open_probe_is_one_launch_and_one_record(kind: type, runner: TableRunner) -> None:
     executor: Executor = kind(runner)
-    executor.next_settings = asked = Asked(*SPEEDS[1:])
-    executor.submit(request())
+    asked = Asked(*SPEEDS[1:])
+    executor.submit(request(), asked)
     record = executor.wait()
     assert record is not None
     assert asked.told == [("p0000", SPEEDS[:n]) for n in (1, 2, 3)]
@@ -74,7 +74,7 @@ def test_an_open_probe_is_one_launch_and_one_record(kind: type, runner: TableRun
     powers = [runner._points[c].power_W for c in record.request.configurations()]
     assert record.energy_J == pytest.approx(runner.table.cost.energy_J(powers))
     assert executor.in_flight == 0
-    executor.submit(request("p0001", extendable=False))
+    executor.submit(request("p0001", extendable=False), asked)
     executor.wait()
     assert len(asked.told) == 3
 
@@ -89,9 +89,8 @@ def test_in_simulated_time_a_probe_is_asked_about_when_its_windows_end(runner: T
         told.append((request.probe_id, executor.now_s(), executor.in_flight))
         return SPEEDS[1:] if len(windows) == 1 and request.probe_id == "p0000" else ()
 
-    executor.next_settings = next_settings
-    executor.submit(request())
-    executor.submit(request("p0001", shape=2))
+    executor.submit(request(), next_settings)
+    executor.submit(request("p0001", shape=2), next_settings)
     cost = runner.table.cost
     first, second = executor.wait(), executor.wait()
     assert first is not None
@@ -107,8 +106,8 @@ def test_in_simulated_time_a_probe_is_asked_about_when_its_windows_end(runner: T
 
 def test_a_probe_that_failed_is_not_asked_about(runner: TableRunner) -> None:
     executor = SimulatedExecutor(runner)
-    executor.next_settings = asked = Asked(*SPEEDS)
-    executor.submit(request(shape=99))
+    asked = Asked(*SPEEDS)
+    executor.submit(request(shape=99), asked)
     record = executor.wait()
     assert record is not None
     assert not record.ok
@@ -179,59 +178,35 @@ def test_what_is_not_open_is_visited_in_an_order_of_its_own_and_nobody_asked() -
 # -- the sampler -----------------------------------------------------------------------------------
 
 
-def book_of(sampler: CandidateSampler) -> StudyRecorder:
-    return StudyRecorder(
-        name="going on",
-        storage=optuna.storages.InMemoryStorage(),
-        sampler=sampler,
-        steps=1,
-        constraints=Constraints(),
-        identity="test",
-    )
-
-
-def told_book(runner: TableRunner, *shapes: int) -> tuple[CandidateSampler, StudyRecorder]:
-    """A study that knows three settings of each of these shapes."""
+def planner_of(runner: TableRunner, **design: Any) -> CandidatePlanner:
     every = Candidates.from_configurations(point.configuration for point in runner.group.points)
-    sampler = CandidateSampler(every, seed=0)
-    book = book_of(sampler)
-    for number, shape in enumerate(shapes):
-        asked = ProbeRequest(f"q{number}", Settings(shape=shape), SPEEDS)
-        book.start(asked)
-        book.finish(runner.run(asked))
-    return sampler, book
+    return CandidatePlanner(every, seed=0, design=SamplerDesign(**design))
 
 
-def so_far(runner: TableRunner, book: StudyRecorder, shape: int) -> ProbeRecord:
-    asked = request(shape=shape)
-    book.start(asked)
-    return runner.run(asked)
+def measured_shapes(runner: TableRunner, *shapes: int) -> PlanningState:
+    """A study that knows three settings of each of these shapes."""
+    asked = (ProbeRequest(f"q{n}", Settings(shape=shape), SPEEDS) for n, shape in enumerate(shapes))
+    return PlanningState(tuple(map(runner.run, asked)))
 
 
 def test_a_good_launch_is_gone_on_with_and_a_poor_one_left(runner: TableRunner) -> None:
     # Shape 4 is the best of this table, and its neighbours say that it may be.
-    sampler, book = told_book(runner, 3, 6)
-    plan = sampler.plan_continuation(book.study, so_far(runner, book, 4))
+    state = measured_shapes(runner, 3, 6)
+    plan = planner_of(runner).plan_continuation(state, runner.run(request(shape=4)))
     assert plan is not None
     assert plan.launch == Settings(shape=4)
     assert SPEEDS[0] not in plan.live
     assert math.isfinite(plan.cost_J)
-    sampler, book = told_book(runner, 3, 4, 6)
-    assert sampler.plan_continuation(book.study, so_far(runner, book, 1)) is None
+    state, poor = measured_shapes(runner, 3, 4, 6), runner.run(request(shape=1))
+    assert planner_of(runner).plan_continuation(state, poor) is None
 
 
-def test_asking_changes_nothing_that_the_study_is_told_later(runner: TableRunner) -> None:
-    sampler, book = told_book(runner, 1, 2)
-    record = so_far(runner, book, 4)
-    assert sampler._encoding.index_of_key(record.request.configurations()[0].key) is not None
-    sampler.plan_continuation(book.study, record)
-    assert len(sampler._observations.measured) == 6
-    assert len(sampler._observations.pending) == 1
-    book.finish(record)
-    alone, fresh = told_book(runner, 1, 2)
-    fresh.start(record.request)
-    fresh.finish(record)
-    plans = [s.plan(b.study) for s, b in ((sampler, book), (alone, fresh))]
+def test_asking_about_a_running_probe_changes_no_later_plan(runner: TableRunner) -> None:
+    state, record = measured_shapes(runner, 1, 2), runner.run(request(shape=4))
+    asked, fresh = planner_of(runner), planner_of(runner)
+    asked.plan_continuation(state, record)
+    later = replace(state, records=(*state.records, record))
+    plans = [asked.plan(later), fresh.plan(later)]
     assert plans[0] is not None
     assert plans[1] is not None
     assert plans[0].configurations == plans[1].configurations
@@ -241,18 +216,15 @@ def test_asking_changes_nothing_that_the_study_is_told_later(runner: TableRunner
 def test_without_the_choice_the_whole_sweep_is_planned_before_the_launch(
     runner: TableRunner,
 ) -> None:
-    every = Candidates.from_configurations(point.configuration for point in runner.group.points)
-    first = CandidateSampler(every, seed=0)
-    opened = first.plan(book_of(first).study)
+    opened = planner_of(runner).plan(PlanningState())
     assert opened is not None
     assert opened.extendable
     assert len(opened.live) == 1
-    whole = CandidateSampler(every, seed=0, design=SamplerDesign(extend_launches=False))
-    book = book_of(whole)
-    closed = whole.plan(book.study)
+    whole = planner_of(runner, extend_launches=False)
+    closed = whole.plan(PlanningState())
     assert closed is not None
     assert not closed.extendable
-    assert whole.plan_continuation(book.study, so_far(runner, book, 4)) is None
+    assert whole.plan_continuation(PlanningState(), runner.run(request(shape=4))) is None
 
 
 # -- the study -------------------------------------------------------------------------------------
@@ -321,24 +293,11 @@ def test_a_probe_that_may_go_on_has_time_for_it(runner: TableRunner, tmp_path: P
 
 
 def test_a_probe_waits_while_those_in_flight_would_teach_much(runner: TableRunner) -> None:
-    configurations = [point.configuration for point in runner.group.points]
-    candidates = Candidates.from_configurations(configurations)
-    sampler = CandidateSampler(candidates, seed=0)
-    greedy = CandidateSampler(candidates, design=SamplerDesign(in_flight_share=math.inf))
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-
-    def ask(shape: int) -> optuna.Trial:
-        trial = study.ask(sampler.distributions())
-        trial.set_user_attr("configuration", Configuration(Settings(shape=shape), SPEEDS[0]).key)
-        return trial
-
-    assert not sampler.better_to_wait(study)
-    trial = ask(1)
-    assert sampler.better_to_wait(study)
-    assert not greedy.better_to_wait(study)
-    trial.set_user_attr("step_time_s", 1.0)
-    trial.set_user_attr("power_W", 10.0)
-    study.tell(trial, [10.0, 1.0])
-    assert not sampler.better_to_wait(study)
-    ask(2)
-    assert sampler.better_to_wait(study)
+    planner, greedy = planner_of(runner), planner_of(runner, in_flight_share=math.inf)
+    one, two = (Configuration(Settings(shape=shape), SPEEDS[0]) for shape in (1, 2))
+    assert not planner.better_to_wait(PlanningState())
+    assert planner.better_to_wait(PlanningState(in_flight=(one,)))
+    assert not greedy.better_to_wait(PlanningState(in_flight=(one,)))
+    records = (runner.run(request(shape=1)),)
+    assert not planner.better_to_wait(PlanningState(records))
+    assert planner.better_to_wait(PlanningState(records, (two,)))

@@ -63,13 +63,9 @@ def test_an_open_probe_waits_for_its_driver_and_goes_on(executor: RayExecutor) -
         asked.append(len(measurements))
         return (Settings(),) if len(asked) == 1 else ()
 
-    executor.next_settings = next_settings
-    try:
-        once = replace(QUICK, check_drift=False)
-        executor.submit(ProbeRequest("open", LAUNCH, window=once, extendable=True))
-        record = executor.wait()
-    finally:
-        executor.next_settings = None
+    once = replace(QUICK, check_drift=False)
+    executor.submit(ProbeRequest("open", LAUNCH, window=once, extendable=True), next_settings)
+    record = executor.wait()
     assert record is not None
     assert record.ok, record.failure
     assert asked == [1, 2]
@@ -114,10 +110,9 @@ def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -
         os.kill(pid, signal.SIGKILL)
         return (Settings(),)
 
-    executor.next_settings = killed_meanwhile
-    executor.submit(ProbeRequest("dies", LAUNCH, window=QUICK, extendable=True))
+    request = ProbeRequest("dies", LAUNCH, window=QUICK, extendable=True)
+    executor.submit(request, killed_meanwhile)
     record = executor.wait(60.0)
-    executor.next_settings = None
     assert record is not None
     assert record.failure is not None
     assert record.failure.kind == "crash"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import optuna
 import pytest
 
 from tuner.search import candidate_pool
+from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.candidate_pool import LaunchCodes, one_of_each_stretch
-from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import probe_with
+from tuner.workload.probe import ProbeRecord
 
 KNOBS = {"a": range(12), "b": range(10), "c": ("x", "y", "z")}
 CANDIDATES = Candidates.from_configurations(
@@ -56,17 +56,16 @@ def figures(configuration: Configuration) -> tuple[float, float]:
 
 def probed_by_a_sample(seed: int) -> list[Configuration]:
     """What 40 launches visit where most launches are not looked at."""
-    sampler = CandidateSampler(CANDIDATES, seed=seed)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    planner, records = CandidatePlanner(CANDIDATES, seed=seed), list[ProbeRecord]()
     probed: list[Configuration] = []
     tracked = set()
     for _ in range(40):
-        visited = probe_with(sampler, study, figures)
+        visited = probe_with(planner, records, figures)
         assert visited
         assert not set(visited) & set(probed)
         probed += visited
-        if sampler._pool.tracked is not None:
-            tracked.add(len(sampler._pool.tracked))
+        if planner._pool.tracked is not None:
+            tracked.add(len(planner._pool.tracked))
     # 40 drawn of 360 launches, and those of the front, at most one per speed, with 23 neighbours.
     assert max(tracked) <= 3 * (40 + 3 * 24)
     return probed
@@ -88,9 +87,8 @@ def test_beyond_the_most_a_sample_and_the_fronts_neighbours_find_the_best_launch
 def test_the_last_open_candidate_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     few = Candidates.from_configurations(list(CANDIDATES)[:45])
     monkeypatch.setattr(candidate_pool, "ALL_CANDIDATES", 9)
-    sampler = CandidateSampler(few, seed=0)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    planner, records = CandidatePlanner(few, seed=0), list[ProbeRecord]()
     count = 0
-    while visited := probe_with(sampler, study, figures):
+    while visited := probe_with(planner, records, figures):
         count += len(visited)
     assert count == 45

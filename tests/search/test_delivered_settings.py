@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from tuner.models.surrogate.surrogates import Surrogates
@@ -15,11 +13,11 @@ from tuner.problem.problem import Problem
 from tuner.problem.study_spec import StudySpec
 from tuner.results.state import build_result
 from tuner.results.windows import Windows
-from tuner.search.sampler import CandidateSampler
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
-from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import METER, measured, record, request
 from tuner.workload.probe import NotApplied, ProbeRecord
 
@@ -60,34 +58,39 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[list[Configuration]]:
     return fits
 
 
-def test_the_sampler_learns_from_it(
-    tmp_path: Path, probe: ProbeRecord, fitted: list[list[Configuration]]
-) -> None:
-    sampler = CandidateSampler(Candidates.from_configurations(REQUESTED))
-    book = recorder_in_memory(sampler, steps=100)
-    book.start(probe.request)
-    book.finish(probe)
-    sampler._fit(sampler._observe(book.study))
-    surrogates = sampler.surrogates
+def test_the_planner_learns_from_it(probe: ProbeRecord, fitted: list[list[Configuration]]) -> None:
+    planner = CandidatePlanner(Candidates.from_configurations(REQUESTED))
+    planner._fit(planner._observe(PlanningState((probe,))))
+    surrogates = planner.surrogates
     assert fitted[-1] == [REQUESTED[0], REQUESTED[1], RAN]  # 1198 is 1200 but for the mean's noise
     # Between two clocks that ran it interpolates: the model knows no 1410 MHz.
     posterior = surrogates.predict([RAN, REQUESTED[2]])
     assert posterior.log_time[0] != posterior.log_time[1]
 
 
-def test_a_setting_that_was_not_taken_fails_its_trial_alone(
-    tmp_path: Path, probe: ProbeRecord
-) -> None:
-    sampler = CandidateSampler(Candidates.from_configurations(REQUESTED))
-    book = recorder_in_memory(sampler, steps=100)
-    book.start(probe.request)
-    missed = NotApplied(LIVE[2], "clock_MHz was set to 1410 and the devices ran at 900 MHz")
-    book.finish(replace(probe, measurements=probe.measurements[:2], missed=(missed,)))
-    (failed,) = book.study.get_trials(states=(optuna.trial.TrialState.FAIL,))
-    assert failed.user_attrs["failure"] == "not_taken"
-    assert failed.user_attrs["failure_message"] == missed.message
-    complete = book.study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
-    assert len(complete) == 2
+def test_a_setting_that_was_not_taken_is_closed_alone(probe: ProbeRecord) -> None:
+    planner = CandidatePlanner(Candidates.from_configurations(REQUESTED))
+    missed = NotApplied(LIVE[2], "clock_MHz was set to 1410", {"clock_MHz": 900.0})
+    record = replace(probe, measurements=probe.measurements[:1], missed=(missed,))
+    record = replace(record, request=replace(probe.request, live=(LIVE[0], LIVE[2])))
+    observations = planner._observe(PlanningState((record,)))
+    assert observations.closed == {0, 2}
+    assert observations.not_taken == {2: {"clock_MHz": 900.0}}
+    assert not observations.failed_launches
+
+
+def test_figures_are_the_records_own(probe: ProbeRecord) -> None:
+    """Bytes stay bytes, and a cause is a flag of its own, wherever its words stand."""
+    first, second, third = probe.measurements
+    windows = (
+        replace(first, peak_memory_bytes=12_345_678_901, flags=("throttle_power in 2 of 9",)),
+        replace(second, flags=("note: throttle_power was not read",)),
+        third,
+    )
+    planner = CandidatePlanner(Candidates.from_configurations(REQUESTED))
+    observations = planner._observe(PlanningState((replace(probe, measurements=windows),)))
+    assert observations.peak_bytes == {0: 12_345_678_901.0}
+    assert [one.power_capped for one in observations.measured] == [True, False, False]
 
 
 def problem() -> Problem:

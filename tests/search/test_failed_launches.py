@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import numpy as np
 import pytest
 
-from tuner.search.observations import Observation, Observations
+from tuner.search.observations import Observations
+from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
+from tuner.testing.studies import METER, measured
+from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
 
 EVERY = [Configuration.of(data_parallel=ranks, micro_batch=m) for ranks in (1, 2) for m in (1, 2)]
+CANDIDATES = Candidates.from_configurations(EVERY)
+
+
+def record_of(candidate: int, kind: str = "") -> ProbeRecord:
+    request = ProbeRequest(f"p{candidate:04d}", EVERY[candidate].launch)
+    if not kind:
+        return ProbeRecord(request, (measured(),), METER)
+    return ProbeRecord(request, (), METER, Failure(kind, "as planned"))
+
+
+def failed_launches(*records: ProbeRecord) -> set[int]:
+    return Observations.of(records, (), CANDIDATES, np.arange(4)).failed_launches
 
 
 @pytest.mark.parametrize(
@@ -19,15 +31,8 @@ EVERY = [Configuration.of(data_parallel=ranks, micro_batch=m) for ranks in (1, 2
     [("crash", {0}), ("alone", {2, 3}), ("ended", {0, 1, 2, 3}), ("node", set())],
 )
 def test_a_failure_closes_what_it_blames(kind: str, closed: set[int]) -> None:
-    encoding = cast("Any", SimpleNamespace(configurations=EVERY))
-    seen = Observations(encoding, np.arange(4))
-    seen._add_failure(0, {"failure": kind})
-    assert seen.failed_launches == closed
+    assert failed_launches(record_of(0, kind)) == closed
 
 
 def test_a_faster_configuration_that_ends_too_early_closes_itself_alone() -> None:
-    encoding = cast("Any", SimpleNamespace(configurations=EVERY))
-    seen = Observations(encoding, np.arange(4))
-    seen.measured.append(Observation(1, EVERY[1], 1.0, 1.0, 0.0, 0.0))
-    seen._add_failure(2, {"failure": "ended"})
-    assert seen.failed_launches == {2}
+    assert failed_launches(record_of(1), record_of(2, "ended")) == {2}

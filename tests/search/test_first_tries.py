@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import optuna
 import pytest
 
 import tuner
 from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS
-from tuner.search.optuna_samplers import first_tries
+from tuner.problem.configuration_names import first_tries
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import run_replay, write_table
@@ -56,7 +57,8 @@ def test_what_is_to_be_tried_is_probed_first(tmp_path) -> None:
 
 def test_another_sampler_tries_nothing_first(tmp_path) -> None:
     table = write_table(tmp_path / "table")
-    with pytest.raises(InputError, match="--try is for the sampler joulefront"):
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    with pytest.raises(InputError, match="try_first is for joulefront's own search"):
         tuner.replay(
-            table, sampler="random", try_first=["shape=1 speed=2"], runs_dir=tmp_path / "runs"
+            table, sampler=sampler, try_first=["shape=1 speed=2"], runs_dir=tmp_path / "runs"
         )

@@ -6,18 +6,18 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import optuna
 import pytest
 
 from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search.acquisition import CandidateView
-from tuner.search.planner import ProbePlan
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search.put_off import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
-from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import probe_with
+from tuner.workload.probe import ProbeRecord
 
 POWER = np.array([truth(c)[1] for c in CONFIGURATIONS])
 #: All settings of two launches.
@@ -70,12 +70,10 @@ def planned_after_the_highest(knob: str, cap_W: float, *, limits_hold: bool) -> 
     highest = next(
         c for c in candidates.configurations if c.micro_batch == 12 and c.get(knob) == max(values)
     )
-    sampler = CandidateSampler(candidates, seed=0, first=(highest,))
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-    assert probe_with(sampler, study, lambda c: (1.6, 228.0))[0] == highest
-    limit = PeakLimit.of(cap_W, [], [])
-    sampler.peak_limit = replace(limit, limits_hold=limits_hold)
-    return sampler.plan(study)
+    planner, records = CandidatePlanner(candidates, seed=0, first=(highest,)), list[ProbeRecord]()
+    assert probe_with(planner, records, lambda c: (1.6, 228.0))[0] == highest
+    limit = replace(PeakLimit.of(cap_W, [], []), limits_hold=limits_hold)
+    return planner.plan(PlanningState(tuple(records), peak_limit=limit))
 
 
 @pytest.mark.parametrize("cap_W", [200.0, 260.0])

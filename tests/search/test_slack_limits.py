@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.search.test_sampler import study_of
+from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.observations import Observation
 from tuner.search.put_off import DOUBT, SlackLimits
-from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import probe_with
+from tuner.workload.probe import ProbeRecord
 
 LIMITS_W = (100, 150, 200, 250, 300)
 
@@ -63,9 +63,9 @@ def visits(
     candidates: Candidates, answer: Callable[[Configuration], tuple[float, float]], most: int
 ) -> list[Configuration]:
     """Return the first configurations that a search visits."""
-    sampler = CandidateSampler(candidates, seed=0)
-    study, probed = study_of(sampler), list[Configuration]()
-    while len(probed) < most and (visited := probe_with(sampler, study, answer)):
+    planner, records = CandidatePlanner(candidates, seed=0), list[ProbeRecord]()
+    probed: list[Configuration] = []
+    while len(probed) < most and (visited := probe_with(planner, records, answer)):
         probed += visited
     return probed
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.search.sampler import CandidateSampler
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import measured, record
-from tuner.workload.probe import Measurement, NotApplied, ProbeRequest
+from tuner.workload.probe import Measurement, NotApplied, ProbeRecord, ProbeRequest
 
 CLOCKS = (1200, 2100, 2700, 2900, 3105)
 
@@ -29,13 +29,13 @@ class Study:
     """A study of which each probe is told by hand."""
 
     def __init__(self, *clocks: object) -> None:
-        self.sampler = CandidateSampler(candidates(*clocks), seed=0)
-        self.book = recorder_in_memory(self.sampler)
+        self.planner = CandidatePlanner(candidates(*clocks), seed=0)
+        self.records: list[ProbeRecord] = []
 
     def visit(self, micro_batch: int, clock: object, **ran: float) -> None:
         """Tell one window: it is no data point if `ran` is given."""
         live = Settings({"clock_MHz": clock})  # type: ignore[dict-item]
-        name = f"p{len(self.book.study.trials):04d}"
+        name = f"p{len(self.records):04d}"
         request = ProbeRequest(name, Settings(micro_batch=micro_batch), (live,))
         delivered = {name.replace("_stage_", "."): value for name, value in ran.items()}
         windows: tuple[Measurement, ...] = ()
@@ -43,13 +43,13 @@ class Study:
         if not ran:
             window = replace(measured(live), delivered={"clock_MHz": clock})  # type: ignore[dict-item]
             windows, missed = (window,), ()
-        self.book.start(request)
-        self.book.finish(record(request=request, measurements=windows, missed=missed))
+        self.records.append(record(request=request, measurements=windows, missed=missed))
 
     def last(self) -> list[tuple[int, object]]:
         """Return the candidates that the clocks put last, as (micro-batch, clock)."""
-        mask = self.sampler.unreached_clocks.chances(self.sampler._observe(self.book.study)) < 1
-        every = self.sampler.candidates.configurations
+        observations = self.planner._observe(PlanningState(tuple(self.records)))
+        mask = self.planner.unreached_clocks.chances(observations) < 1
+        every = self.planner.candidates.configurations
         return [(every[i].micro_batch, every[i].get("clock_MHz")) for i in np.flatnonzero(mask)]
 
 
@@ -92,12 +92,12 @@ def test_clocks_of_stages_count_one_by_one() -> None:
 def test_a_search_visits_the_rest_first() -> None:
     study = Study()
     visited: list[tuple[int, int]] = []
-    while plan := study.sampler.plan(study.book.study):
+    while plan := study.planner.plan(PlanningState(tuple(study.records))):
         (configuration,) = plan.configurations
         clock = int(configuration.get("clock_MHz"))  # type: ignore[call-overload]
         visited.append((configuration.micro_batch, clock))
         # What fell short in the first launch, disturbed, is reached in the other.
         short = clock > 2800 and configuration.micro_batch == visited[0][0]
         study.visit(configuration.micro_batch, clock, **({"clock_MHz": 2760.0} if short else {}))
-    assert len(visited) == len(study.sampler.candidates.configurations)
+    assert len(visited) == len(study.planner.candidates.configurations)
     assert {clock for _, clock in visited[-2:]} == {2900, 3105}

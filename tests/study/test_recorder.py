@@ -10,12 +10,15 @@ from optuna.trial import TrialState
 
 import tuner
 from tuner.executors.local import SimulatedExecutor
+from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import RunFolder, find_run, write_toml
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import load_space
 from tuner.storage import open_storage
 from tuner.study.recorder import METRICS, StudyRecorder
 from tuner.study.session import Interrupted
-from tuner.testing.recorder import recorder_in_memory
 from tuner.testing.studies import (
     LONG_JOB,
     METER,
@@ -25,7 +28,7 @@ from tuner.testing.studies import (
     run_replay,
     write_table,
 )
-from tuner.workload.probe import Failure, MeterInfo
+from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, read_trace
 
 
@@ -87,20 +90,17 @@ def test_one_trial_a_measurement_with_flat_figures(options, run):
         assert "power_rse" not in attrs  # unknown: left out, for JSON has no NaN
         assert (attrs["scope"], attrs["estimated"]) == ("node", True)
         assert all(isinstance(v, str | int | float | bool) for v in attrs.values())
-        # Both ways of telling constraints: Optuna's, and the list that the dashboard reads.
         constraints = trial.constraints
         assert constraints["budget_kJ"] == pytest.approx(trial.values[0] / 10.0 - 1)
         assert constraints["deadline_s"] < 0
-        assert trial.system_attrs["constraints"] == [
-            constraints["budget_kJ"],
-            constraints["deadline_s"],
-        ]
+        lasted_s = (trial.datetime_complete - trial.datetime_start).total_seconds()
+        assert lasted_s == pytest.approx(records[attrs["probe_id"]].wall_s, abs=1e-3)
     feasible = {trial.number for trial in study.best_trials}
     assert feasible <= {t.number for t in complete if t.values[0] <= 10.0}
 
 
 def test_without_constraints_none_are_written(finished, run):
-    assert all("constraints" not in t.system_attrs for t in load(run).get_trials())
+    assert not any(t.constraints for t in load(run).get_trials())
 
 
 def test_failed_probes_are_failed_trials_that_say_why(options, run):
@@ -113,30 +113,32 @@ def test_failed_probes_are_failed_trials_that_say_why(options, run):
 
 
 def test_the_record_is_on_disk_before_the_study_is_told(options, run, monkeypatch):
-    tell = StudyRecorder.finish
+    add = StudyRecorder.add
 
     def checked(self, record):
         names = [r.request.probe_id for r in read_trace(run.trace).records]
         assert names[-1] == record.request.probe_id
-        tell(self, record)
+        add(self, record)
 
-    monkeypatch.setattr(StudyRecorder, "finish", checked)
+    monkeypatch.setattr(StudyRecorder, "add", checked)
     assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
 
 
-def test_in_flight_probes_are_running_trials(options, run, monkeypatch):
+def test_probes_in_flight_have_no_trial_yet(options, run):
     seen = []
 
     class Watched(SimulatedExecutor):
         def wait(self, timeout_s=None):
-            seen.append((self.in_flight, len(trials(run, TrialState.RUNNING))))
+            if run.trace.exists():
+                kept = read_trace(run.trace).records
+                seen.append((self.in_flight, len(kept), len(load(run).trials)))
             return super().wait(timeout_s)
 
     run_optimize(executor=Watched(ModelRunner(), capacity=3), **options)
     # Two at the start, and half of the launches measured, five at most here, come to two: the third
     # slot stays empty.
-    assert max(flying for flying, _ in seen) == 2
-    assert all(flying == running for flying, running in seen)
+    assert max(flying for flying, _, _ in seen) == 2
+    assert all(records == trials for _, records, trials in seen)
 
 
 # Resume.
@@ -149,12 +151,11 @@ class Crash(BaseException):
 def crash_at(monkeypatch, where, number):
     """Make the driver die at one point of the life of its probe `number` (0 is the first)."""
     targets = {
-        "before submit": (StudyRecorder, "start", False),
+        "before submit": (SimulatedExecutor, "submit", False),
         "before append": (TraceWriter, "append", False),
         "after append": (TraceWriter, "append", True),
-        "before tell": (StudyRecorder, "finish", False),
-        "after tell": (StudyRecorder, "finish", True),
-        "between the attributes and the values": (StudyRecorder, "_tell", None),
+        "before the trials": (StudyRecorder, "add", False),
+        "after the trials": (StudyRecorder, "add", True),
     }
     cls, name, after = targets[where]
     original, calls = getattr(cls, name), []
@@ -163,15 +164,11 @@ def crash_at(monkeypatch, where, number):
         calls.append(arguments)
         if len(calls) != number + 1:
             return original(self, *arguments)
-        if after is None:
-            self._open.clear()
-            arguments[0].set_user_attr("power_W", 1.0)
-        elif after:
+        if after:
             original(self, *arguments)
         raise Crash(where)
 
     monkeypatch.setattr(cls, name, wrapped)
-    monkeypatch.setattr(StudyRecorder, "interrupt", lambda self, why: None)
 
 
 @pytest.mark.parametrize(
@@ -183,12 +180,10 @@ def crash_at(monkeypatch, where, number):
         ("before append", 3, 1),
         ("after append", 0, 1),
         ("after append", 3, 3),
-        ("before tell", 0, 3),
-        ("before tell", 3, 1),
-        ("between the attributes and the values", 0, 1),
-        ("between the attributes and the values", 3, 3),
-        ("after tell", 0, 3),
-        ("after tell", 3, 1),
+        ("before the trials", 0, 3),
+        ("before the trials", 3, 1),
+        ("after the trials", 0, 3),
+        ("after the trials", 3, 1),
     ],
 )
 def test_a_crash_anywhere_repeats_no_finished_probe(
@@ -213,12 +208,10 @@ def test_a_crash_anywhere_repeats_no_finished_probe(
     }
     assert not finished & again
     assert {r.request.probe_id for r in kept}.isdisjoint(r.probe_id for r in runner.asked[first:])
-    # The trace and the study say the same, and nothing is left running.
+    # The trace and the study say the same.
     records = read_trace(run.trace).records
     assert records[: len(kept)] == kept
     assert result.spent.probes == len(records) == 6
-    assert not trials(run, TrialState.RUNNING)
-    assert not trials(run, TrialState.WAITING)
     told = sorted(
         (t.user_attrs["probe_id"], t.user_attrs["configuration"])
         for t in trials(run, TrialState.COMPLETE)
@@ -226,8 +219,7 @@ def test_a_crash_anywhere_repeats_no_finished_probe(
     assert told == sorted(
         (r.request.probe_id, c.key) for r in records for c in r.request.configurations()
     )
-    # What was left running blames nothing.
-    assert not any("failure" in trial.user_attrs for trial in trials(run, TrialState.FAIL))
+    assert len(load(run).trials) == len(told)
     powers = {r.request.probe_id: r.measurements[0].power_W for r in records}
     for trial in trials(run, TrialState.COMPLETE):
         assert trial.user_attrs["power_W"] == powers[trial.user_attrs["probe_id"]]
@@ -329,7 +321,8 @@ def test_what_a_user_enqueues_does_not_disturb_the_search(options, run):
     runner = TalliedRunner(ModelRunner())
     assert optimize(runner, options, max_probes=6).spent.probes == 6
     assert len(runner.asked) == 3
-    assert not trials(run, TrialState.WAITING)
+    # The user's own trials stay as they are.
+    assert len(trials(run, TrialState.WAITING)) == len(trials(run, TrialState.RUNNING)) == 1
     records = {r.request.probe_id: r for r in read_trace(run.trace).records}
     for trial in trials(run, TrialState.COMPLETE):
         (told,) = records[trial.user_attrs["probe_id"]].request.configurations()
@@ -394,18 +387,19 @@ def test_a_trace_that_lost_its_last_probe_is_continued(options, run, tmp_path):
 
 
 def test_a_configuration_that_the_study_cannot_have_is_refused_at_once(options):
-    from tuner.search.optuna_samplers import make_sampler
-    from tuner.search_spaces.cluster import load_cluster
-    from tuner.search_spaces.configuration import Settings
-    from tuner.search_spaces.space import load_space
-    from tuner.workload.probe import ProbeRequest
-
     candidates = load_space("default").candidates(LONG_JOB, load_cluster("cpu-2"))
-    book = recorder_in_memory(make_sampler(None, candidates))
+    recorder = StudyRecorder(
+        name="study",
+        storage=optuna.storages.InMemoryStorage(),
+        candidates=candidates,
+        steps=1,
+        constraints=Constraints(),
+    )
     foreign = Settings({**candidates.launches[0], "micro_batch": 4096})
+    request = ProbeRequest("p0000", foreign, (Settings({}),))
     with pytest.raises(InputError, match="which is none of the study's conf"):
-        book.start(ProbeRequest("p0000", foreign, (Settings({}),)))
-    assert not book.study.get_trials()
+        recorder.add(ProbeRecord(request, (), METER))
+    assert not recorder.study.get_trials()
 
 
 def test_a_journal_without_its_study_toml_is_continued(options, run):
@@ -438,16 +432,16 @@ def test_a_storage_that_fails_midway_loses_nothing(options, run, monkeypatch, tm
     from optuna.exceptions import StorageInternalError
 
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    original, calls = optuna.Study.tell, []
+    original, calls = optuna.Study.add_trial, []
 
-    def tell(self, *arguments, **more):
+    def add_trial(self, *arguments, **more):
         calls.append(arguments)
         if len(calls) >= 3:
             raise StorageInternalError("the server went away\nsomewhere")
         return original(self, *arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(optuna.Study, "tell", tell)
+        patch.setattr(optuna.Study, "add_trial", add_trial)
         with pytest.raises(InputError, match="stopped answering") as caught:
             optimize(ModelRunner(), options, storage=url)
         assert "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.limits import Limits
 from tuner.results.choice import decide
 from tuner.results.parts import Point
-from tuner.search import sampler
+from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -608,13 +608,13 @@ def test_a_search_plans_in_one_thread_and_gives_the_others_back(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[set[int]] = []
-    plan = sampler.CandidateSampler.plan
+    plan = CandidatePlanner.plan
 
     def watched(self, *args, **kwargs):
         seen.append(blas_threads())
         return plan(self, *args, **kwargs)
 
-    monkeypatch.setattr(sampler.CandidateSampler, "plan", watched)
+    monkeypatch.setattr(CandidatePlanner, "plan", watched)
     with threadpool_limits(2):
         before = blas_threads()
         tuner.optimize(

@@ -96,7 +96,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 #: Options of a request that a replay has, too.
-_OF_SEARCH = ("sampler", "try_first")
+_OF_SEARCH = ("try_first",)
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:

@@ -58,7 +58,7 @@ class DashboardCallback(Callback):
         if event.record is not None and self._open is not None:
             study, follower = self._open
             with storage_trouble(study.recorder.where):
-                follower(event.record, event.probes)
+                follower(event.probes)
 
     def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
         from tuner.display.dashboard import publish

@@ -2,9 +2,9 @@
 
 The dashboard has no hypervolume curve, no intervals and no front under constraints, so `publish`
 saves ours as study graphs under fixed ids (saving again overwrites) and the choice as the study's
-note, and `Follower` does so while the study runs, with a note for each trial. Every
-save is split into attributes of about 2 kB that a journal keeps for ever, so figures are drawn
-again only when a third more probes are known.
+note, and `Follower` does so while the study runs. Every save is split into attributes of about 2 kB
+that a journal keeps for ever, so figures are drawn again only when a third more probes are known.
+What a probe measured is in the attributes of its trials (`tuner.study.recorder`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from tuner.display.advice import advice_lines
 from tuner.display.columns import ENERGY, TIME
 from tuner.display.guard import Application, guarded
 from tuner.display.view import View
-from tuner.formatting import label, number
+from tuner.formatting import label
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.workload.probe import ProbeRecord
 
@@ -136,12 +135,11 @@ def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -
 
 
 class Follower:
-    """Keeps a study's page up to date while it is searched: called with each probe that ended.
+    """Keeps the figures of a study's page up to date while it is searched.
 
-    Each trial gets a note. The study's figures are drawn again when the probes have grown by a
-    third since the last time, so that they take no more and more of a long study's time and
-    journal; and not twice in `least_s` seconds, so that a replay only draws its end. `answer`
-    returns the result of what is known so far, and its probes.
+    They are drawn again when the probes have grown by a third since the last time, so that they
+    take no more and more of a long study's time and journal; and not twice in `least_s` seconds,
+    so that a replay only draws its end. `answer` returns the result by now, and its probes.
     """
 
     #: Figures are drawn again after this many times the probes of the last time, and one more.
@@ -159,34 +157,22 @@ class Follower:
         self._least_s, self._clock = least_s, clock
         self._next, self._drawn_s = 2, clock()
 
-    def __call__(self, record: ProbeRecord, probes: int) -> None:
-        """Show a probe that ended."""
-        from optuna.trial import Trial
-
-        for known in self._study.get_trials(deepcopy=False):
-            attrs = known.user_attrs
-            if attrs.get("probe_id") == record.request.probe_id:
-                trial = Trial(self._study, known._trial_id)
-                _dashboard().save_note(trial, trial_note(record, attrs.get("configuration", "")))
-        if probes >= self._next and self._clock() >= self._drawn_s + self._least_s:
-            self._drawn_s = self._clock()
-            self._next = int(probes * self.GROWTH) + 1
-            try:
-                result, records = self._answer()
-            except (InputError, ValueError, ArithmeticError):
-                return  # too little is known to draw; the end will say it, a picture ends no study
-            publish(self._study, result, records)
-
-
-def has_figures(study: Study) -> bool:
-    """Return True if joulefront's figures were ever published on this study's page."""
-    attrs = study._storage.get_study_system_attrs(study._study_id)
-    return any("joulefront-front" in f"{name} {value}" for name, value in attrs.items())
+    def __call__(self, probes: int) -> None:
+        """Draw the figures if this number of probes is enough for it."""
+        if probes < self._next or self._clock() < self._drawn_s + self._least_s:
+            return
+        self._drawn_s = self._clock()
+        self._next = int(probes * self.GROWTH) + 1
+        try:
+            result, records = self._answer()
+        except (InputError, ValueError, ArithmeticError):
+            return  # too little is known to draw; the end will say it, a picture ends no study
+        publish(self._study, result, records)
 
 
 def refresh(run: RunFolder, storage: str | None = None) -> bool:
-    """Publish a run's figures if its study has none (optuna-dashboard was not installed then), and
-    return whether it was needed."""
+    """Publish a run's figures, which it lacks if optuna-dashboard was not installed when it was
+    made; return False if it has no study or no probe."""
     import optuna
 
     from tuner.storage import open_storage
@@ -198,8 +184,6 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
     if run.name not in optuna.get_all_study_names(opened) or not run.trace.is_file():
         return False
     study = optuna.load_study(study_name=run.name, storage=opened)
-    if has_figures(study):
-        return False
     publish(study, result_of(run), read_trace(run.trace).records)
     return True
 
@@ -207,40 +191,6 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
 def _literal(text: str) -> str:
     # Markdown that shows the text as it is: no tag, image, link or emphasis in it works.
     return html.escape(re.sub(r"([\\`*_\[\]!~|#])", r"\\\1", " ".join(text.split())))
-
-
-def trial_note(record: ProbeRecord, configuration: str) -> str:
-    """Return a trial's purpose and measurements as Markdown; users' words are escaped."""
-    estimated = label(record.meter.mark)
-    lines = [
-        f"**{_literal(record.request.probe_id)}**, {_literal(record.request.purpose)}: "
-        f"{_literal(configuration)}",
-        "",
-    ]
-    launch = record.request.launch
-    for m in record.measurements:
-        if Configuration(launch, m.live).key == configuration:
-            lines += [
-                f"- {number(m.step_time_s)} s a step, {number(m.power_W)} W{estimated}, "
-                f"{number(m.energy_per_step_J)} J a step{estimated}",
-                f"- window of {m.steps} steps in {number(m.window_s)} s",
-                *(f"- delivered {_literal(k)} {number(v)}" for k, v in m.delivered.items()),
-                *(f"- note: {_literal(flag)}" for flag in m.flags),
-            ]
-    lines += [
-        f"- {_literal(missed.live.short)}: {_literal(missed.message)}"
-        for missed in record.missed
-        if Configuration(launch, missed.live).key == configuration
-    ]
-    if record.failure is not None:
-        lines.append(f"- failed, {_literal(record.failure.sentence)}")
-    if record.drift is not None:
-        lines.append(f"- drift: {_literal(record.drift.sentence)}")
-    lines.append(
-        f"- the probe: {number(record.energy_J)} J{estimated}, {number(record.wall_s)} s, of which "
-        f"the launch {number(record.launch_s)} s, on {_literal(record.host)}"
-    )
-    return "\n".join(lines)
 
 
 def note(result: Result) -> str:

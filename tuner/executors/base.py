@@ -14,13 +14,7 @@ from tuner.workload.runners import Continuation
 
 @runtime_checkable
 class Executor(Protocol):
-    """Protocol of an executor, which runs one or many probes at a time.
-
-    `next_settings` extends extendable probes, in the thread that waits; None ends each with its own
-    list.
-    """
-
-    next_settings: Continuation | None
+    """Protocol of an executor, which runs one or many probes at a time."""
 
     @property
     def meter(self) -> MeterInfo:
@@ -34,8 +28,13 @@ class Executor(Protocol):
     def in_flight(self) -> int:
         """Number of probes in flight."""
 
-    def submit(self, request: ProbeRequest) -> None:
-        """Start or queue a probe. The caller keeps `in_flight` below `capacity`."""
+    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+        """Start or queue a probe. The caller keeps `in_flight` below `capacity`.
+
+        Args:
+            extend: returns further settings of an extendable probe, called in the thread that
+                waits; None ends the probe with its own settings.
+        """
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
         """Return the next finished probe; None if none finishes in time or none is in flight."""

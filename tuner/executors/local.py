@@ -6,6 +6,7 @@ import heapq
 import math
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
@@ -19,26 +20,24 @@ class InlineExecutor:
 
     def __init__(self, runner: Runner, *, keep_in: str | Path | None = None) -> None:
         self._runner, self._keep_in = runner, keep_in
-        self._queue: deque[ProbeRequest] = deque()
+        self._queue: deque[tuple[ProbeRequest, Continuation | None]] = deque()
         self.meter = runner.meter
         self.capacity = 1
-        self.next_settings: Continuation | None = None
 
     @property
     def in_flight(self) -> int:
         return len(self._queue)
 
-    def submit(self, request: ProbeRequest) -> None:
-        self._queue.append(request)
+    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+        self._queue.append((request, extend))
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
         """Run the oldest request to its end, which its own time limit bounds, not `timeout_s`."""
         if not self._queue:
             return None
+        request, extend = self._queue[0]
         try:
-            return run_safely(
-                self._runner, self._queue[0], self._keep_in, next_settings=self.next_settings
-            )
+            return run_safely(self._runner, request, self._keep_in, next_settings=extend)
         finally:
             self._queue.popleft()
 
@@ -48,6 +47,17 @@ class InlineExecutor:
     def close(self) -> None:
         self._queue.clear()
         self._runner.close()
+
+
+@dataclass(order=True)
+class _Flight:
+    """A probe in flight: when its record ends, its number, when it began, and its record."""
+
+    end_s: float
+    number: int
+    began_s: float = field(compare=False)
+    record: ProbeRecord = field(compare=False)
+    extend: Continuation | None = field(compare=False)
 
 
 class SimulatedExecutor:
@@ -63,42 +73,44 @@ class SimulatedExecutor:
         if capacity < 1:
             raise InputError(f"in flight is {capacity}; it must be an integer of at least 1")
         self._runner = runner
-        self._heap: list[tuple[float, int, float, ProbeRecord]] = []  # end, number, start, record
+        self._heap: list[_Flight] = []
         self._submitted = 0
         self._now_s = 0.0
         self.meter = runner.meter
         self.capacity = capacity
-        self.next_settings: Continuation | None = None
 
     @property
     def in_flight(self) -> int:
         return len(self._heap)
 
-    def submit(self, request: ProbeRequest) -> None:
+    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
         self._submitted += 1
-        self._run(request, self._submitted, self._now_s)
+        self._run(request, self._submitted, self._now_s, extend)
 
-    def _run(self, request: ProbeRequest, number: int, began_s: float) -> None:
+    def _run(
+        self, request: ProbeRequest, number: int, began_s: float, extend: Continuation | None
+    ) -> None:
         record = run_safely(self._runner, request)
-        heapq.heappush(self._heap, (began_s + record.wall_s, number, began_s, record))
+        flight = _Flight(began_s + record.wall_s, number, began_s, record, extend)
+        heapq.heappush(self._heap, flight)
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
         """Advance the clock to the next end, or by `timeout_s` if nothing ends sooner."""
         until_s = math.inf if timeout_s is None else self._now_s + timeout_s
         while self._heap:
-            end_s, number, began_s, record = self._heap[0]
-            if end_s > until_s:
+            flight = self._heap[0]
+            if flight.end_s > until_s:
                 self._now_s = until_s
                 return None
-            self._now_s = end_s
+            self._now_s = flight.end_s
             # It stays in flight while its next settings are chosen.
             longer = None
-            if record.request.extendable and self.next_settings is not None:
-                longer = extended(record, self.next_settings)
+            if flight.record.request.extendable and flight.extend is not None:
+                longer = extended(flight.record, flight.extend)
             heapq.heappop(self._heap)
             if longer is None:
-                return record
-            self._run(longer, number, began_s)
+                return flight.record
+            self._run(longer, flight.number, flight.began_s, flight.extend)
         return None
 
     def now_s(self) -> float:

@@ -28,7 +28,6 @@ from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.probe import (
     Failure,
-    Measurement,
     MeterInfo,
     ProbeRecord,
     ProbeRequest,
@@ -58,9 +57,10 @@ _UNREACHABLE_S, _ASK_AGAIN_S = 30.0, 0.5
 class Flight:
     """A probe with the slots and the lease it was given.
 
-    `result` refers to the agent's answer, None until the lease is granted. At `deadline_s` it is
-    cancelled, or killed if it was cancelled before. Since `unreachable_s` the agent cannot be
-    reached, 0 while it can. `measured` is what it had at its last request for settings.
+    `extend` returns further settings of an extendable probe. `result` refers to the agent's answer,
+    None until the lease is granted. At `deadline_s` it is cancelled, or killed if it was cancelled
+    before. Since `unreachable_s` the agent cannot be reached, 0 while it can. `so_far` is the
+    record at its last request for settings.
     """
 
     request: ProbeRequest
@@ -72,7 +72,8 @@ class Flight:
     cancelled: bool = False
     unreachable_s: float = 0.0
     ask_s: float = 0.0
-    measured: tuple[Measurement, ...] = ()
+    so_far: ProbeRecord | None = None
+    extend: Continuation | None = None
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Queued:
     request: ProbeRequest
     since_s: float = field(default_factory=time.monotonic)
     short_s: float = 0.0
+    extend: Continuation | None = None
 
 
 class RayExecutor:
@@ -107,7 +109,6 @@ class RayExecutor:
         self._flights: list[Flight] = []
         self._queue: deque[Queued] = deque()
         self._done: deque[ProbeRecord] = deque()
-        self.next_settings: Continuation | None = None
         if not ray.is_initialized():
             say("starting Ray" if address is None else f"joining Ray at {address}")
         cpus = None if cluster.device.is_gpu else cluster.devices_per_node
@@ -169,8 +170,8 @@ class RayExecutor:
         self._say("importing torch, deepspeed and transformers, once for all probes")
         self.pool.prepare()
 
-    def submit(self, request: ProbeRequest) -> None:
-        self._queue.append(Queued(request))
+    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+        self._queue.append(Queued(request, extend=extend))
         self._dispatch()
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
@@ -216,7 +217,7 @@ class RayExecutor:
                 free.setdefault(slot.node, slot)
             if len(free) >= need:
                 self._queue.remove(queued)
-                self._lease(queued.request, list(free.values())[:need])
+                self._lease(queued, list(free.values())[:need])
             elif hopeless := self._hopeless(queued, need, nodes):
                 self._queue.remove(queued)
                 self._fail(queued.request, *hopeless)
@@ -241,7 +242,7 @@ class RayExecutor:
             return "node", f"no node came free within {_NO_NODE_S:.0f} s"
         return "node", f"{need} nodes were not free together within {_NO_NODE_S:.0f} s"
 
-    def _lease(self, request: ProbeRequest, slots: list[Slot]) -> None:
+    def _lease(self, queued: Queued, slots: list[Slot]) -> None:
         from ray.util.placement_group import placement_group
 
         lease = placement_group(
@@ -251,7 +252,8 @@ class RayExecutor:
         )
         for slot in slots:
             slot.taken = True
-        flight = Flight(request, slots, lease, time.monotonic())
+        now_s = time.monotonic()
+        flight = Flight(queued.request, slots, lease, now_s, extend=queued.extend)
         self._flights.append(flight)
         if lease.wait(timeout_seconds=1):
             self._launch(flight)
@@ -297,7 +299,7 @@ class RayExecutor:
 
     def _requeue(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._release(flight, aside_s)
-        self._queue.appendleft(Queued(flight.request, flight.since_s))
+        self._queue.appendleft(Queued(flight.request, flight.since_s, extend=flight.extend))
 
     def _release(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._flights.remove(flight)
@@ -324,12 +326,12 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             self._release(flight)
             sentence = f"the agent failed: {type(error).__name__}"
-            self._fail(flight.request, "crash", sentence, str(error), flight.measured)
+            self._fail_flight(flight, "crash", sentence, str(error))
         else:
             if flight.unreachable_s:  # it answers again, but the probe's own answer was lost
                 self._release(flight)
                 sentence = "the node agent could not be reached when the probe ended"
-                self._fail(flight.request, "node", sentence, measured=flight.measured)
+                self._fail_flight(flight, "node", sentence)
             elif "busy" in answer:
                 self._say(f"{lead.name} is set aside: {answer['busy']}")
                 self._requeue(flight, _ASIDE_S)
@@ -345,12 +347,10 @@ class RayExecutor:
                 self._done.append(record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:
-        request = so_far.request
-        flight.measured = so_far.measurements
+        flight.so_far, request = so_far, so_far.request
         # The agent's node may have no folder in common with this one.
-        save_partial(self._run_dir, partial_record(request, flight.measured, self.meter))
-        more = self.next_settings(request, flight.measured) if self.next_settings else ()
-        flight.request = replace(request, live=(*request.live, *more))
+        save_partial(self._run_dir, partial_record(request, so_far.measurements, self.meter))
+        more = flight.extend(request, so_far.measurements) if flight.extend else ()
         lead = flight.slots[0].agent
         flight.result = lead.continue_probe.remote(
             request.probe_id, [live.to_json() for live in more]
@@ -366,7 +366,7 @@ class RayExecutor:
             self._refresh_nodes()
             self._say(f"node {lead.name} left the Ray cluster; {len(self.pool.names)} are in use")
             sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
-            self._fail(flight.request, "node", sentence, "", flight.measured, lead.name)
+            self._fail_flight(flight, "node", sentence, host=lead.name)
             return
         kind = "time_limit" if flight.cancelled else "crash"
         sentence = f"the node agent died: {str(error).strip().splitlines()[0]}"
@@ -376,7 +376,7 @@ class RayExecutor:
                 "out of host memory: Ray's memory monitor ended the node agent before the kernel "
                 "ended a rank; start Ray with RAY_memory_monitor_refresh_ms=0"
             )
-        self._fail(flight.request, kind, sentence, measured=flight.measured)
+        self._fail_flight(flight, kind, sentence)
         self.pool.replace_agent(lead)
 
     def _keep_limits(self) -> None:
@@ -393,15 +393,13 @@ class RayExecutor:
                 self._ray.kill(agent)  # its ranks and fork server die with it
                 flight.deadline_s = now + _CANCEL_S
 
-    def _fail(
-        self,
-        request: ProbeRequest,
-        kind: str,
-        sentence: str,
-        log: str = "",
-        measured: tuple[Measurement, ...] = (),
-        host: str = "",
+    def _fail_flight(
+        self, flight: Flight, kind: str, sentence: str, log: str = "", host: str = ""
     ) -> None:
+        so_far = flight.so_far or ProbeRecord(flight.request, (), self.meter)
         failure = Failure(kind, sentence, log)
-        record = partial_record(request, measured, self.meter, failure)
+        record = partial_record(so_far.request, so_far.measurements, self.meter, failure)
         self._done.append(replace(record, host=host))
+
+    def _fail(self, request: ProbeRequest, kind: str, sentence: str) -> None:
+        self._done.append(partial_record(request, (), self.meter, Failure(kind, sentence)))

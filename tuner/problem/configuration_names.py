@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, in_order, parse_words, short_name
+
+if TYPE_CHECKING:
+    from tuner.search_spaces.candidates import Candidates
 
 
 def named_configurations(
@@ -56,3 +59,37 @@ def same_value(value: Any, typed: Any) -> bool:
         parts = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         return parts == typed
     return bool(value == typed) or (typed is None and value == "auto")
+
+
+def first_tries(
+    candidates: Candidates, given: Sequence[str | Configuration]
+) -> tuple[Configuration, ...]:
+    """Return the candidates that these configurations or names mean; InputError otherwise."""
+    return tuple(_candidate(candidates.configurations, each) for each in given)
+
+
+def _candidate(every: Sequence[Configuration], given: str | Configuration) -> Configuration:
+    words: dict[str, Any] = {}
+    if isinstance(given, Configuration):
+        found, text = [each for each in every if each == given], given.short
+    else:
+        found, text = named_configurations(every, given, "configurations"), given
+    if found:
+        return found[0]
+    if isinstance(given, str):
+        try:
+            words = parse_words(given, standard=False)
+        except InputError as error:
+            raise InputError(f"cannot try {text!r}: {error}") from error
+    for knob, value in words.items():
+        levels = {each.get(knob) for each in every}
+        if not any(same_value(level, value) for level in levels):
+            shown = ", ".join(sorted(str(level) for level in levels if level is not None))
+            raise InputError(
+                f"cannot try {text!r}: this search has no {knob}={value}"
+                + (f"; its values are {shown}" if shown else "")
+            )
+    raise InputError(
+        f"cannot try {text!r}: it is not a valid configuration of this search (tuner dev "
+        "probe says why a configuration is not valid)"
+    )

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -80,6 +80,12 @@ class RunFolder:
     def records(self) -> tuple[ProbeRecord, ...]:
         """Return the records of the trace, none without one; InputError as `read_trace`."""
         return read_trace(self.trace).records if self.trace.exists() else ()
+
+    def probe_names(self, records: Iterable[ProbeRecord]) -> set[str]:
+        """Return the names of the probes of these records, and of those that left files."""
+        folder = self.path / "probes"
+        left = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        return left | {record.request.probe_id for record in records}
 
     @property
     def study_file(self) -> Path:

@@ -1,280 +1,141 @@
-"""Sampler of this project: expected fall of the log regret per joule, probe by probe.
+"""Optuna sampler around this project's planner, for studies that others drive.
 
-`plan` chooses one launch and the live setting to visit first; `plan_continuation` chooses, from
-what the running launch measured, the further settings that are worth their windows.
+`study.optimize` and `study.ask` get the configurations that the planner would probe next. Records
+are made of the study's finished trials: its two values are the joules and the seconds of one unit
+of work.
 """
 
 from __future__ import annotations
 
-import math
+import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
 
-from tuner.models.memory_margin import LIKELY_FROM, learned_margin
-from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.surrogates import Surrogates
-from tuner.models.surrogate.ties import TOLERANCE, first_best
 from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.settings import SamplerDesign
-from tuner.search.acquisition import (
-    CANDIDATES_TRIED,
-    JOINT_DRAWS,
-    LIVE_TRIED,
-    MEASURED_TRIED,
-    SINGLE_DRAWS,
-    CandidateView,
-    FrontEstimate,
-    ProbeAcquisition,
-    farthest,
-    normal_draws,
-)
-from tuner.search.candidate_pool import CandidatePool
-from tuner.search.observations import Observations
-from tuner.search.planner import ProbePlan, ProbePlanner
-from tuner.search.put_off import SlackLimits, UnreachedClocks
-from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.parameters import ParameterEncoding
+from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
     from optuna.study import Study
 
-    from tuner.models.analytic.model import Prior
     from tuner.search_spaces.space import Candidates
 
-#: Distinct launches that are measured before the surrogates choose, at most.
-START_LAUNCHES = 6
+_METER = MeterInfo("study", "gpu", "the values of its trials")
 
 
-class CandidateSampler(ProbePlanner):
-    """Planner by expected fall of the log regret per joule.
-
-    Observations are the study's COMPLETE trials with user attributes `configuration` (its key),
-    `step_time_s`, `power_W` and, if known, `step_time_rse` and `power_rse`. RUNNING trials are
-    pending.
+class CandidateSampler(BaseSampler):
+    """Optuna sampler that proposes what a planner would probe next.
 
     Args:
-        seed: every draw follows from it and from the order in which trials finish.
-        memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
-            and one that hardly can is not proposed. None if unknown.
+        candidates: the valid configurations, whose knobs that vary are the parameters.
+        cost: cost of a launch and of a window.
+        seed: of the planner, and of parameters that are not of the candidates.
+        planner: plans over the same candidates; a `CandidatePlanner` if not given.
     """
-
-    estimates_gain = True
 
     def __init__(
         self,
         candidates: Candidates,
         *,
-        prior: Prior | None = None,
         cost: ProbeCost | None = None,
         seed: int | None = None,
-        memory_bytes: float | None = None,
-        design: SamplerDesign | None = None,
-        surrogate: Any = None,
-        first: Sequence[Configuration] = (),
+        planner: CandidatePlanner | None = None,
     ) -> None:
-        super().__init__(candidates, cost=cost, seed=seed)
-        self._first = first
-        self.design = design or SamplerDesign()
-        self.max_live = self.design.max_live
-        self.features = FeatureMap(candidates, prior=prior, learns_program=True)
-        self.surrogates = Surrogates(self.features, seed=self._seed, regressor=surrogate)
-        self._memory_bytes = memory_bytes
-        self._predicted_bytes: np.ndarray | None = None  # of each launch
-        if prior is not None and memory_bytes is not None:
-            firsts = [self._configurations[rows[0]] for rows in self._members]
-            self._predicted_bytes = np.asarray(prior.predict(firsts).memory_bytes, dtype=float)
-        # Features of each launch, (launches, dimension): the live knobs averaged out.
-        self._launch_features = np.vstack(
-            [self.features.matrix[rows].mean(axis=0) for rows in self._members]
-        )
-        self._start_launches = self._promising_launches()
-        launches = len(self._members)
-        self._start_count = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
-        if self.design.start_launches is not None:
-            self._start_count = min(launches, self.design.start_launches)
-        width = CANDIDATES_TRIED + LIVE_TRIED + MEASURED_TRIED
-        self._draws = (
-            normal_draws(SINGLE_DRAWS, 1, self._seed),
-            normal_draws(JOINT_DRAWS, width, self._seed + 1),
-        )
-        self._regret = RegretModel(self.surrogates, self._seed + 2)
-        self.slack_limits = SlackLimits(self._configurations, self._launch_of)
-        self.unreached_clocks = UnreachedClocks(self._configurations)
-        self._pool = CandidatePool(
-            self.surrogates, candidates, self._members, self._launch_of, self._rng
-        )
+        self.planner = planner or CandidatePlanner(candidates, seed=seed)
+        self._cost = cost or ProbeCost()
+        self._encoding = ParameterEncoding(candidates)
+        self._random = RandomSampler(seed=seed)
+        self._lock = threading.RLock()
+        self._queue: deque[Configuration] = deque()
 
-    def _fit(self, observations: Observations) -> None:
-        names = "delivered", "step_time_s", "power_W", "step_time_rse", "power_rse"
-        columns = ([getattr(m, name) for m in observations.measured] for name in names)
-        if self.surrogates.fit(*columns):
-            self._pool.tracked = None  # they are chosen anew: the hyperparameters changed
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return one distribution per knob that varies, to call `study.ask` with."""
+        return dict(self._encoding.distributions)
 
-    # -- planning ------------------------------------------------------------------------------
+    def params_of(self, configuration: Configuration) -> dict[str, Any]:
+        """Return a configuration as trial parameters, one per knob of `distributions`."""
+        return self._encoding.params_of(configuration)
 
-    def plan(self, study: Study) -> ProbePlan | None:
-        """Plan the next probe; None if no candidate is left to propose."""
-        with self._lock:
-            observations = self._observe(study)
-            closed, chances = self._closed_and_chances(observations)
-            if closed.all():
-                return self._enqueue(None)
-            if wanted := self._to_try(closed):
-                more = self._extendable(wanted, closed)
-                return self._enqueue(self._plan_of(wanted, "to be tried first", extendable=more))
-            launched, fresh = self._launches(observations, closed)
-            if self._starting(observations, fresh) or not observations.measured:
-                return self._enqueue(self._start_plan(closed, launched, fresh, chances))
-            return self._enqueue(self._improvement_plan(observations, closed, chances))
+    def configuration_of(self, params: dict[str, Any]) -> Configuration:
+        """Return the candidate with these parameters, else raise InvalidConfiguration."""
+        return self._encoding.configuration_of(params)
 
-    def plan_continuation(self, study: Study, so_far: ProbeRecord) -> ProbePlan | None:
-        """Plan further settings of a running launch; None to end the launch."""
-        if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
-            return None  # the probe's time limit holds the first window and `max_live` further ones
-        with self._lock:
-            observations = self._observe(study).with_partial(so_far)
-            closed, chances = self._closed_and_chances(observations)
-            first = self._encoding.index_of_key(so_far.request.configurations()[0].key)
-            if first is None or not observations.measured:
-                return None
-            running, (_, fresh) = int(self._launch_of[first]), self._launches(observations, closed)
-            if closed[self._members[running]].all() or self._starting(observations, fresh):
-                return None
-            plan = self._improvement_plan(observations, closed, chances, running_launch=running)
-            return plan if plan and plan.launch == so_far.request.launch else None
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        """Plan the configurations of the next trials; None if no candidate is left."""
+        return self.planner.plan(state)
 
-    def better_to_wait(self, study: Study) -> bool:
-        """Return True if a further probe would be chosen on too few results."""
-        with self._lock:
-            observations = self._observe(study)
-            measured = {int(self._launch_of[m.candidate]) for m in observations.measured}
-            in_flight = {int(self._launch_of[i]) for i in observations.pending}
-            starting = len(measured | in_flight) < self._start_count
-            most = max(1.0, self.design.in_flight_share * max(len(measured), 1))
-            return bool(in_flight) and not starting and len(in_flight) + 1 > most
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the distributions of the candidates' knobs."""
+        return self.distributions()
 
-    def _to_try(self, closed: np.ndarray) -> list[int]:
-        numbers = (self._encoding.index_of_key(each.key) for each in self._first)
-        wanted = [i for i in numbers if i is not None and not closed[i]]
-        launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
-        return launch[: self.max_live]
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the parameters of the next planned configuration, others drawn at random."""
+        params: dict[str, Any] = {}
+        knobs = self._encoding.distributions
+        if knobs and all(search_space.get(name) == knobs[name] for name in knobs):
+            with self._lock:
+                if not self._queue:
+                    plan = self.plan(self._state_of(study))
+                    self._queue.extend(plan.configurations if plan else ())
+                if self._queue:
+                    params = self.params_of(self._queue.popleft())
+        for name, distribution in search_space.items():
+            if name not in params:
+                params[name] = self.sample_independent(study, trial, name, distribution)
+        return params
 
-    def _launches(
-        self, observations: Observations, closed: np.ndarray
-    ) -> tuple[set[int], list[int]]:
-        tried = {int(self._launch_of[i]) for i in observations.closed.union(observations.pending)}
-        tried |= observations.failed_launches
-        some_open = [launch for launch, rows in enumerate(self._members) if not closed[rows].all()]
-        return tried, [launch for launch in some_open if launch not in tried]
+    def sample_independent(self, *given: Any, **named: Any) -> Any:
+        # It is no knob of the candidates, or none is left.
+        return self._random.sample_independent(*given, **named)
 
-    def _starting(self, observations: Observations, fresh: list[int]) -> bool:
-        useful = [*(m.candidate for m in observations.measured), *observations.pending]
-        return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
+    def reseed_rng(self) -> None:
+        """Draw a new random state, for a copy that works beside this one."""
+        self._random.reseed_rng()
+        self.planner.reseed()
 
-    def _closed_and_chances(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
-        chances = self._fits(observations) * self.unreached_clocks.chances(observations)
-        chances *= self.slack_limits.chances(observations.measured)
-        return self._closed(observations), chances
+    def _state_of(self, study: Study) -> PlanningState:
+        states = (TrialState.COMPLETE, TrialState.FAIL, TrialState.RUNNING)
+        records: list[ProbeRecord] = []
+        in_flight: list[Configuration] = []
+        for trial in study.get_trials(deepcopy=False, states=states):
+            known = self._encoding.knobs and set(self._encoding.knobs) <= trial.params.keys()
+            index = self._encoding.index_of_params(trial.params) if known else None
+            if index is None:
+                continue
+            configuration = self._encoding.configurations[index]
+            if trial.state == TrialState.RUNNING:
+                in_flight.append(configuration)
+            else:
+                values = trial.values if trial.state == TrialState.COMPLETE else ()
+                records.append(record_of(f"t{trial.number}", configuration, values))
+        return PlanningState(records, in_flight, cost=self._cost)
 
-    def _fits(self, observations: Observations) -> np.ndarray:
-        if self._predicted_bytes is None or self._memory_bytes is None:
-            return np.ones(len(self._configurations))
-        peaks = observations.peak_bytes if self.design.learn_memory else {}
-        margin = learned_margin(self._memory_bytes, self._predicted_bytes, peaks)
-        return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
 
-    def _promising_launches(self) -> np.ndarray:
-        # With a prior the better half by predicted energy x time of their best setting, else all.
-        every = np.arange(len(self._members))
-        if not self.features.priors:
-            return every
-        log = self.features.prior_log(self._configurations)
-        product = 2 * log[:, 0] + log[:, 1]  # log (E t) = log (t P t)
-        best = np.array([product[rows].min() for rows in self._members])
-        return every[best <= np.median(best) + TOLERANCE]
-
-    def _start_plan(
-        self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
-    ) -> ProbePlan:
-        allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
-        best = np.array([chances[self._members[i]].max() for i in allowed])
-        allowed = allowed[best >= min(LIKELY_FROM, best.max())]
-        promising = np.intersect1d(allowed, self._start_launches)
-        launch = farthest(
-            self._launch_features,
-            self._launch_features[sorted(tried)],
-            allowed=promising if len(promising) else allowed,
-            rng=self._rng,
-        )
-        rows = self._members[launch]
-        rows = rows[~closed[rows] & (chances[rows] >= chances[rows].max())]
-        matrix = self.features.matrix[rows]
-        # The lowest setting first: power is least there, and so are the joules of the launch and of
-        # the window. The first windows of the launches that follow are at low settings for the
-        # same reason, so launches are compared at like settings.
-        members = [int(rows[first_best(-matrix.sum(axis=1))])]
-        extendable = self._extendable(members, closed)
-        return self._plan_of(members, "space-filling start", extendable=extendable)
-
-    def _improvement_plan(
-        self,
-        observations: Observations,
-        closed: np.ndarray,
-        chances: np.ndarray,
-        running_launch: int | None = None,
-    ) -> ProbePlan | None:
-        # None if every candidate would probably exceed the cap on peak power.
-        self._fit(observations)
-        candidates = self._pool.view(observations, closed, chances)
-        if self.peak_limit is not None:
-            levels = self.features.matrix[candidates.members].sum(axis=1)
-            safe = self.peak_limit.safe(
-                candidates,
-                self.surrogates.widening[1],
-                [self._configurations[i] for i in candidates.members],
-                levels if len(observations.measured) < LEAST_MEASUREMENTS else None,
-            )
-            if safe is None:
-                return None
-            candidates = safe
-        measured = dict.fromkeys(m.candidate for m in observations.measured)
-        known = [self._configurations[i] for i in (*measured, *observations.pending)]
-        front = FrontEstimate.of(self.surrogates, known)
-        acquisition = ProbeAcquisition(
-            self.surrogates, self.cost, self.design, self._configurations, self._draws
-        )
-        best = acquisition.best(front, candidates, running_launch, self.question)
-        members = best.members[:1] if self.design.extend_launches else best.members
-        return self._plan_of(
-            members,
-            "expected improvement",
-            score=best.score,
-            expected_gain=best.expected_gain,
-            cost_J=best.cost_J,
-            first_J=best.first_J,
-            extendable=self._extendable(members, closed),
-            regret=self._regret_of(observations, front, candidates),
-        )
-
-    def _regret_of(
-        self, observations: Observations, front: FrontEstimate, candidates: CandidateView
-    ) -> RegretEstimate | None:
-        # None with too few measurements to fit the hyperparameters, and until two live settings of
-        # a launch are measured: launches begin at like settings, which tell nothing of the others.
-        few = len(observations.measured) < LEAST_MEASUREMENTS
-        if few or not self._live_varied(observations):
-            return None
-        still_open = [self._configurations[i] for i in candidates.members]
-        return self._regret.estimate(front, still_open, candidates, self.question)
-
-    def _live_varied(self, observations: Observations) -> bool:
-        launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]
-        several = len(set(launches)) < len(launches)
-        return several or all(len(rows) == 1 for rows in self._members)
-
-    def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
-        others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
-        return self.design.extend_launches and not closed[others].all()
+def record_of(name: str, configuration: Configuration, values: Sequence[float]) -> ProbeRecord:
+    """Return the record of a trial: energy and time if it has two positive values, else nothing
+    measured, for which the configuration is not proposed again."""
+    request = ProbeRequest(name, configuration.launch, (configuration.live,))
+    if len(values) != 2 or not all(value > 0 for value in values):
+        return ProbeRecord(request, (), _METER)
+    energy_J, time_s = values
+    window = Measurement(
+        live=configuration.live,
+        steps=1,
+        window_s=time_s,
+        step_time_s=time_s,
+        energy_J=energy_J,
+        power_W=energy_J / time_s,
+    )
+    return ProbeRecord(request, (window,), _METER)

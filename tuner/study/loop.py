@@ -8,9 +8,8 @@ probe ends the loop; an interrupt ends it, and what was recorded stays recorded.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,24 +17,22 @@ from threadpoolctl import threadpool_limits
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
-from tuner.problem.probe_cost import inspected_s, probe_limits
-from tuner.problem.problem import in_job_steps, steps_a_job_step
+from tuner.problem.problem import in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.results.state import StudyState
-from tuner.search.planner import ProbePlan, ProbePlanner
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InputError
-from tuner.storage import StorageError, storage_trouble
 from tuner.study.budget import Budget, CostEstimate, SearchStatus
 from tuner.study.callbacks import Callback, Notify, Progress
+from tuner.study.probe_requests import probe_request
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
-    front_to_beat,
     further_launches,
+    measured_job_kJ,
     node_failures,
     not_repaid,
     peak_limit_of,
@@ -43,7 +40,6 @@ from tuner.study.rules import (
     reason_to_stop,
     with_next_probe,
 )
-from tuner.workload.limits import ProbeLimits
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, compact, read_phase
 
@@ -53,22 +49,30 @@ REPEAT_AFTER = (4, 7)
 
 @dataclass(frozen=True)
 class _Flight:
-    request: ProbeRequest
+    """A running probe: its purpose, the configurations that it is to visit, and its cost."""
+
+    purpose: str
+    configurations: tuple[Configuration, ...]
     cost_kJ: float
     planned_kJ: float
 
 
 class SearchLoop:
-    """The search of one session; earlier ones took `spent_s` and made `records`, in job steps."""
+    """The search of one session.
+
+    Args:
+        records: of earlier sessions, in job steps; those sessions took `spent_s`.
+        trace, recorder: get each finished record; None to keep it nowhere.
+    """
 
     def __init__(
         self,
         *,
         spec: StudySpec,
         executor: Executor,
-        sampler: ProbePlanner,
-        recorder: StudyRecorder,
+        planner: ProbePlanner,
         records: Sequence[ProbeRecord],
+        recorder: StudyRecorder | None = None,
         trace: TraceWriter | None = None,
         callbacks: Sequence[Callback] = (),
         notify: Notify = lambda event: None,
@@ -77,17 +81,15 @@ class SearchLoop:
     ) -> None:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
-        self._executor, self._sampler, self._recorder = executor, sampler, recorder
+        self._executor, self._planner, self._recorder = executor, planner, recorder
         self._trace, self._callbacks, self._notify = trace, callbacks, notify
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
         self._flying: dict[str, _Flight] = {}
         self._budget, self._cost = Budget(spec.settings), CostEstimate(spec.problem)
         self._stopped: StopReason | None = None
-        executor.next_settings = self._next_settings
-        sampler.cost = spec.problem.cost.learned(self.records)
         self.state = StudyState(spec, self.records)
-        self._ask()
+        self._asked = self._what_is_asked()
         self._verifies = spec.settings.verify and spec.unverified is None
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -101,13 +103,6 @@ class SearchLoop:
     def _measured_launches(self, count: int) -> bool:
         measured = {r.request.launch for r in self.records if r.measurements}
         return len(measured) >= min(count, len(self._problem.candidates.launches))
-
-    @property
-    def _job_kJ(self) -> float | None:
-        for record in self.records if self._problem.length else ():
-            if record.request.purpose == "baseline" and record.measurements:
-                return record.measurements[0].energy_per_step_J * self._problem.steps / 1000
-        return None
 
     def _limit(
         self,
@@ -131,7 +126,7 @@ class SearchLoop:
             elapsed_s=self.elapsed_s,
             enough_launches=self._measured_launches(LEAST_LAUNCHES),
             estimated=self._executor.meter.estimated,
-            job_kJ=self._job_kJ,
+            job_kJ=measured_job_kJ(self._problem, self.records),
             twin=self._executor.meter.twin,
         )
         check = partial(self._budget.check, status, cost_kJ, searching=searching, count=count)
@@ -147,32 +142,10 @@ class SearchLoop:
         """Return what a probe is expected to use (`CostEstimate.expected_kJ`)."""
         return self._cost.expected_kJ(self.records, configurations, planned_kJ)
 
-    def _limits(self, configurations: Sequence[Configuration], extendable: bool) -> ProbeLimits:
-        # Once two probes have ended well, the whole is at most five times the longest of them.
-        settings, job = self._settings, self._problem.job
-        visits = self._sampler.max_live if extendable else len(configurations)
-        limits = probe_limits(
-            job,
-            self._problem.prior,
-            configurations,
-            settings.window,
-            visits=visits,
-            first_step_s=settings.first_step_limit_s,
-            step_s=settings.step_limit_s,
-            probe_s=settings.time_limit_s,
-        )
-        walls = [record.wall_s for record in self.records if record.ok]
-        if len(walls) < 2:
-            return limits
-        sweep_s = extendable * visits * (settings.window.settle_s + settings.window.max_s)
-        least_s = limits.first_step_s if inspected_s(job) else 60.0
-        usual_s = max(least_s, 5 * max(walls)) + sweep_s
-        return replace(limits, probe_s=min(limits.probe_s, usual_s))
-
     # -- what to run next ------------------------------------------------------------------------
 
     def _next(self) -> tuple[ProbeRequest, float, str] | None:
-        flying = any(f.request.purpose == "baseline" for f in self._flying.values())
+        flying = any(flight.purpose == "baseline" for flight in self._flying.values())
         baseline = None if flying else baseline_due(self._problem, self.records)
         if baseline is not None and not self._limit(self.expected_kJ([baseline])):
             lighter = baseline != self._problem.baseline
@@ -205,22 +178,10 @@ class SearchLoop:
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
     ) -> ProbeRequest:
-        limits = self._limits(configurations, extendable)
-        front: tuple[tuple[float, float], ...] = ()
-        if purpose == "search":  # whatever else is measured is compared, or is the choice
-            steps = self._problem.steps * steps_a_job_step(configurations[0], self._problem.job)
-            front = front_to_beat(self._spec.constraints, self.state.front, steps)
-        return ProbeRequest(
-            probe_id=f"p{self._number:04d}",
-            launch=configurations[0].launch,
-            live=tuple(configuration.live for configuration in configurations),
-            window=self._settings.window_of(purpose),
-            time_limit_s=limits.probe_s,
-            first_step_limit_s=limits.first_step_s,
-            step_limit_s=limits.step_s,
-            purpose=purpose,
-            extendable=extendable,
-            front=front,
+        visits = self._planner.max_live if extendable else len(configurations)
+        name = f"p{self._number:04d}"
+        return probe_request(
+            self.state, name, configurations, purpose, visits=visits, extendable=extendable
         )
 
     def _planned(self) -> ProbePlan | None:
@@ -228,20 +189,17 @@ class SearchLoop:
         # result in flight can change that, `_stopped` is set.
         self._stopped = node_failures(self.records, self._earlier)
         self._stopped = self._stopped or self._limit(0.0, searching=True)
-        sampler, study = self._sampler, self._recorder.study
+        planner, question = self._planner, self._asked.question
         if limit := self._stopped:
-            if limit.kind in LIMITS and sampler.estimates_gain:
-                self._stopped = with_next_probe(
-                    limit, self._plan(), self.expected_kJ, sampler.question
-                )
+            if limit.kind in LIMITS and planner.estimates_gain:
+                self._stopped = with_next_probe(limit, self._plan(), self.expected_kJ, question)
             return None
-        with storage_trouble(self._recorder.where):
-            if self._flying and sampler.better_to_wait(study):
-                return None
+        if self._flying and planner.better_to_wait(self._planning_state()):
+            return None
         plan = self._plan()
         if plan is None:
             if not self._flying:
-                unsafe = sampler.peak_limit is not None
+                unsafe = self._asked.peak_limit is not None
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
@@ -250,12 +208,27 @@ class SearchLoop:
                 self._stopped = reason
             return None
         if limit := self._limit(cost_kJ, searching=True):
-            self._stopped = with_next_probe(limit, plan, self.expected_kJ, sampler.question)
+            self._stopped = with_next_probe(limit, plan, self.expected_kJ, question)
         return None if self._stopped else plan
 
     def _plan(self) -> ProbePlan | None:
-        with threadpool_limits(limits=1), storage_trouble(self._recorder.where):
-            return self._sampler.plan(self._recorder.study)
+        with threadpool_limits(limits=1):
+            return self._planner.plan(self._planning_state())
+
+    def _what_is_asked(self) -> PlanningState:
+        # The state without what is in flight, made once for each finished probe.
+        peak_limit = peak_limit_of(self.state)
+        return PlanningState(
+            records=self.state.records,
+            question=question_of(self.state, peak_limit),
+            peak_limit=peak_limit,
+            cost=self._problem.cost.learned(self.records),
+        )
+
+    def _planning_state(self, without: str = "") -> PlanningState:
+        others = [flight for name, flight in self._flying.items() if name != without]
+        in_flight = tuple(c for flight in others for c in flight.configurations)
+        return replace(self._asked, in_flight=in_flight)
 
     # -- probes of a later phase -----------------------------------------------------------------
 
@@ -266,12 +239,11 @@ class SearchLoop:
 
     def verify(self, configuration: Configuration, why: str) -> ProbeRecord:
         """Launch a configuration again, alone, and return its record. Raises as `run`."""
-        with self._interruptible():
-            self._start(self._request([configuration], "verify"), math.nan, why)
-            while self._flying:
-                record = self._executor.wait()
-                if record is not None:
-                    self._finish(record)
+        self._start(self._request([configuration], "verify"), math.nan, why)
+        while self._flying:
+            record = self._executor.wait()
+            if record is not None:
+                self._finish(record)
         return self.records[-1]
 
     # -- the loop --------------------------------------------------------------------------------
@@ -279,27 +251,15 @@ class SearchLoop:
     def run(self) -> StopReason:
         """Search until the end, and return why it ended.
 
-        A KeyboardInterrupt comes after what was in flight is marked interrupted. If the disk or the
-        storage failed (InputError), the trace holds every finished probe.
+        If the disk or the storage failed (InputError), the trace holds every finished probe.
         """
-        with self._interruptible():
-            while True:
-                self._fill()
-                if not self._flying:
-                    return self._stopped or StopReason("exhausted")
-                record = self._executor.wait()
-                if record is not None:
-                    self._finish(record)
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._executor.close()
-            with contextlib.suppress(InputError):  # nor can a storage that is gone record it
-                self._recorder.interrupt("the driver was stopped")
-            raise
+        while True:
+            self._fill()
+            if not self._flying:
+                return self._stopped or StopReason("exhausted")
+            record = self._executor.wait()
+            if record is not None:
+                self._finish(record)
 
     def _fill(self) -> None:
         while self._executor.in_flight < max(1, self._executor.capacity):
@@ -309,18 +269,13 @@ class SearchLoop:
             self._start(*step)
 
     def _start(self, request: ProbeRequest, planned_kJ: float, why: str) -> None:
-        cost_kJ = self.expected_kJ(request.configurations(), planned_kJ)
+        configurations = request.configurations()
+        cost_kJ = self.expected_kJ(configurations, planned_kJ)
         self._number += 1
-        self._flying[request.probe_id] = _Flight(request, cost_kJ, planned_kJ)
-        event = replace(self._event(), kind="started", message=why, request=request)
-        self._recorder.start(request)
-        self._tell(event)
-        self._executor.submit(request)
-
-    def _ask(self) -> None:
-        peak = peak_limit_of(self.state)
-        self._sampler.peak_limit = peak
-        self._sampler.question = question_of(self.state, peak)
+        flight = _Flight(request.purpose, configurations, cost_kJ, planned_kJ)
+        self._flying[request.probe_id] = flight
+        self._tell(replace(self._event(), kind="started", message=why, request=request))
+        self._executor.submit(request, self._next_settings)
 
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
@@ -330,37 +285,30 @@ class SearchLoop:
             return ()
         so_far = ProbeRecord(request, tuple(measurements), self._executor.meter)
         so_far = in_job_steps(so_far, self._problem.job)
-        try:
-            with threadpool_limits(limits=1):
-                return self._plan_continuation(flight, so_far)
-        except StorageError as error:  # the launch ends, and its record is kept in the trace
-            self.note(f"{request.probe_id} is not continued: {error}")
-            return ()
+        with threadpool_limits(limits=1):
+            return self._plan_continuation(flight, so_far)
 
     def _plan_continuation(self, flight: _Flight, so_far: ProbeRecord) -> tuple[Settings, ...]:
-        request, measurements = so_far.request, so_far.measurements
-        sampler, study = self._sampler, self._recorder.study
-        with storage_trouble(self._recorder.where):
-            plan = sampler.plan_continuation(study, so_far)
+        name = so_far.request.probe_id
+        plan = self._planner.plan_continuation(self._planning_state(without=name), so_far)
         if plan is None:
             return ()
         used_kJ = self._cost.launch_kJ(self.records)
-        used_kJ += math.fsum(m.energy_J for m in measurements) / 1000
+        used_kJ += math.fsum(m.energy_J for m in so_far.measurements) / 1000
         cost_kJ = self._cost.used_over_planned * plan.cost_J / 1000
         if not_repaid(self.state, plan, cost_kJ):
             return ()
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
         if self._limit(more_kJ, searching=True, count=0):
             return ()
-        self._recorder.start(request, plan.live)
-        self._flying[request.probe_id] = replace(
+        self._flying[name] = replace(
             flight,
-            request=replace(request, live=(*request.live, *plan.live)),
+            configurations=(*so_far.request.configurations(), *plan.configurations),
             cost_kJ=max(flight.cost_kJ, used_kJ) + cost_kJ,
             planned_kJ=flight.planned_kJ + plan.cost_J / 1000,
         )
         settings = ", ".join(live.short for live in plan.live)
-        self.note(f"{request.probe_id} continues with {settings} ({_why(plan)})")
+        self.note(f"{name} continues with {settings} ({_why(plan)})")
         return plan.live
 
     def _finish(self, record: ProbeRecord) -> None:
@@ -372,13 +320,13 @@ class SearchLoop:
         record = in_job_steps(record, self._problem.job)
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
-        self._sampler.cost = self._problem.cost.learned(self.records)
         self.state = StudyState(self._spec, self.records)
-        self._ask()
+        self._asked = self._what_is_asked()
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
-        self._recorder.finish(record)
+        if self._recorder is not None:
+            self._recorder.add(record)
         self._tell(event)
 
     def note(self, sentence: str, *, detail: bool = False) -> None:

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
 from tuner.problem.job_request import JobRequest, with_knobs
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from tuner.problem.problem import Problem
+    from tuner.search.planner import ProbePlanner
 
 RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
 Say = Callable[[str], None]
@@ -54,10 +55,7 @@ class StudyRequest(JobRequest):
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
     device_kind: str | None = None
-    sampler: str | BaseSampler | None = option(
-        None, "joulefront, tpe, nsgaii or random (default: joulefront)"
-    )
-    surrogate: Any = None
+    sampler: BaseSampler | ProbePlanner | None = None
     try_first: Sequence[str | Configuration] = option(
         (),
         "probe this configuration first: 'dp8 mb4 zero1'; repeatable",

@@ -108,6 +108,14 @@ def further_launches(
     return choice, state.judge.more(choice, share)
 
 
+def measured_job_kJ(problem: Problem, records: Sequence[ProbeRecord]) -> float | None:
+    """Return the energy of the training at the measured baseline; None if unknown."""
+    for record in records if problem.length else ():
+        if record.request.purpose == "baseline" and record.measurements:
+            return record.measurements[0].energy_per_step_J * problem.steps / 1000
+    return None
+
+
 def peak_limit_of(state: StudyState) -> PeakLimit | None:
     """Return the cap on peak power with what the windows so far tell of peaks; None without one."""
     cap_W = state.spec.constraints.peak_power_W

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
-from tuner.models.surrogate.regressors import check_surrogate
+from tuner.problem.configuration_names import first_tries
 from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem, in_job_steps
@@ -31,13 +31,15 @@ from tuner.problem.today_facts import today_facts
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.results.state import build_result
-from tuner.search.optuna_samplers import check_sampler, first_tries, make_sampler
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import ProbePlanner
+from tuner.search.stock import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.study.callbacks import Callback, Notify, OpenStudy, Progress
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
-from tuner.study.recorder import StudyRecorder, next_probe_number
+from tuner.study.recorder import StudyRecorder
 from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
 from tuner.workload.probe import ProbeRecord
@@ -69,7 +71,8 @@ class Session:
         make_executor: returns the executor, given the run folder and a receiver of sentences.
 
     Raises:
-        InputError: the sampler is unknown, or the run folder holds another question.
+        InputError: the sampler cannot search for two objectives, or the run folder holds another
+            question.
     """
 
     def __init__(
@@ -83,12 +86,10 @@ class Session:
         notify: Notify | None = None,
     ) -> None:
         self._request = request = request or StudyRequest()
-        check_sampler(request.sampler, tries=bool(request.try_first))
+        _check_sampler(request)
         _check_peaks(request.constraints, problem)
         self._first = first_tries(problem.candidates, request.try_first)
         settings = request.search
-        if request.surrogate is not None:
-            check_surrogate(request.surrogate)
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
         self._shown = callbacks
@@ -132,23 +133,12 @@ class Session:
         adopted = _adopt(run, writer, records)
         records = [in_job_steps(record, problem.job) for record in records]
         records = [compact(r) if r.request.purpose == "search" else r for r in records]
-        planner = make_sampler(
-            self._request.sampler,
-            problem.candidates,
-            prior=problem.prior,
-            cost=problem.cost,
-            memory_bytes=problem.device_memory_bytes,
-            seed=spec.settings.seed,
-            surrogate=self._request.surrogate,
-            first=self._first,
-        )
         recorder = StudyRecorder(
             name=run.name,
             storage=storage,
-            sampler=planner,
+            candidates=problem.candidates,
             steps=problem.steps,
             constraints=spec.constraints,
-            identity=str(problem.identity["space"]["digest"]),
         )
         shared = self._request.storage is not None
         notes = (*writer.notes, *adopted, *recorder.catch_up(records, shared=shared))
@@ -158,13 +148,13 @@ class Session:
             loop = SearchLoop(
                 spec=spec,
                 executor=executor,
-                sampler=planner,
+                planner=self._planner(),
                 recorder=recorder,
                 records=records,
                 trace=writer,
                 callbacks=self._shown,
                 notify=self._notify,
-                first_number=next_probe_number(records, recorder.study),
+                first_number=recorder.next_probe_number(run.probe_names(records)),
                 spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
             )
             study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
@@ -177,6 +167,20 @@ class Session:
             for sentence in problem.notes:
                 loop.note(sentence, detail="recorded" not in problem.identity)
             yield loop
+
+    def _planner(self) -> ProbePlanner:
+        problem, seed, sampler = self._spec.problem, self._spec.settings.seed, self._request.sampler
+        if isinstance(sampler, ProbePlanner):
+            return sampler
+        if sampler is not None:
+            return StockPlanner(problem.candidates, sampler, seed=seed)
+        return CandidatePlanner(
+            problem.candidates,
+            prior=problem.prior,
+            memory_bytes=problem.device_memory_bytes,
+            seed=seed,
+            first=self._first,
+        )
 
     def _search(self, loop: SearchLoop) -> None:
         stop, no_verdict = StopReason("interrupted"), None
@@ -262,6 +266,15 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str =
             same = any(len(text) > 60 for text in short)
             found.append(f"{name} differs" if same else f"{name} was {short[0]} and is {short[1]}")
     return found
+
+
+def _check_sampler(request: StudyRequest) -> None:
+    if request.sampler is None:
+        return
+    if not isinstance(request.sampler, ProbePlanner):
+        check_stock(request.sampler)
+    if request.try_first:
+        raise InputError("try_first is for joulefront's own search; leave sampler out")
 
 
 def _check_peaks(constraints: Constraints, problem: Problem) -> None:

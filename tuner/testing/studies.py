@@ -128,36 +128,35 @@ def record(name: str = "p0000", **changes: Any) -> ProbeRecord:
 
 
 def probe_with(
-    sampler: Any, study: Any, answer: Callable[[Configuration], tuple[float, float]]
+    planner: Any,
+    records: list[ProbeRecord],
+    answer: Callable[[Configuration], tuple[float, float]],
+    **asked: Any,
 ) -> list[Configuration]:
-    """Make one probe as the sampler plans it, add it to the study, and return what it visited."""
-    from optuna.trial import create_trial  # some of these tools serve where Optuna is missing
+    """Make one probe as the planner plans it, add its record, and return what it visited.
 
-    plan = sampler.plan(study)
+    Args:
+        answer: returns step time and power of a configuration.
+        asked: further fields of the planner's state.
+    """
+    from tuner.search.planner import PlanningState  # some of these tools serve without Optuna
+
+    state = PlanningState(tuple(records), **asked)
+    plan = planner.plan(state)
     if plan is None:
         return []
-    request = ProbeRequest("p0000", plan.launch, plan.live, extendable=plan.extendable)
+    name = f"p{len(records):04d}"
+    request = ProbeRequest(name, plan.launch, plan.live, extendable=plan.extendable)
     figures: dict[Configuration, tuple[float, float]] = {}
-    more = plan.live
-    while more:
+    while True:
         figures |= {c: answer(c) for c in request.configurations() if c not in figures}
         windows = tuple(measured(c.live, time_s=t, power_W=p) for c, (t, p) in figures.items())
-        further = None
-        if request.extendable:
-            further = sampler.plan_continuation(study, ProbeRecord(request, windows, METER))
-        more = further.live if further is not None else ()
-        request = replace(request, live=(*request.live, *more))
-    for configuration, (time_s, power_W) in figures.items():
-        attrs = {"configuration": configuration.key, "step_time_s": time_s, "power_W": power_W}
-        study.add_trial(
-            create_trial(
-                params=sampler.params_of(configuration),
-                distributions=sampler.distributions(),
-                values=[time_s * power_W, time_s],
-                user_attrs=attrs,
-            )
-        )
-    return list(figures)
+        so_far = ProbeRecord(request, windows, METER)
+        further = planner.plan_continuation(state, so_far) if request.extendable else None
+        if further is None:
+            records.append(so_far)
+            return list(figures)
+        request = replace(request, live=(*request.live, *further.live))
 
 
 class ModelRunner(Runner):
@@ -198,9 +197,7 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
     rest = dict(options)
     made: dict[str, Any] = {}
     for name, kind in (("constraints", Constraints), ("search", SearchSettings)):
-        values = {
-            f.name: rest.pop(f.name) for f in fields(kind) if f.name in rest.keys() - {"surrogate"}
-        }
+        values = {f.name: rest.pop(f.name) for f in fields(kind) if f.name in rest}
         if values:
             made[name] = kind(**values)
     return {**rest, **made}

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import replace
 import itertools
 from typing import Any
 
-from optuna.study import Study
-from optuna.trial import FrozenTrial
-from optuna.trial import TrialState
 from tuner.problem.probe_cost import ProbeCost
+from tuner.search.planner import PlanningState
 from tuner.search.planner import ProbePlan
 from tuner.search.sampler import CandidateSampler
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.probe import MeterInfo
-from tuner.workload.probe import ProbeRecord
-from tuner.workload.probe import ProbeRequest
 
 
 __all__ = ["LaunchAwareSampler"]
@@ -62,33 +58,15 @@ class LaunchAwareSampler(CandidateSampler):
         )
         super().__init__(candidates, cost=cost, seed=seed)
 
-    def plan(self, study: Study) -> ProbePlan | None:
+    def plan(self, state: PlanningState) -> ProbePlan | None:
         """Plan the next trials: further live settings of the last launch, or another launch."""
-        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if finished:
-            last = self.configuration_of(finished[-1].params)
-            request = ProbeRequest("last", last.launch, (last.live,))
-            meter = MeterInfo("study", "gpu", "the values of its trials")
-            plan = self.plan_continuation(study, ProbeRecord(request, (), meter))
+        if state.records:
+            *earlier, last = state.records
+            running = replace(state, records=earlier)
+            plan = self.planner.plan_continuation(running, last)
             if plan is not None:
-                return self._enqueue(plan)
-        return super().plan(study)
-
-    def after_trial(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
-    ) -> None:
-        """Store step time and power, which the surrogates learn, from energy and time."""
-        super().after_trial(study, trial, state, values)
-        if state != TrialState.COMPLETE or values is None:
-            return
-        energy_J, time_s = values
-        measured = {"step_time_s": time_s, "power_W": energy_J / time_s}
-        for name, value in measured.items():
-            study._storage.set_trial_user_attr(trial._trial_id, name, value)
+                return plan
+        return super().plan(state)
 
 
 def _grid(levels: Mapping[str, Sequence[Any]]) -> list[Settings]:

@@ -1,0 +1,310 @@
+"""Plans of the planner, its observations of records, and a search that beats chance."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuner.pareto import hypervolume, reference_point
+from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.settings import SamplerDesign
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState, ProbePlan
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
+from tuner.testing.studies import METER, TRACES, measured, probe_with
+from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
+
+CANDIDATES = Candidates.from_configurations(
+    Configuration.of(
+        data_parallel=d, micro_batch=b, zero_stage=z, activation_checkpointing=a, clock_MHz=c
+    )
+    for d in (1, 2, 4)
+    for b in (1, 2, 4)
+    for z in (0, 1, 3)
+    for a in ("none", "full")
+    for c in (600, 800, 1000, 1200, 1400)
+    if not (z == 3 and d == 1)
+)
+
+
+def truth(configuration: Configuration) -> tuple[float, float]:
+    """(seconds, watts): a made-up machine with a trade-off in degree and clock."""
+    d, b = configuration.data_parallel, configuration.micro_batch
+    clock = configuration.get("clock_MHz")
+    f = (1400 if clock is None else float(clock)) / 1400  # type: ignore[arg-type]
+    seconds = 8 / d**0.7 * (0.3 + 0.7 / f) * (1 + 0.4 / b) * (1 + 0.08 * configuration.zero_stage)
+    if configuration.get("activation_checkpointing") == "full":
+        seconds *= 1.3
+    return seconds, d * (90 + 240 * f**2.6)
+
+
+def record_of(configuration: Configuration, failure: str = "") -> ProbeRecord:
+    """Return the record of a probe of one configuration."""
+    seconds, watts = truth(configuration)
+    request = ProbeRequest("p0000", configuration.launch, (configuration.live,))
+    if failure:
+        return ProbeRecord(request, (), METER, Failure(failure, "as planned"))
+    window = measured(configuration.live, time_s=seconds, power_W=watts)
+    return ProbeRecord(request, (window,), METER)
+
+
+def plan_of(
+    planner: CandidatePlanner,
+    records: list[ProbeRecord],
+    in_flight: Sequence[Configuration] = (),
+) -> ProbePlan:
+    plan = planner.plan(PlanningState(tuple(records), tuple(in_flight)))
+    assert plan is not None
+    return plan
+
+
+def probe(planner: CandidatePlanner, records: list[ProbeRecord]) -> ProbePlan:
+    """Plan, and measure each setting of the plan in a probe of its own."""
+    plan = plan_of(planner, records)
+    records += [record_of(configuration) for configuration in plan.configurations]
+    return plan
+
+
+# -- plans ---------------------------------------------------------------------------------------
+
+
+def test_the_start_spreads_over_launches_and_then_the_surrogates_choose() -> None:
+    planner = CandidatePlanner(CANDIDATES, seed=0, design=SamplerDesign(start_launches=4))
+    records: list[ProbeRecord] = []
+    start = [probe(planner, records) for _ in range(4)]
+    assert len({plan.launch for plan in start}) == 4
+    assert {plan.reason for plan in start} == {"space-filling start"}
+    assert all(math.isinf(plan.expected_gain) for plan in start)
+    assert all(1 <= len(plan.live) <= 3 for plan in start)
+    later = probe(planner, records)
+    assert later.reason == "expected improvement"
+    assert later.expected_gain > 0
+    assert later.score > 0
+    assert later.cost_J > 0
+    assert later.configurations == tuple(Configuration(later.launch, live) for live in later.live)
+
+
+def proposed_until_the_end(
+    planner: CandidatePlanner, records: list[ProbeRecord]
+) -> list[Configuration]:
+    proposed: list[Configuration] = []
+    while (plan := planner.plan(PlanningState(tuple(records)))) is not None:
+        proposed += plan.configurations
+        records += [record_of(configuration) for configuration in plan.configurations]
+    return proposed
+
+
+def test_nothing_is_proposed_twice_and_in_the_end_nothing_is_left() -> None:
+    few = Candidates.from_configurations(CANDIDATES.configurations[:15])
+    planner = CandidatePlanner(few, seed=0, design=SamplerDesign(max_live=3))
+    proposed = proposed_until_the_end(planner, [])
+    assert len(proposed) == len(set(proposed)) == 15
+
+
+def test_what_is_in_flight_is_not_proposed_again() -> None:
+    planner = CandidatePlanner(CANDIDATES, seed=0)
+    records: list[ProbeRecord] = []
+    for _ in range(5):
+        probe(planner, records)
+    in_flight: list[Configuration] = []
+    for _ in range(6):
+        plan = plan_of(planner, records, in_flight)
+        assert not set(in_flight) & set(plan.configurations)
+        in_flight += plan.configurations
+
+
+def test_several_probes_may_be_in_flight_before_anything_is_measured() -> None:
+    planner = CandidatePlanner(CANDIDATES, seed=0)
+    in_flight: list[Configuration] = []
+    for _ in range(8):
+        in_flight += plan_of(planner, [], in_flight).configurations
+    assert len({configuration.launch for configuration in in_flight}) == 8
+
+
+@pytest.mark.parametrize(
+    ("failure", "whole_launch", "again"),
+    [
+        ("out_of_memory", True, False),
+        ("crash", True, False),
+        ("time_limit", True, False),
+        ("not_taken", False, False),
+        ("cancelled", False, True),
+    ],
+)
+def test_failures_close_a_configuration_or_its_launch(
+    failure: str, whole_launch: bool, again: bool
+) -> None:
+    few = Candidates.from_configurations(CANDIDATES.configurations[:15])  # three launches of five
+    failed = few.configurations[6]
+    proposed = proposed_until_the_end(
+        CandidatePlanner(few, seed=0), [record_of(failed, failure=failure)]
+    )
+    assert (failed in proposed) == again
+    others = [c for c in few.configurations if c.launch == failed.launch and c != failed]
+    assert all((c in proposed) != whole_launch for c in others)
+    assert len(proposed) == (10 if whole_launch else 15 if again else 14)
+
+
+def test_a_launch_that_failed_after_all_its_settings_is_not_continued() -> None:
+    """As of an agent that died when it was given further settings."""
+    few = Candidates.from_configurations(CANDIDATES.configurations[:15])
+    ended = replace(record_of(few.configurations[6]), failure=Failure("crash", "the agent died"))
+    proposed = proposed_until_the_end(CandidatePlanner(few, seed=0), [ended])
+    assert not [c for c in proposed if c.launch == ended.request.launch]
+    assert len(proposed) == 10
+
+
+def test_records_of_other_configurations_are_passed_over() -> None:
+    planner = CandidatePlanner(CANDIDATES, seed=0)
+    records = [record_of(Configuration.of(data_parallel=1, micro_batch=64, clock_MHz=600))]
+    visited = replace(record_of(CANDIDATES.configurations[3]), measurements=())
+    records.append(visited)  # a setting that was visited, and of which nothing is known
+    for _ in range(7):
+        assert CANDIDATES.configurations[3] not in probe(planner, records).configurations
+    planner._fit(planner._observe(PlanningState(records)))
+    assert planner.surrogates.leave_one_out().measurements == len(records) - 2
+
+
+def test_a_planner_resumes_from_the_records_alone() -> None:
+    planner, records = CandidatePlanner(CANDIDATES, seed=0), list[ProbeRecord]()
+    for _ in range(6):
+        probe(planner, records)
+    known = {c for record in records for c in record.request.configurations()}
+    fresh = CandidatePlanner(CANDIDATES, seed=0)
+    for _ in range(4):
+        plan = probe(fresh, records)
+        assert plan.reason == "expected improvement"
+        assert not known & set(plan.configurations)
+
+
+def test_a_planner_answers_for_the_records_that_it_is_given() -> None:
+    """Another study's records, or fewer of them, leave nothing behind."""
+    planner, records = CandidatePlanner(CANDIDATES, seed=0), list[ProbeRecord]()
+    for _ in range(6):
+        probe(planner, records)
+    planner.plan(PlanningState(tuple(records)))
+    fewer = records[:4]
+    plan = plan_of(planner, fewer)
+    assert len(planner._observe(PlanningState(tuple(fewer))).measured) == 4
+    again = CandidatePlanner(CANDIDATES, seed=0)
+    assert plan.configurations == plan_of(again, fewer).configurations
+
+
+def test_the_same_seed_plans_the_same() -> None:
+    runs = []
+    for _ in range(2):
+        planner, records = CandidatePlanner(CANDIDATES, seed=5), list[ProbeRecord]()
+        runs.append([probe(planner, records).configurations for _ in range(7)])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.slow
+def test_many_candidates_are_searched_by_their_most_promising_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a small limit only some launches are tracked; the search must still continue and end."""
+    monkeypatch.setattr("tuner.search.candidate_pool.TRACKED_ENTRIES", 400)
+    monkeypatch.setattr("tuner.search.candidate_pool.MIN_TRACKED", 20)
+    planner, records = CandidatePlanner(CANDIDATES, seed=0), list[ProbeRecord]()
+    while len(records) <= 120 and planner.plan(PlanningState(tuple(records))) is not None:
+        probe(planner, records)
+    assert planner._pool.tracked is not None
+    assert len(planner._pool.tracked) < len(CANDIDATES)
+    visited = {c for record in records for c in record.request.configurations()}
+    assert gap(TRUTH, visited) < 0.05
+
+
+# -- the search, for real --------------------------------------------------------------------------
+
+Table = Mapping[Configuration, tuple[float, float]]
+TRUTH: Table = {configuration: truth(configuration) for configuration in CANDIDATES.configurations}
+
+
+def gap(table: Table, measured: set[Configuration]) -> float:
+    """Share of the true front's hypervolume (log axes) that the measured points do not cover."""
+    logs = {c: np.log([t * p, t]) for c, (t, p) in table.items()}
+    every = np.array(list(logs.values()))
+    reference = reference_point(every)
+    found = hypervolume(np.array([logs[c] for c in measured]), reference)
+    return 1 - found / hypervolume(every, reference)
+
+
+def searched(table: Table, *, measurements: int, seed: int, cost: ProbeCost | None = None) -> float:
+    """Gap after this number of noisy measurements that the sampler chose."""
+    rng = np.random.default_rng(seed)
+    planner = CandidatePlanner(Candidates.from_configurations(table), seed=seed)
+    records: list[ProbeRecord] = []
+    visited: list[Configuration] = []
+
+    def noisy(configuration: Configuration) -> tuple[float, float]:
+        seconds, watts = table[configuration]
+        return seconds * math.exp(rng.normal(0, 0.002)), watts * math.exp(rng.normal(0, 0.015))
+
+    while len(visited) < measurements:
+        visited += probe_with(planner, records, noisy, cost=cost or ProbeCost())
+    return gap(table, set(visited[:measurements]))
+
+
+def by_chance(table: Table, *, measurements: int, seed: int) -> float:
+    rows = np.random.default_rng(seed).permutation(len(table))[:measurements]
+    every = list(table)
+    return gap(table, {every[i] for i in rows})
+
+
+@pytest.mark.slow
+def test_the_search_beats_chance_at_equal_measurements() -> None:
+    seeds = range(4)
+    ours = [searched(TRUTH, measurements=24, seed=s) for s in seeds]
+    chance = [by_chance(TRUTH, measurements=24, seed=s) for s in range(40)]
+    assert np.median(ours) < 0.5 * np.median(chance)
+    assert max(ours) < np.quantile(chance, 0.75)
+
+
+def recorded(folder: Path, group: Mapping[str, str]) -> tuple[Table, ProbeCost]:
+    def value(text: str) -> Any:
+        for kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                pass
+        return text
+
+    about = tomllib.loads((folder / "table.toml").read_text())
+    with (folder / "table.csv").open() as lines:
+        rows = [r for r in csv.DictReader(lines) if all(r[k] == v for k, v in group.items())]
+    table = {
+        Configuration(
+            Settings({k: value(r[k]) for k in about["launch_knobs"]}),
+            Settings({k: value(r[k]) for k in about["live_knobs"]}),
+        ): (float(r[about["time_s"]]), float(r[about["power_W"]]))
+        for r in rows
+    }
+    return table, ProbeCost(**about["cost"])
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize(
+    ("workload", "hardware"),
+    [
+        ("cifar100/shufflenetv2/adadelta", "V100 (1 GPU)"),
+        pytest.param("librispeech/deepspeech2/adamw", "V100 (1 GPU)", marks=pytest.mark.long),
+        pytest.param(
+            "librispeech/deepspeech2/adamw", "Quadro RTX6000 (1 GPU)", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_the_search_beats_chance_on_recorded_measurements(workload: str, hardware: str) -> None:
+    group = {"workload": workload, "hardware": hardware}
+    table, cost = recorded(TRACES / "zeus-nsdi23", group)
+    ours = [searched(table, measurements=25, seed=s, cost=cost) for s in range(4)]
+    chance = [by_chance(table, measurements=25, seed=s) for s in range(40)]
+    assert np.median(ours) < 0.5 * np.median(chance)
