@@ -33,6 +33,7 @@ from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job, inspect_script
+from tuner.workload.scripts.routes import BATCH_SPLIT
 from tuner.workload.scripts.script_job import ScriptJob
 
 
@@ -125,7 +126,7 @@ def look(runner: LocalRunner, script: Script, cluster: Cluster) -> Look:
 def _turned(job: ScriptJob) -> tuple[str, ...]:
     """Return the knobs that split the batch and can be turned."""
     found = [name for name in ("micro_batch", "data_parallel") if job.offers[name].turned]
-    return (*found, *["gradient_accumulation"] * (job.accumulates and bool(found)))
+    return (*found, *["gradient_accumulation"] * (BATCH_SPLIT.accumulates(job) and bool(found)))
 
 
 def _why(job: ScriptJob) -> str:

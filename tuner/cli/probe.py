@@ -61,6 +61,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.workload.node.runner import LocalRunner, refused
     from tuner.workload.probe import ProbeRequest, WindowPolicy
     from tuner.workload.scripts.inspection import blank_job, inspect_script
+    from tuner.workload.scripts.knob_support import knob_sentences
     from tuner.workload.scripts.script_job import ScriptJob
     from tuner.workload.trace import TraceWriter
 
@@ -88,7 +89,7 @@ def _probe(args: argparse.Namespace) -> int:
             )
             runner.turn_to(job)
             configuration = _changed(job, args.what)
-            for sentence in job.sentences():
+            for sentence in knob_sentences(job):
                 say(sentence)
         if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
             raise InvalidConfiguration(configuration.short, phrases)

@@ -30,6 +30,7 @@ from tuner.search_spaces.space import (
 )
 from tuner.workload.node.ops import cannot_build, cannot_compile
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.knob_support import knob_sentences, restrict_space
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Spaces of a new run without --space: every rank holds the whole model, or its parts as well.
@@ -209,7 +210,7 @@ class _Found:
 
 
 def _of_script(asked: Question, script: ScriptJob) -> _Found:
-    space, narrowed = asked.space, script.narrowed(asked.space)
+    space, narrowed = asked.space, restrict_space(asked.space, script)
     turned = [c for c in narrowed.candidates(script, asked.cluster) if not script.refused(c)]
     if not turned:
         raise InputError(
@@ -217,7 +218,7 @@ def _of_script(asked: Question, script: ScriptJob) -> _Found:
         )
     values = narrowed.choices.items()
     varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
-    sentences = script.sentences({*space.choices, *varied})
+    sentences = knob_sentences(script, {*space.choices, *varied})
     return _Found(Candidates.from_configurations(turned), list(sentences))
 
 

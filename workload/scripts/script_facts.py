@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -12,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import read_knobs, with_baseline
+from tuner.search_spaces.declared import read_knobs
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
@@ -152,16 +150,6 @@ class Framework:
         zero = self.config.get("zero_optimization") or {}
         return zero if isinstance(zero, Mapping) else {"stage": 1}
 
-    def batch_words(self, configuration: Configuration, global_batch: int) -> dict[str, str]:
-        """Return what stands for the batch's placeholders, which may carry more than a part."""
-        # An unknown global batch leaves the script's own accumulation.
-        times = configuration.accumulation(global_batch) if global_batch else self.accumulation
-        parts = {"micro_batch": configuration.micro_batch, "gradient_accumulation": times}
-        factors = {"ranks": configuration.data_parallel, "gradient_accumulation": times}
-        for name, carried in self.carries.items():
-            parts[name] *= math.prod(factors[each] for each in carried.split())
-        return {name: str(part) for name, part in parts.items()}
-
     def device(self, section: str) -> str:
         """Return today's place of "offload_optimizer" or "offload_param": none, cpu or nvme."""
         if self.zero.get(OLD_OFFLOADS[section][0]):
@@ -276,7 +264,7 @@ class ScriptFacts(TrainingJob):
                 return position, path
         return None
 
-    @property
+    @cached_property
     def file_config(self) -> Mapping[str, Any]:
         """The DeepSpeed configuration that the command names; empty if it names none."""
         named = self.placeholders.get("deepspeed_config")
@@ -284,31 +272,9 @@ class ScriptFacts(TrainingJob):
         return read_json(path) if path else {}
 
     @property
-    def asked_of_script(self) -> tuple[str, ...]:
-        """Names that the script takes by a placeholder or reads from the hook."""
-        return (*self.placeholders, *self.frame.reads)
-
-    def asks(self, *names: str) -> bool:
-        """Return True if the script takes one of these itself, in its command or by reading it."""
-        follows = self.driven is not None and self.driven.accumulates
-        asked = {*self.told, *self.asked_of_script, *(["gradient_accumulation"] * follows)}
-        return any(name in asked for name in names)
-
-    @property
-    def accumulates(self) -> bool:
-        """True if the accumulation can be chosen to keep the global batch."""
-        frame = self.frame
-        given = not frame.kind and "deepspeed_config" in self.placeholders  # not inspected yet
-        by_deepspeed = (frame.on_deepspeed or given) and not frame.owner
-        if not self.global_batch:
-            return False
-        kept = frame.keeps == "accumulation"
-        return by_deepspeed or kept or self._can_set("gradient_accumulation")
-
-    @property
-    def sets_micro_batch(self) -> bool:
-        """True if the script's micro-batch can be set."""
-        return self.frame.follows or self._can_set("micro_batch")
+    def under_deepspeed(self) -> bool:
+        """True if DeepSpeed trains the script, or the command gives it a configuration."""
+        return self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
 
     @property
     def why_accumulation_stays(self) -> str:
@@ -320,53 +286,6 @@ class ScriptFacts(TrainingJob):
             "whole steps are measured: the accumulation of a running script can be set where its "
             "loop is transformers' Trainer or its own over a DeepSpeed engine"
         )
-
-    def _can_set(self, name: str) -> bool:
-        return name in self.frame.turns or self.asks(name)
-
-    @cached_property
-    def baseline(self) -> Configuration:
-        """The user's present configuration."""
-        config, frame = self.frame.config, self.frame
-        parallel = config.get("tensor_parallel") or {}
-        degrees = {
-            "tensor_parallel": parallel.get("autotp_size") or parallel.get("tp_size") or 1,
-            "pipeline_parallel": frame.stages,
-            "sequence_parallel": config.get("sequence_parallel_size") or 1,
-        }
-        inside = 1
-        for name, degree in degrees.items():
-            degrees[name] = degree = int(self.told.get(name) or degree)
-            inside *= degree
-        values: dict[str, Any] = {
-            **degrees,
-            "data_parallel": max(1, self.devices // inside),
-            "micro_batch": frame.micro_batch,
-            "zero_stage": int(frame.zero.get("stage", 0)),
-            "optimizer_offload": "cpu" if frame.device("offload_optimizer") == "cpu" else "none",
-            "parameter_offload": "cpu" if frame.device("offload_param") == "cpu" else "none",
-            "activation_checkpointing": "full" if frame.checkpoints else "none",
-        }
-        for name, text in self.told.items():
-            if name in LAUNCH and text:
-                values[name] = int(text) if text.isdigit() else text
-        # Of the others only what is not at its default: a configuration's name stays short.
-        if not frame.micro_batch:
-            del values["micro_batch"]
-        always = ("data_parallel", "micro_batch", "zero_stage")
-        for name in set(values) - set(always):
-            if name not in KNOBS or values[name] == KNOBS[name].default:
-                del values[name]
-        return with_baseline(Configuration.of(values), self.knobs)
-
-    @property
-    def hook_turns(self) -> tuple[str, ...]:
-        """What the hook tells the script's framework, because no key of its command does."""
-        turns = self.frame.turns
-        if self.driven is not None and self.driven.accumulates and "micro_batch" in self.told:
-            turns = tuple(name for name in turns if name not in self.told)
-            turns = tuple(name for name in turns if name != "gradient_accumulation")
-        return turns
 
     @property
     def taken(self) -> tuple[str, ...]:

@@ -1,39 +1,36 @@
-"""A user's own training script as a job: its knobs, and its start under a configuration.
-
-`ScriptJob` writes the merged DeepSpeed configuration of a probe and the options of the hook. The
-user's choices (optimizer, scheduler, precision, global batch) are kept.
-"""
+"""A user's own training script as a job: its knobs, and its start under a configuration."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, check_knobs
+from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, with_baseline
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.declared_knobs import (
-    deepspeed_settings,
-    environment,
-    framework_settings,
-    native_values,
-    resolved,
-    text_values,
-    with_files,
-)
-from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.workload.declared_knobs import resolved
 from tuner.workload.hook import merge, split_differently
-from tuner.workload.scripts.command import Start, asks_for_a_rank, filled
-from tuner.workload.scripts.knob_support import SupportedScript
-from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, OLD_OFFLOADS
+from tuner.workload.scripts.command import Start, asks_for_a_rank
+from tuner.workload.scripts.routes import (
+    BATCH_SPLIT,
+    FRAMEWORK_ARGUMENTS,
+    MODEL_SWITCH,
+    ROUTES,
+    Draft,
+    KnobSupport,
+    support_of,
+    today_of,
+)
+from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
 
-#: Nothing of a probe is logged: a run of twenty steps is no experiment.
-_QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
+#: Part of a configuration's name even at their defaults; of the others only what is not.
+_ALWAYS_NAMED = ("data_parallel", "micro_batch", "zero_stage")
+#: Variables of a probe, of which nothing is logged.
 _QUIET_ENV = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
@@ -42,7 +39,7 @@ _QUIET_ENV = {
 
 
 @dataclass(frozen=True)
-class ScriptJob(SupportedScript):
+class ScriptJob(ScriptFacts):
     """Job that a user's script trains: its knobs, and its start under a configuration."""
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
@@ -58,50 +55,46 @@ class ScriptJob(SupportedScript):
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
+    # ---- knobs
+
+    @cached_property
+    def baseline(self) -> Configuration:
+        """The user's present configuration."""
+        values = {
+            name: value
+            for name, value in today_of(self).items()
+            if name in _ALWAYS_NAMED or (name in KNOBS and value != KNOBS[name].default)
+        }
+        return with_baseline(Configuration.of(values), self.knobs)
+
+    @cached_property
+    def offers(self) -> Mapping[str, KnobSupport]:
+        """The support of each launch knob."""
+        return {name: support_of(self, name) for name in LAUNCH}
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each knob value that this script cannot take; empty if none."""
+        phrases = []
+        declared = {*(knob.name for knob in self.knobs), CHANGED}
+        for name, value in configuration.launch.items():
+            if name in declared:
+                continue
+            offer, today = self.offers.get(name), self.baseline.get(name)
+            if offer is None:
+                phrases.append(f"{name} is no knob of a script")
+            elif value != today and not offer.turned:
+                phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
+            elif value != today and offer.values and value not in offer.values:
+                phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
+        if self.frame.keeps == "micro_batch" and not phrases:
+            today = self.baseline.micro_batch * self.baseline.data_parallel
+            if configuration.micro_batch * configuration.data_parallel != today:
+                phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
+        if self.driven is not None and not phrases and configuration.launch != self.baseline.launch:
+            phrases += self.driven.refused(configuration)
+        return phrases
+
     # ---- how it starts
-
-    def overlay(self, configuration: Configuration) -> dict[str, Any]:
-        """Return a configuration's changes to the DeepSpeed settings (0.19); None removes a key.
-
-        InvalidValue if micro-batch x data parallelism does not divide the global batch.
-        """
-        said: dict[str, Any] = {}
-        if self.driver is not None and not self.frame.on_deepspeed:
-            return deepspeed_settings(configuration, self.knobs)
-        if self.accumulates and (self.sets_micro_batch or self.frame.micro_batch):
-            said |= {
-                "train_batch_size": self.global_batch,
-                "train_micro_batch_size_per_gpu": configuration.micro_batch,
-                "gradient_accumulation_steps": configuration.accumulation(self.global_batch),
-            }
-        if self.offers["zero_stage"].turned:
-            stage = configuration.zero_stage
-            said["zero_optimization"] = zero = {"stage": stage}
-            if stage != 3:  # nowhere else does DeepSpeed take it
-                zero["offload_param"] = None
-            if stage and (self.frame.client_optimizer or "deepspeed_config" in self.placeholders):
-                # The user's own optimizer is as exact under ZeRO as without it.
-                said["zero_allow_untested_optimizer"] = True
-        rendered = render_deepspeed_config(configuration, self)["zero_optimization"]
-        for knob, section in OFFLOADS.items():
-            if knob in self.offers and self.offers[knob].turned:
-                zero = said.setdefault("zero_optimization", {})
-                zero[section] = rendered.get(section)
-                # DeepSpeed refuses the old spelling beside the new one.
-                zero |= {name: None for name in OLD_OFFLOADS[section] if name in self.frame.zero}
-        if (said.get("zero_optimization") or {}).get("offload_optimizer"):
-            said |= self._optimizer_on_host
-        return merge(said, deepspeed_settings(configuration, self.knobs))
-
-    @property
-    def _optimizer_on_host(self) -> dict[str, Any]:
-        optimizer = self.frame.config.get("optimizer") or {}
-        if self.frame.client_optimizer or not optimizer:
-            return {"zero_force_ds_cpu_optimizer": False}
-        if (optimizer.get("params") or {}).get("torch_adam"):
-            # The same update by DeepSpeed's kernel for the host, which it insists on.
-            return {"optimizer": {"params": {"torch_adam": False}}}
-        return {}
 
     def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
         """Write the files of this configuration to `folder`, and return the start of its ranks.
@@ -109,55 +102,26 @@ class ScriptJob(SupportedScript):
         A probe leaves loggers and checkpoints out, and checks the batches' size. InvalidValue if
         micro-batch x replicas does not divide the global batch; OSError if it cannot write.
         """
-        changes = self.overlay(configuration)
-        base = self.frame.config or self.file_config
-        # "auto" is filled in by transformers from its own arguments, which the command sets.
-        changes = {name: value for name, value in changes.items() if base.get(name) != "auto"}
-        if probe and (base or self.frame.on_deepspeed):
-            changes = {**_QUIET, "autotuning": None, **changes}
-        config = merge(base, changes) if base or changes else {}
-        values = {name: str(configuration.get(name)) for name in LAUNCH}
-        values |= self.frame.batch_words(configuration, self.global_batch)
-        path = folder.resolve() / "ds_config.json"
-        if config:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(config, indent=2) + "\n")
-        values |= {"deepspeed_config": str(path), **text_values(configuration, self.knobs)}
-        words = [filled(word, values) for word in self.words]
-        words, framework_env = self._with_framework(words, configuration, folder, probe=probe)
-        words[:] = with_files(words, Path(self.cwd), configuration, self.knobs, folder)
-        if self.config_word and config:
-            position = self.config_word[0]
-            before, equals, _ = words[position].rpartition("=")
-            words[position] = f"{before}{equals}{path}"
-        asked = {name: configuration.get(name) for name in LAUNCH}
-        asked["gradient_accumulation"] = configuration.accumulation(self.global_batch)
-        if not self.global_batch:  # the script's own values hold
-            del asked["gradient_accumulation"], asked["micro_batch"]
-        asked |= native_values(configuration, self.knobs)
-        options: dict[str, Any] = {"configuration": asked, "deepspeed": changes, "quiet": probe}
-        if self.hook_turns:
-            options["owned"] = {name: asked[name] for name in self.hook_turns}
-        if self.driver is not None:
-            options["env"] = {n: v for n, v in framework_env.items() if n != "PYTHONPATH"}
-            if "PYTHONPATH" in framework_env:  # of a generated module
-                options["path"] = [framework_env["PYTHONPATH"]]
-        if self.by_switch:
-            mode = configuration.get("activation_checkpointing")
-            options["activation_checkpointing"] = mode
-        if probe and self.frame.measured and self.sets_micro_batch:
-            options["micro_batch"] = configuration.micro_batch
-        options["counts"] = probe and self.frame.counted
-        options |= {"bare": True} if self.bare and configuration.world_size == 1 else {}
-        if not probe:  # a probe's agent sets them between steps
-            options["live"] = {k.name: asked[k.name] for k in self.knobs if k.live}
-        env = {
-            **(self.launcher.env if self.launcher else {}),
-            **(_QUIET_ENV if probe else {}),
-            **framework_env,
-            **environment(configuration, self.knobs),
-        }
-        return Start(tuple(words), self.cwd, options, config, env, self.secrets)
+        env = {**(self.launcher.env if self.launcher else {}), **(_QUIET_ENV if probe else {})}
+        sets_micro_batch = BATCH_SPLIT.sets_micro_batch(self)
+        known = sets_micro_batch or bool(self.frame.micro_batch)
+        draft = Draft(
+            folder,
+            probe,
+            self.baseline,
+            self.offers,
+            splits_batch=known and BATCH_SPLIT.accumulates(self),
+            checks_batch=sets_micro_batch and self.frame.measured,
+            words=list(self.words),
+            env=env,
+        )
+        draft.options["quiet"] = probe
+        if self.bare and configuration.world_size == 1:
+            draft.options["bare"] = True
+        for route in ROUTES:
+            route.apply(self, configuration, draft)
+        words, options = tuple(draft.words), draft.options
+        return Start(words, self.cwd, options, draft.config, draft.env, self.secrets)
 
     def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
         """Return the start of a look at the script: under the hook, until its first steps.
@@ -176,16 +140,6 @@ class ScriptJob(SupportedScript):
             options["alter"] = not start.config
         return replace(start, options=options)
 
-    def _with_framework(
-        self, words: list[str], configuration: Configuration, folder: Path, *, probe: bool
-    ) -> tuple[list[str], dict[str, str]]:
-        if self.driven is None:
-            return words, {}
-        changes = self.driven.changes(configuration, self.baseline, self.global_batch)
-        changes |= framework_settings(configuration, self.knobs)
-        changed, env = self.driven.start(changes, folder, tuple(words), probe=probe)
-        return list(changed), env
-
     @cached_property
     def bare(self) -> bool:
         """True if one process of the script is started without a rank, as its command does."""
@@ -194,11 +148,16 @@ class ScriptJob(SupportedScript):
 
     @property
     def needs_hook(self) -> bool:
-        """True if the script needs the hook outside a probe too, to be told or set what it asks."""
+        """True if the script needs the hook outside a probe too, to read or be set what it asks."""
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
-        switched = self.by_switch or self.hook_turns
-        asks = bool(self.frame.reads) or self.asks("rank", "local_rank")
-        asks = asks or any(knob.live for knob in self.knobs)
-        asks = asks or self.bare
-        asks = asks or self.frame.owner == "lightning"  # which is told the ranks that were started
-        return bool(asks or switched) or (self.frame.on_deepspeed and not given)
+        switched = self.offers[MODEL_SWITCH.knob].route is MODEL_SWITCH
+        return bool(
+            self.frame.reads
+            or {"rank", "local_rank"} & {*self.placeholders}
+            or any(knob.live for knob in self.knobs)
+            or self.bare
+            or self.frame.owner == "lightning"  # which is told the ranks that were started
+            or switched
+            or FRAMEWORK_ARGUMENTS.set_by_hook(self)
+            or (self.frame.on_deepspeed and not given)
+        )

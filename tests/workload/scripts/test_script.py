@@ -23,6 +23,7 @@ from tuner.testing.studies import problem_of_job
 from tuner.workload import hook
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.knob_support import knob_sentences, restrict_space
 from tuner.workload.scripts.script_facts import Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -153,7 +154,7 @@ def test_only_what_the_frame_turns_is_offered(
 ) -> None:
     made = job(command, tmp_path, frame)
     assert turned(made) == expected
-    told = " ".join(made.sentences())
+    told = " ".join(knob_sentences(made))
     for name in made.offers:
         assert name in told
     for name, offer in made.offers.items():
@@ -248,7 +249,8 @@ def test_transformers_auto_values_stay_auto(tmp_path: Path) -> None:
 def test_a_client_optimizer_stays_the_users(tmp_path: Path) -> None:
     own = replace(FRAMEWORK, client_optimizer="AdamW", config={"train_batch_size": 16})
     made = job("train.py", tmp_path, own)
-    said = made.overlay(Configuration.of(micro_batch=4, zero_stage=2, optimizer_offload="cpu"))
+    chosen = Configuration.of(micro_batch=4, zero_stage=2, optimizer_offload="cpu")
+    said = made.start(chosen, tmp_path / "p").options["deepspeed"]
     assert said["zero_allow_untested_optimizer"] is True
     assert said["zero_force_ds_cpu_optimizer"] is False
     assert "optimizer" not in said
@@ -291,7 +293,7 @@ def test_the_job_survives_study_toml(tmp_path: Path) -> None:
 
 def test_one_space_serves_every_script(tmp_path: Path) -> None:
     made = job("train.py", tmp_path, global_batch=64, devices=8)
-    narrowed = made.narrowed(load_space("default"))
+    narrowed = restrict_space(load_space("default"), made)
     launches = narrowed.candidates(made, GPU).launches
     assert {launch["data_parallel"] for launch in launches} == {1, 2, 4, 8}
     assert {launch["parameter_offload"] for launch in launches} == {"none", "cpu"}

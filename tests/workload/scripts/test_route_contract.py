@@ -1,0 +1,271 @@
+"""The contract of the ways to set a knob: one set of cases for every route and every driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.rules import broken_rules
+from tuner.testing.scripts import script_job
+from tuner.workload.scripts.command import Start
+from tuner.workload.scripts.frameworks.driven import Bound
+from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
+from tuner.workload.scripts.routes import CARRIERS, ROUTES, Route, support_of, today_of
+from tuner.workload.scripts.script_facts import LAUNCH, Framework
+from tuner.workload.scripts.script_job import ScriptJob
+
+NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
+CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}
+TORCH = Framework("torch", micro_batch=4, accumulation=1, counted=True)
+DEEPSPEED = Framework(
+    "deepspeed", config=CONFIG, micro_batch=4, accumulation=1, follows=True, measured=True
+)
+TRAINER = replace(
+    TORCH, owner="transformers", turns=("micro_batch", "gradient_accumulation"), can_checkpoint=True
+)
+
+
+def with_trainer_file(folder: Path) -> ScriptJob:
+    (folder / "run.yaml").write_text("per_device_train_batch_size: 4\n")
+    driver = next(each for each in shipped_drivers() if each.name == "transformers-trainer")
+    return replace(script_job("train.py run.yaml", folder, TORCH), driver=Bound(driver))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Job on which a route sets a knob, with another value and where the start shows it."""
+
+    make: Callable[[Path], ScriptJob]
+    knob: str
+    other: Value
+    shown: Callable[[Start], Any]
+
+
+CASES = {
+    "Placeholders": Case(
+        lambda folder: script_job("train.py {activation_checkpointing=none}", folder, TRAINER),
+        *("activation_checkpointing", "full", lambda start: start.words[1]),
+    ),
+    "DriverKeys": Case(
+        with_trainer_file,
+        *("activation_checkpointing", "full"),
+        lambda start: "gradient_checkpointing: true" in Path(start.cwd, start.words[1]).read_text(),
+    ),
+    "HookValues": Case(
+        lambda folder: script_job("train.py", folder, replace(TORCH, reads=("compilation",))),
+        *("compilation", "full"),
+        lambda start: start.options["configuration"]["compilation"],
+    ),
+    "DeepSpeedConfig": Case(
+        lambda folder: script_job("train.py", folder, DEEPSPEED),
+        *("zero_stage", 2),
+        lambda start: start.options["deepspeed"]["zero_optimization"]["stage"],
+    ),
+    "FrameworkArguments": Case(
+        lambda folder: script_job("train.py", folder, TRAINER),
+        *("micro_batch", 2),
+        lambda start: start.options["owned"],
+    ),
+    "ModelSwitch": Case(
+        lambda folder: script_job("train.py", folder, TRAINER),
+        *("activation_checkpointing", "full"),
+        lambda start: start.options.get("activation_checkpointing"),
+    ),
+    "KeyFiles": Case(
+        lambda folder: with_file_knob(folder),
+        *("workers", 8, lambda start: Path(start.words[1]).read_text()),
+    ),
+    "Variables": Case(
+        lambda folder: script_job("train.py", folder, TORCH, ["env:NCCL_ALGO=Ring,Tree"]),
+        *("NCCL_ALGO", "Tree", lambda start: start.env.get("NCCL_ALGO")),
+    ),
+    "BatchSplit": Case(
+        lambda folder: script_job("train.py", folder, DEEPSPEED),
+        *("micro_batch", 2, lambda start: start.options["micro_batch"]),
+    ),
+}
+
+
+def with_file_knob(folder: Path) -> ScriptJob:
+    (folder / "f.yaml").write_text("workers: 2\n")
+    return script_job("train.py f.yaml", folder, TORCH, ["f.yaml:workers=2,8"])
+
+
+def other_of(job: ScriptJob, case: Case) -> Configuration:
+    return Configuration(Settings({**job.baseline.launch, case.knob: case.other}))
+
+
+ids = [type(route).__name__ for route in ROUTES]
+every_route = pytest.mark.parametrize("route", ROUTES, ids=ids)
+
+
+def test_every_route_has_a_case() -> None:
+    assert sorted(CASES) == sorted(ids)
+
+
+@every_route
+def test_todays_values_are_legal_and_the_baseline(route: Route, tmp_path: Path) -> None:
+    job = CASES[type(route).__name__].make(tmp_path)
+    for name, value in route.today(job).items():
+        assert KNOBS[name].check(value) == value
+        assert name in today_of(job)
+    for name, value in today_of(job).items():
+        assert job.baseline.get(name) == value
+
+
+@every_route
+def test_what_a_route_supports_holds_todays_value(route: Route, tmp_path: Path) -> None:
+    job = CASES[type(route).__name__].make(tmp_path)
+    for name in LAUNCH:
+        support = route.support(job, name)
+        if support is not None:
+            assert support.why
+            assert support.turned
+            assert not support.values or job.baseline.get(name) in support.values, name
+
+
+@every_route
+def test_a_configuration_is_applied_and_todays_changes_nothing(
+    route: Route, tmp_path: Path
+) -> None:
+    case = CASES[type(route).__name__]
+    job = case.make(tmp_path)
+    assert job.refused(other_of(job, case)) == []
+    today, again = (case.shown(job.start(job.baseline, tmp_path / name)) for name in "ab")
+    assert today == again
+    assert case.shown(job.start(other_of(job, case), tmp_path / "c")) != today
+
+
+@every_route
+def test_a_script_without_evidence_gets_a_reason_for_every_knob(
+    route: Route, tmp_path: Path
+) -> None:
+    plain = script_job("train.py", tmp_path, Framework("torch"), global_batch=0)
+    for name in LAUNCH:
+        assert route.support(plain, name) is None
+        assert isinstance(route.why_not(plain, name), str)
+        assert support_of(plain, name).why
+        assert not support_of(plain, name).turned
+
+
+# ---- two routes, or a wrong one
+
+
+def test_of_two_routes_that_claim_a_knob_one_sets_it(tmp_path: Path) -> None:
+    """The hook does not switch a model whose script takes the knob itself."""
+    placed = CASES["Placeholders"].make(tmp_path)
+    assert placed.frame.can_checkpoint
+    assert "activation_checkpointing" not in placed.start(placed.baseline, tmp_path).options
+    read = script_job("train.py", tmp_path, replace(TRAINER, reads=("activation_checkpointing",)))
+    assert "activation_checkpointing" not in read.start(read.baseline, tmp_path).options
+
+
+def test_a_stage_in_the_command_and_in_deepspeeds_file_stays_one_stage(tmp_path: Path) -> None:
+    job = script_job("train.py --stage {zero_stage=1}", tmp_path, DEEPSPEED)
+    start = job.start(Configuration.of(data_parallel=2, micro_batch=4, zero_stage=2), tmp_path)
+    assert start.words[-1] == "2"
+    assert start.config["zero_optimization"]["stage"] == 2
+
+
+def test_a_dictionary_in_the_code_is_changed_by_the_hook_alone(tmp_path: Path) -> None:
+    job = script_job("train.py", tmp_path, DEEPSPEED)
+    assert job.config_word is None
+    start = job.start(Configuration.of(data_parallel=2, micro_batch=4, zero_stage=3), tmp_path)
+    assert start.words == ("train.py",)
+    assert start.options["deepspeed"]["zero_optimization"]["stage"] == 3
+    assert job.needs_hook
+
+
+def test_a_value_that_the_script_reads_is_todays_where_no_file_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    reads = {"reads": ("compilation", "zero_stage"), "own": {"compilation": "full"}}
+    job = script_job("train.py", tmp_path, replace(TORCH, **reads))
+    assert job.baseline.get("compilation") == "full"
+    start = job.start(job.baseline, tmp_path / "p")
+    assert start.options["configuration"]["compilation"] == "full"
+    # Not a value of another type, and not against the file of the command.
+    wrong = replace(TORCH, reads=("compilation",), own={"compilation": True})
+    assert script_job("train.py", tmp_path, wrong).baseline.get("compilation") == "none"
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    filed = replace(DEEPSPEED, reads=("zero_stage",), own={"zero_stage": 3})
+    assert script_job("train.py ds.json", tmp_path, filed).baseline.zero_stage == 1
+
+
+def test_deepspeeds_file_is_replaced_where_a_framework_takes_words_away(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    driver = next(each for each in shipped_drivers() if each.name == "transformers-trainer")
+    words = "train.py --gradient_checkpointing --per_device_train_batch_size 4 --deepspeed ds.json"
+    frame = replace(DEEPSPEED, owner="transformers", follows=False)
+    job = replace(script_job(words, tmp_path, frame), driver=Bound(driver))
+    off = Configuration.of({**job.baseline.launch, "activation_checkpointing": "none"})
+    start = job.start(off, tmp_path / "p")
+    assert start.words[-1] == str(tmp_path / "p" / "ds_config.json")
+    assert "--deepspeed" in start.words
+
+
+def test_anchors_of_a_yaml_change_in_one_place(tmp_path: Path) -> None:
+    job = with_trainer_file(tmp_path)
+    (tmp_path / "run.yaml").write_text(
+        "per_device_train_batch_size: &b 4\nper_device_eval_batch_size: *b\n"
+    )
+    start = job.start(Configuration.of(data_parallel=2, micro_batch=2), tmp_path / "p")
+    text = Path(start.words[1]).read_text()
+    assert "per_device_train_batch_size: 2" in text
+    assert "per_device_eval_batch_size: 4" in text
+
+
+# ---- every framework
+
+
+def driven_job(driver: Driver, folder: Path) -> ScriptJob:
+    """Return a job of eight ranks whose framework is given a file or nothing, and a batch."""
+    words, file = ["train.py"], driver.command.file
+    if driver.command.python:
+        (folder / "conf.py").write_text("batch = 1\n")
+        words.append("conf.py")
+    elif file:
+        (folder / "run.yaml").write_text("{}\n")
+        words += ["run.yaml"] if "first" in file else [file[0], "run.yaml"]
+    job = script_job("train.py", folder, replace(TORCH, measured=True), devices=8, global_batch=64)
+    return replace(job, words=tuple(words), driver=Bound(driver))
+
+
+@pytest.mark.parametrize(
+    "driver", shipped_drivers(), ids=[f"{each.name}{each.versions}" for each in shipped_drivers()]
+)
+def test_every_driver_reads_back_what_it_writes(driver: Driver, tmp_path: Path) -> None:
+    job = driven_job(driver, tmp_path)
+    assert job.driven is not None
+    for name, today in job.driven.today.items():
+        assert KNOBS[name].check(today) == today
+        support = support_of(job, name)
+        assert support.why
+        for value in job.driven.levels(name) if name in driver.knobs else ():
+            other = Configuration.of({**job.baseline.launch, name: value})
+            if job.refused(other) or broken_rules(other, job, NODE) or driver.wrapper:
+                continue
+            start = job.start(other, tmp_path / f"{name}-{value}")
+            again = replace(job, words=start.words)
+            assert again.driven is not None
+            with_env = replace(again.driven.settings, env={**start.env})
+            read = replace(again.driven, settings=with_env).today
+            assert read.get(name) == value, (name, value, start.words, start.env)
+
+
+def test_no_route_but_the_command_looks_at_a_placeholder_that_the_script_ignores(
+    tmp_path: Path,
+) -> None:
+    """A launch shows that the batch is another one: the look refuses it, and no route guesses."""
+    counted = replace(TORCH, micro_batch=8, accumulation=1)
+    job = script_job("train.py {micro_batch=4}", tmp_path, counted)
+    assert job.baseline.micro_batch == 4  # `seen_today` refuses the contradiction
+    assert [type(r).__name__ for r in CARRIERS if r.support(job, "micro_batch")] == ["Placeholders"]

@@ -1,0 +1,101 @@
+"""Parts of every route: its protocol, the support of a knob, and the start that it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import Value
+from tuner.workload.scripts.script_facts import ScriptFacts
+
+#: Degrees of parallelism inside the model, which a script builds by the model's sizes.
+DEGREES = ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "expert_parallel")
+#: Parts of the split of a batch, which follow from each other.
+ACCUMULATION = "gradient_accumulation"
+SPLIT = ("data_parallel", "micro_batch")
+
+
+@dataclass(frozen=True)
+class KnobSupport:
+    """Support of a knob by a script, and a phrase that says why.
+
+    Attributes:
+        route: the route that sets it, or None if none does.
+        values: the values that it can have; all of the search space if there are none.
+    """
+
+    why: str
+    values: tuple[Value, ...] = ()
+    route: Route | None = None
+
+    @property
+    def turned(self) -> bool:
+        """True if the knob can be set."""
+        return self.route is not None
+
+
+@dataclass
+class Draft:
+    """Start of a script's ranks, which the routes fill in.
+
+    Attributes:
+        baseline: the present configuration.
+        offers: support of each launch knob by the first route that has it.
+        splits_batch: the micro-batch can be set, or is known, and the accumulation follows it.
+        checks_batch: the ranks compare the size of their first batch with the configuration.
+        options: those of the hook.
+        config: the whole DeepSpeed configuration; empty without DeepSpeed.
+    """
+
+    folder: Path
+    probe: bool
+    baseline: Configuration
+    offers: Mapping[str, KnobSupport]
+    splits_batch: bool
+    checks_batch: bool
+    words: list[str]
+    env: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_file(self) -> Path:
+        """Path of the DeepSpeed configuration of this start."""
+        return self.folder.resolve() / "ds_config.json"
+
+
+class Route:
+    """One way in which knobs are set on a user's script."""
+
+    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+        """Return the present values of the knobs that this route sets."""
+        return {}
+
+    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+        """Return the support of a launch knob, or of the accumulation; None if there is none."""
+        return None
+
+    def why_not(self, job: ScriptFacts, knob: str) -> str:
+        """Return why a knob is not supported, a phrase, or "" if another route may know."""
+        return ""
+
+    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+        """Change the start of the ranks to this configuration."""
+        raise NotImplementedError
+
+
+def taken_by_script(route: Route, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    """Return the support of a knob that the script itself builds, or None."""
+    if sizes_unknown(job, knob):
+        return None
+    return KnobSupport("the script takes it", route=route)
+
+
+def sizes_unknown(job: ScriptFacts, knob: str) -> str:
+    """Return why a script cannot build a degree of parallelism, or ""."""
+    if knob not in DEGREES or job.model:
+        return ""
+    return "the model's sizes are not known; give --model-config"

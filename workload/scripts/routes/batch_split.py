@@ -1,0 +1,101 @@
+"""Route of the batch: which splits of it over ranks and micro-batches keep its size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import Value
+from tuner.workload.scripts.routes.base import ACCUMULATION, DEGREES, Draft, KnobSupport, Route
+from tuner.workload.scripts.script_facts import ScriptFacts
+
+#: Reason against the knobs that split a batch of unknown size.
+NO_BATCH = "the global batch is not known (--global-batch N tells it)"
+
+
+class BatchSplit(Route):
+    """Split of the same global batch over ranks, micro-batches and accumulation.
+
+    The other routes set its parts; this one says which splits keep the global batch.
+    """
+
+    def __init__(self, carriers: Sequence[Route]) -> None:
+        self._carriers = carriers
+
+    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+        """Return the micro-batch that the inspection showed, and the ranks that are left for it."""
+        found = today_by(self._carriers, job)
+        degrees: list[Any] = [found.get(name, 1) for name in DEGREES[:3]]
+        return {
+            "data_parallel": max(1, job.devices // math.prod(degrees)),
+            **({"micro_batch": job.frame.micro_batch} if job.frame.micro_batch else {}),
+        }
+
+    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+        """Support a part of the split if another part keeps the global batch."""
+        frame = job.frame
+        if knob == "data_parallel" and not frame.ranks_stay:
+            if frame.keeps == "micro_batch":
+                return KnobSupport("the micro-batch keeps the global batch", route=self)
+            if self.accumulates(job):
+                return KnobSupport("the accumulation keeps the global batch", route=self)
+        if knob != "micro_batch" or self._stays(job):
+            return None
+        if frame.keeps == "micro_batch" and not frame.ranks_stay:
+            return KnobSupport("with the ranks, so that the global batch stays", route=self)
+        return self._carrier(job, "micro_batch") if self.accumulates(job) else None
+
+    def _stays(self, job: ScriptFacts) -> str:
+        return "" if "micro_batch" in job.placeholders else job.frame.micro_batch_stays
+
+    def why_not(self, job: ScriptFacts, knob: str) -> str:
+        """Return which part of the split cannot follow."""
+        frame = job.frame
+        would = f"({{gradient_accumulation={frame.accumulation or 'N'}}} in the command would)"
+        if knob == "data_parallel":
+            by = frame.owner or "the script"
+            return frame.ranks_stay or (
+                f"on fewer ranks the global batch would shrink, for {by} sets the accumulation "
+                f"{would}"
+                if job.global_batch
+                else NO_BATCH
+            )
+        if self._stays(job):
+            return frame.micro_batch_stays
+        if self.sets_micro_batch(job):
+            return f"the accumulation cannot follow it {would}" if job.global_batch else NO_BATCH
+        by = "the script" if frame.owner in ("", "accelerate", "lightning") else frame.owner
+        return (
+            f"{by} makes its batches itself ({{micro_batch={frame.micro_batch or 'N'}}} in the "
+            "command would set it)"
+        )
+
+    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+        """Have the hook compare the first batches of a probe with the configuration."""
+        if draft.probe and draft.checks_batch:
+            draft.options["micro_batch"] = configuration.micro_batch
+        draft.options["counts"] = draft.probe and job.frame.counted
+
+    def sets_micro_batch(self, job: ScriptFacts) -> bool:
+        """Return True if the micro-batch of a script can be set."""
+        return self._carrier(job, "micro_batch") is not None
+
+    def accumulates(self, job: ScriptFacts) -> bool:
+        """Return True if the accumulation can be chosen to keep the global batch."""
+        if not job.global_batch:
+            return False
+        return job.frame.keeps == "accumulation" or self._carrier(job, ACCUMULATION) is not None
+
+    def _carrier(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+        found = (route.support(job, knob) for route in self._carriers)
+        return next((support for support in found if support is not None), None)
+
+
+def today_by(routes: Sequence[Route], job: ScriptFacts) -> dict[str, Value]:
+    """Return the present values that some routes know; of several the first one's."""
+    found: dict[str, Value] = {}
+    for route in reversed(routes):
+        found |= route.today(job)
+    return found

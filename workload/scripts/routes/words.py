@@ -1,0 +1,113 @@
+"""Routes through the command: its placeholders, a framework's keys, files and variables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import Value
+from tuner.workload.declared_knobs import environment, framework_settings, text_values, with_files
+from tuner.workload.scripts.command import filled
+from tuner.workload.scripts.routes.base import (
+    ACCUMULATION,
+    Draft,
+    KnobSupport,
+    Route,
+    sizes_unknown,
+    taken_by_script,
+)
+from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
+
+
+class Placeholders(Route):
+    """Placeholders of the command, such as {micro_batch=8}."""
+
+    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+        """Return the values that the placeholders state."""
+        stated = {name: text for name, text in job.placeholders.items() if name in LAUNCH and text}
+        return {name: int(text) if text.isdigit() else text for name, text in stated.items()}
+
+    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+        """Support each knob that has a placeholder."""
+        return taken_by_script(self, job, knob) if knob in job.placeholders else None
+
+    def why_not(self, job: ScriptFacts, knob: str) -> str:
+        """Name what the script's own parallelism needs."""
+        return sizes_unknown(job, knob) if knob in job.placeholders else ""
+
+    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+        """Fill the placeholders in; those of a rank stay."""
+        values = {name: str(configuration.get(name)) for name in LAUNCH}
+        values |= self._batch(job, configuration)
+        values |= {"deepspeed_config": str(draft.config_file)}
+        values |= text_values(configuration, job.knobs)
+        draft.words = [filled(word, values) for word in draft.words]
+
+    def _batch(self, job: ScriptFacts, configuration: Configuration) -> dict[str, str]:
+        # An argument may carry more than its part of the batch.
+        times = job.frame.accumulation  # an unknown global batch leaves the script's own
+        if job.global_batch:
+            times = configuration.accumulation(job.global_batch)
+        parts = {"micro_batch": configuration.micro_batch, ACCUMULATION: times}
+        factors = {"ranks": configuration.data_parallel, ACCUMULATION: times}
+        for name, carried in job.frame.carries.items():
+            parts[name] *= math.prod(factors[each] for each in carried.split())
+        return {name: str(part) for name, part in parts.items()}
+
+
+class DriverKeys(Route):
+    """Keys of a recognised framework in the command, its file or the environment."""
+
+    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+        """Return the values of the keys."""
+        return job.driven.today if job.driven is not None else {}
+
+    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+        """Support each knob whose key the installed framework has."""
+        driven = job.driven
+        if driven is None:
+            return None
+        driver = driven.bound.driver
+        if knob == ACCUMULATION and driven.accumulates:
+            return KnobSupport(f"{driver.name} follows the global batch", route=self)
+        if knob not in driven.today:
+            return None
+        levels = tuple(driven.levels(knob)) if knob in driver.knobs else ()
+        named = driver.knobs[knob].keys[0] if knob in driver.knobs else "number of ranks"
+        return KnobSupport(f"{driver.name}'s {named}", levels, self)
+
+    def why_not(self, job: ScriptFacts, knob: str) -> str:
+        """Return the driver's reason."""
+        return job.driven.against.get(knob, "") if job.driven is not None else ""
+
+    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+        """Write the keys that differ from today's, and those that keep a probe silent."""
+        if job.driven is None:
+            return
+        changes = job.driven.changes(configuration, draft.baseline, job.global_batch)
+        changes |= framework_settings(configuration, job.knobs)
+        words, env = job.driven.start(changes, draft.folder, tuple(draft.words), probe=draft.probe)
+        draft.words = list(words)
+        draft.env |= env
+        draft.options["env"] = {name: env[name] for name in env if name != "PYTHONPATH"}
+        if "PYTHONPATH" in env:  # of a generated module
+            draft.options["path"] = [env["PYTHONPATH"]]
+
+
+class KeyFiles(Route):
+    """Keys of the user's files, for declared knobs."""
+
+    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+        """Write changed copies of the files, and name them in the command."""
+        words = with_files(draft.words, Path(job.cwd), configuration, job.knobs, draft.folder)
+        draft.words = list(words)
+
+
+class Variables(Route):
+    """Environment variables, for declared knobs."""
+
+    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+        """Set the variables."""
+        draft.env |= environment(configuration, job.knobs)
