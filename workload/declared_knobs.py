@@ -20,7 +20,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge
-from tuner.workload.key_files import changed_text, read_key, renamed
+from tuner.workload.key_files import changed_text, read_key, renamed, value_at
 from tuner.workload.scripts.script_facts import ScriptFacts
 
 #: Variables that joulefront sets for each rank.
@@ -173,7 +173,7 @@ def resolved(declared: Knob, job: ScriptFacts) -> Knob:
 def _found(knob: Knob, job: ScriptFacts) -> Knob:
     (way, key), cwd, named = knob.target, Path(job.cwd), job.config_word
     if way.endswith(FILE_KINDS) and named and (cwd / way).resolve() == named[1].resolve():
-        read_key(cwd / way, key)
+        value_at(job.file_config, key, named[1].name)
         way = "deepspeed"
         knob = replace(knob, how=f"deepspeed:{key}")
     if way == "env":

@@ -21,15 +21,19 @@ _MOST_BYTES = 4 * 2**20
 
 def read_key(path: Path, key: str) -> Any:
     """Return the value of a key (names with dots); InputError if there is no single value."""
-    data: Any = _parsed(read_text(path), path)
+    return value_at(_parsed(read_text(path), path), key, path.name)
+
+
+def value_at(data: Any, key: str, file: str) -> Any:
+    """Return the value of a key in the data of a file; InputError as `read_key`."""
     for name in key.split("."):
         if not isinstance(data, Mapping) or name not in data:
             raise InputError(
-                f"{path.name} has no key {key}; add it there with the value that you use today"
+                f"{file} has no key {key}; add it there with the value that you use today"
             )
         data = data[name]
     if not isinstance(data, bool | int | float | str):
-        raise InputError(f"{key} of {path.name} is not a number, a text or a truth value")
+        raise InputError(f"{key} of {file} is not a number, a text or a truth value")
     return data
 
 

@@ -80,8 +80,8 @@ def test_without_a_micro_batch_it_is_the_ranks_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("[1]", InputError, "no JSON object"),
-        ("{", InputError, "is not JSON"),
+        ("[1]", InputError, "holds no object"),
+        ("{", InputError, "is not a valid DeepSpeed configuration"),
         ('{"zero_optimization": {"stage": 5}}', InvalidValue, "zero_stage"),
         ('{"train_micro_batch_size_per_gpu": 3}', InvalidConfiguration, "batch"),
     ],

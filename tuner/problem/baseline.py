@@ -7,7 +7,6 @@ The keys of the JSON that are knobs become part of the configuration; notes name
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
 from tuner.search_spaces.rules import broken_rules
+from tuner.workload.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
@@ -84,7 +84,7 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
         declared = {**{n: v for n, v in today.items() if n in own}, **declared}
     notes: list[str] = []
     if files:
-        config = _read(Path(files[0]))
+        config = read_deepspeed(Path(files[0]))
         found, notes = _knobs_of(config, job, files[0])
         values |= found
     values |= values_of(flags)
@@ -109,18 +109,6 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     return Baseline(
         configuration, f"yours: {name}" if name else default_name(configuration), tuple(notes)
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path} of --today: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} holds no JSON object, so it is no DeepSpeed JSON")
-    return data
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

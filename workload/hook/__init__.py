@@ -27,7 +27,7 @@ boundary, 0 if the program's accumulation cannot be set.
 """
 
 from .counting import GROUPS
-from .engine import halved, merge, micro_batches, split_differently
+from .engine import halved, merge, micro_batches, parse_config, split_differently
 from .live_knobs import live
 from .program import main, run_rank
 from .state import NotAsAsked, configuration, phase
@@ -42,6 +42,7 @@ __all__ = [
     "main",
     "merge",
     "micro_batches",
+    "parse_config",
     "phase",
     "run_rank",
     "split_differently",

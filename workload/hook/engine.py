@@ -59,6 +59,32 @@ def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any
     return dict(zip(BATCH_KEYS, (None, *other), strict=True)) if other else {}
 
 
+def parse_config(text: str) -> dict[str, Any]:
+    """Parse a DeepSpeed configuration as DeepSpeed does: by hjson, else as JSON; or ValueError."""
+    try:
+        reader: Any = importlib.import_module("hjson")
+    except ModuleNotFoundError:
+        reader = json
+    try:
+        settings = reader.loads(text, object_pairs_hook=_each_once)
+    except ValueError as error:
+        if reader is not json or "stands twice" in str(error):
+            raise
+        raise ValueError(f"{error} (comments need hjson, which DeepSpeed installs)") from error
+    if not isinstance(settings, dict):
+        raise ValueError("it holds no object")
+    return settings
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice")
+    return table
+
+
 def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
     given = told.get("config")
     given = told.get("config_params") if given is None else given
@@ -69,9 +95,9 @@ def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
     if given is None:
         return {}
     if os.path.exists(given):
-        with open(given, encoding="utf-8") as file:
-            return dict(json.load(file))
-    return dict(json.loads(base64.urlsafe_b64decode(given)))
+        with open(given, encoding="utf-8-sig") as file:
+            return parse_config(file.read())
+    return parse_config(base64.urlsafe_b64decode(given).decode())
 
 
 def _wrap_initialize(deepspeed: Any) -> None:

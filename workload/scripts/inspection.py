@@ -8,6 +8,7 @@ more unchanged. What was seen becomes the `Framework` of a `ScriptJob`.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
-from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Framework, read_json
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Framework
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
@@ -285,13 +286,23 @@ def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
     if script.model_config is not None:
-        return read_json(Path(script.model_config), "the model config")
+        return _read_model(Path(script.model_config))
     carried = dict(facts.get("model", {}))
     try:
         ModelFacts.from_config(carried)
     except InputError:
         return {}  # of a kind that is not a language model, or of none at all
     return carried
+
+
+def _read_model(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the model config {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} holds no JSON object, so it is not the model config")
+    return data
 
 
 def _without_prediction(job: ScriptJob) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.program import Program
+from tuner.workload.deepspeed_file import is_deepspeed_file, read_deepspeed
 from tuner.workload.scripts.frameworks.driven import Bound, Driven
 from tuner.workload.scripts.frameworks.settings import Settings
 
@@ -29,13 +30,6 @@ OLD_OFFLOADS = {
     "offload_optimizer": ("cpu_offload", "cpu_offload_use_pin_memory"),
     "offload_param": ("cpu_offload_param", "cpu_offload_use_pin_memory"),
 }
-#: A JSON object with one of these is taken for a DeepSpeed configuration.
-_DEEPSPEED_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "zero_optimization",
-)
 #: Variable in front of a command.
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 #: Place of a value that is not kept; `${env:NAME}` is OmegaConf's own.
@@ -260,7 +254,7 @@ class ScriptFacts(TrainingJob):
         """Index of the word that names a DeepSpeed configuration, and the file, or None."""
         for position, word in enumerate(self.words):
             path = Path(self.cwd) / word.rpartition("=")[2]
-            if path.suffix == ".json" and path.is_file() and _is_deepspeed(path):
+            if path.suffix == ".json" and path.is_file() and is_deepspeed_file(path):
                 return position, path
         return None
 
@@ -269,7 +263,7 @@ class ScriptFacts(TrainingJob):
         """The DeepSpeed configuration that the command names; empty if it names none."""
         named = self.placeholders.get("deepspeed_config")
         path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
-        return read_json(path) if path else {}
+        return read_deepspeed(path) if path else {}
 
     @property
     def under_deepspeed(self) -> bool:
@@ -301,21 +295,3 @@ class ScriptFacts(TrainingJob):
     def on_deepspeed(self) -> bool:
         """False if the script has another framework, whose driver says what it refuses."""
         return self.driver is None or self.frame.on_deepspeed
-
-
-def read_json(path: Path, what: str = "the DeepSpeed configuration") -> dict[str, Any]:
-    """Return the object in a JSON file; InputError if it holds none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {what} {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} holds no JSON object, so it is not {what}")
-    return data
-
-
-def _is_deepspeed(path: Path) -> bool:
-    try:
-        return bool({*read_json(path)} & {*_DEEPSPEED_KEYS})
-    except InputError:
-        return False

@@ -100,7 +100,7 @@ def test_a_key_of_a_file_is_set_in_a_copy(tmp_path: Path, word: str) -> None:
     start = made.start(chosen(made, workers=8), tmp_path / "run" / "p")
     copy = tmp_path / "run" / "p" / "f.yaml"
     assert start.words[1] == word.replace("conf/f.yaml", str(copy))
-    assert copy.read_text() == "data:\n  workers: 8\n"
+    assert copy.read_text() == "data:\n  workers: 8 # few\n"
     assert (tmp_path / "conf" / "f.yaml").read_text() == "data:\n  workers: 2 # few\n"
 
 

@@ -15,6 +15,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
 from tuner.testing.scripts import script_job
+from tuner.workload.key_files import parsed_file
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
@@ -218,9 +219,9 @@ def test_anchors_of_a_yaml_change_in_one_place(tmp_path: Path) -> None:
         "per_device_train_batch_size: &b 4\nper_device_eval_batch_size: *b\n"
     )
     start = job.start(Configuration.of(data_parallel=2, micro_batch=2), tmp_path / "p")
-    text = Path(start.words[1]).read_text()
-    assert "per_device_train_batch_size: 2" in text
-    assert "per_device_eval_batch_size: 4" in text
+    written = parsed_file(Path(start.words[1]))
+    assert written["per_device_train_batch_size"] == 2
+    assert written["per_device_eval_batch_size"] == 4
 
 
 # ---- every framework
