@@ -188,9 +188,10 @@ class Nodes(RayExecutor):
             slot.taken = True
 
     def wants(self, name: str, gpus: int) -> Queued:
-        self._queue.append(Queued(ProbeRequest(name, Settings(data_parallel=gpus))))
+        nodes = -(-gpus // self._cluster.devices_per_node)
+        self._queue.append(Queued(ProbeRequest(name, Settings(data_parallel=gpus)), nodes))
         self._dispatch()
-        return self._queue[-1] if self._queue else Queued(record().request)
+        return self._queue[-1] if self._queue else Queued(record().request, 1)
 
 
 def test_what_fits_goes_before_a_probe_whose_node_was_lost() -> None:

@@ -21,7 +21,6 @@ from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.executors.ray_security import exposures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner
 from tuner.workload.deepspeed_config import ops_needed
@@ -75,15 +74,41 @@ class Flight:
     so_far: ProbeRecord | None = None
     extend: Continuation | None = None
 
+    @property
+    def nodes(self) -> str:
+        """Names of its nodes."""
+        return ", ".join(dict.fromkeys(slot.name for slot in self.slots))
+
 
 @dataclass
 class Queued:
-    """A probe that waits for slots; the cluster has too few since `short_s`, 0 if it has enough."""
+    """A probe that waits for slots on `need` nodes.
+
+    The cluster has had too few nodes since `short_s`, 0 if it has enough.
+    """
 
     request: ProbeRequest
+    need: int
     since_s: float = field(default_factory=time.monotonic)
     short_s: float = 0.0
     extend: Continuation | None = None
+
+    def failure(self, nodes: int, listed: int) -> tuple[str, str] | None:
+        """Return kind and sentence of the failure of a probe that waited too long, or None.
+
+        `nodes` are in use, and the study's cluster has `listed`.
+        """
+        now_s, are = time.monotonic(), "is" if nodes == 1 else "are"
+        if nodes and self.short_s and listed < self.need:
+            return "refused", f"it needs {self.need} nodes, and {nodes} {are} in use"
+        if nodes and self.short_s and now_s - self.short_s > _SHORT_S:
+            left = f"for {_SHORT_S:.0f} s no more than {nodes} {are} left in the Ray cluster"
+            return "node", f"it needs {self.need} nodes, and {left}"
+        if now_s - self.since_s <= _NO_NODE_S:
+            return None
+        if self.need == 1:
+            return "node", f"no node came free within {_NO_NODE_S:.0f} s"
+        return "node", f"{self.need} nodes were not free together within {_NO_NODE_S:.0f} s"
 
 
 class RayExecutor:
@@ -126,13 +151,7 @@ class RayExecutor:
             pool.warn_of_exposures(exposures())
             pool.refresh()
             pool.admit(LOOK_S, wait_for_all=True)
-            if not pool.slots:
-                raise InputError(
-                    pool.refusals[0]
-                    if pool.refusals
-                    else f"no node of the Ray cluster has {cluster.devices_per_node} "
-                    f"{pool.resource}s, which cluster {cluster.name!r} asks of each"
-                )
+            pool.require_slots()
         except BaseException:
             self.close()
             raise
@@ -148,7 +167,7 @@ class RayExecutor:
     def capacity(self) -> int:
         """Number of probes in flight and of further ones that can be submitted now."""
         nodes = len(self.pool.node_ids)
-        short = sum(self._nodes_needed(queued.request) > nodes for queued in self._queue)
+        short = sum(queued.need > nodes for queued in self._queue)
         room = len(self.pool.free())
         if short < len(self._queue) or short > _SHORT_MOST:
             room = 0
@@ -160,10 +179,7 @@ class RayExecutor:
 
     def places(self) -> dict[str, str]:
         """Return the names of the nodes of each probe that has a lease, by probe."""
-        return {
-            flight.request.probe_id: ", ".join(dict.fromkeys(slot.name for slot in flight.slots))
-            for flight in list(self._flights)
-        }
+        return {flight.request.probe_id: flight.nodes for flight in list(self._flights)}
 
     def prepare(self) -> None:
         """Import the frameworks on every node; drop those that cannot; InputError if none can."""
@@ -171,7 +187,9 @@ class RayExecutor:
         self.pool.prepare()
 
     def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
-        self._queue.append(Queued(request, extend=extend))
+        ranks = Configuration(request.launch).world_size
+        nodes = -(-ranks // self._cluster.devices_per_node)
+        self._queue.append(Queued(request, max(1, nodes), extend=extend))
         self._dispatch()
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
@@ -209,38 +227,19 @@ class RayExecutor:
 
     def _dispatch(self) -> None:
         for queued in tuple(self._queue):
-            now_s, need = time.monotonic(), self._nodes_needed(queued.request)
-            nodes = len(self.pool.node_ids)
-            queued.short_s = (queued.short_s or now_s) if need > nodes else 0.0
+            need, nodes = queued.need, len(self.pool.node_ids)
+            queued.short_s = (queued.short_s or time.monotonic()) if need > nodes else 0.0
             free: dict[str, Slot] = {}
             for slot in self.pool.free():
                 free.setdefault(slot.node, slot)
             if len(free) >= need:
                 self._queue.remove(queued)
                 self._lease(queued, list(free.values())[:need])
-            elif hopeless := self._hopeless(queued, need, nodes):
+            elif failure := queued.failure(nodes, self._cluster.nodes):
                 self._queue.remove(queued)
-                self._fail(queued.request, *hopeless)
+                self._fail(queued.request, *failure)
             elif not queued.short_s:
                 return  # the next node to become free is for this probe
-
-    def _nodes_needed(self, request: ProbeRequest) -> int:
-        ranks = Configuration(request.launch).world_size
-        return max(1, -(-ranks // self._cluster.devices_per_node))
-
-    def _hopeless(self, queued: Queued, need: int, nodes: int) -> tuple[str, str] | None:
-        now_s = time.monotonic()
-        are = "is" if nodes == 1 else "are"
-        if nodes and queued.short_s and self._cluster.nodes < need:
-            return "refused", f"it needs {need} nodes, and {nodes} {are} in use"
-        if nodes and queued.short_s and now_s - queued.short_s > _SHORT_S:
-            left = f"for {_SHORT_S:.0f} s no more than {nodes} {are} left in the Ray cluster"
-            return "node", f"it needs {need} nodes, and {left}"
-        if now_s - queued.since_s <= _NO_NODE_S:
-            return None
-        if need == 1:
-            return "node", f"no node came free within {_NO_NODE_S:.0f} s"
-        return "node", f"{need} nodes were not free together within {_NO_NODE_S:.0f} s"
 
     def _lease(self, queued: Queued, slots: list[Slot]) -> None:
         from ray.util.placement_group import placement_group
@@ -294,12 +293,14 @@ class RayExecutor:
         elif time.monotonic() - flight.since_s > _LEASE_S:
             self._requeue(flight, _ASIDE_S)
             if not self.pool.drop_unreachable(flight.slots):
-                names = ", ".join(slot.name for slot in flight.slots)
-                self._say(f"{names} did not come free within {_LEASE_S:.0f} s; others use it")
+                self._say(
+                    f"{flight.nodes} did not come free within {_LEASE_S:.0f} s; others use it"
+                )
 
     def _requeue(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._release(flight, aside_s)
-        self._queue.appendleft(Queued(flight.request, flight.since_s, extend=flight.extend))
+        need = len(flight.slots)
+        self._queue.appendleft(Queued(flight.request, need, flight.since_s, extend=flight.extend))
 
     def _release(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._flights.remove(flight)
@@ -384,14 +385,12 @@ class RayExecutor:
         for flight in self._flights:
             if flight.result is None or flight.unreachable_s or now < flight.deadline_s:
                 continue
-            agent = flight.slots[0].agent
+            agent, flight.deadline_s = flight.slots[0].agent, now + _CANCEL_S
             if not flight.cancelled:
                 flight.cancelled = True
-                flight.deadline_s = now + _CANCEL_S
                 agent.cancel.remote()
             else:
                 self._ray.kill(agent)  # its ranks and fork server die with it
-                flight.deadline_s = now + _CANCEL_S
 
     def _fail_flight(
         self, flight: Flight, kind: str, sentence: str, log: str = "", host: str = ""

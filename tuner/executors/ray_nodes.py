@@ -95,6 +95,16 @@ class NodePool:
         entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
         return {slot.node for slot in (*self.slots, *entering)}
 
+    def require_slots(self) -> None:
+        """Raise InputError if no node can be used."""
+        if self.refusals and not self.slots:
+            raise InputError(self.refusals[0])
+        if not self.slots:
+            raise InputError(
+                f"no node of the Ray cluster has {self._cluster.devices_per_node} "
+                f"{self.resource}s, which cluster {self._cluster.name!r} asks of each"
+            )
+
     def free(self) -> list[Slot]:
         """Return the slots that a probe may be given now."""
         now_s = time.monotonic()

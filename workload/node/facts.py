@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from platform import python_version
@@ -197,6 +197,32 @@ def _meter_facts(platforms: Iterable[Platform], core: str) -> Iterator[MeterFact
             yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
 
 
+def _in_use(looked: Sequence[tuple[Platform, DeviceFacts]]) -> tuple[Platform, DeviceFacts]:
+    # The first platform that has devices; the last one, of cores, is always usable.
+    why_none = "; ".join(facts.why_none for _, facts in looked[:-1])
+    unseen = (looked[-1][0], DeviceFacts(why_none=why_none))
+    return next((pair for pair in looked if pair[1].devices), unseen)
+
+
+def _why_not_torch(platform: Platform) -> str:
+    torch = installed_torch()
+    return platform.why_not_torch(torch) if torch else ""
+
+
+def _notes(looked: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
+    notes = [note for facts in looked for note in facts.notes]
+    if not why_few_cores(cores, gpus):  # too few are among the missing parts
+        notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))
+    return tuple(filter(None, notes))
+
+
+def _compilers(which: Callable[[str], str | None], *, nvcc: bool) -> dict[str, str | None]:
+    found = {name: which(name) for name in COMPILERS if name != "nvcc" or nvcc}
+    if found["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
+        found["ninja"] = which(str(Path(executable).parent / "ninja"))
+    return found
+
+
 def look(
     *,
     proc: str | Path = "/proc",
@@ -209,41 +235,32 @@ def look(
 ) -> NodeFacts:
     """Collect this node's facts. Never raises: an error becomes their `trouble`."""
     environ = os.environ if environ is None else environ
-    host, cluster, trouble, busy = socket.gethostname(), None, "", tuple[str, ...]()
+    host = socket.gethostname()
     try:
         memory_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
     except InputError as error:
         return NodeFacts(host, None, str(error))
     looked = [(each, each.facts()) for each in (k(environ, sys=sys) for k in PLATFORMS.values())]
-    why_none = "; ".join(facts.why_none for _, facts in looked[:-1])
-    unseen = (looked[-1][0], DeviceFacts(why_none=why_none))
-    platform, found = next((pair for pair in looked if pair[1].devices), unseen)
+    platform, found = _in_use(looked)
+    clocks, cluster, trouble, busy = platform.clocks(), None, "", tuple[str, ...]()
     try:
         cluster = detect_cluster(proc=proc, cgroup=cgroup, environ=environ, core=core, sys=sys)
         busy = platform.busy()
     except (InputError, MeterError) as error:
         cluster, trouble = None, str(error)
     broken = [facts.why_none for _, facts in looked if facts.broken]
-    clocks = platform.clocks()
     cores = granted_cores(proc=proc, cgroup=cgroup, affinity=affinity)
     shm_bytes, gpus = shared_memory_bytes(), found.devices
-    compilers = {name: which(name) for name in COMPILERS if name != "nvcc" or gpus}
-    if compilers["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
-        compilers["ninja"] = which(str(Path(executable).parent / "ninja"))
+    compilers = _compilers(which, nvcc=bool(gpus))
     packages = {name: installed_version(name) for name in PACKAGES}
-    torch = installed_torch() if gpus else None
     parts = missing_parts(
         packages,
         compilers,
         gpus=len(gpus),
         cores=cores,
         shm_bytes=shm_bytes,
-        why_not_torch=platform.why_not_torch(torch) if torch else "",
+        why_not_torch=_why_not_torch(platform) if gpus else "",
     )
-    few = why_few_cores(cores, len(gpus), ENOUGH_CORES)
-    if why_few_cores(cores, len(gpus)):  # too few are among the missing parts
-        few = ""
-    notes = [note for _, facts in looked for note in facts.notes]
     return NodeFacts(
         host,
         cluster,
@@ -263,6 +280,6 @@ def look(
         compilers=compilers,
         packages=packages,
         busy=busy,
-        notes=tuple(filter(None, (*notes, few))),
+        notes=_notes([facts for _, facts in looked], cores, len(gpus)),
         missing=(*(Missing(f"usable GPUs: {why}") for why in broken), *parts, *clocks.missing),
     )
