@@ -115,9 +115,13 @@ class Conductor:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What rank 0 told of the program, and the digest of each rank's first batch."""
+        """Facts of rank 0 about the program, with mean losses and digests of all ranks."""
         digests = [told.get("first_batch") for told in self._facts.values()]
-        return {**self._facts.get(0, {}), "first_batches": digests}
+        facts = {**self._facts.get(0, {}), "first_batches": digests}
+        if "groups" in facts:
+            of_ranks = [told.get("groups", ()) for told in self._facts.values()]
+            facts["groups"] = _with_mean_losses(facts["groups"], of_ranks)
+        return facts
 
     @property
     def _step_limit_s(self) -> float:
@@ -349,6 +353,18 @@ class Conductor:
             f"the program ended by itself after {self.done} optimizer steps, before the "
             f"measurement was complete; give it more steps than the probe needs{needed}",
         )
+
+
+def _with_mean_losses(
+    groups: Sequence[Mapping[str, Any]], of_ranks: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    # The mean over the ranks is that of the global batch, whatever its split.
+    made = []
+    for number, group in enumerate(groups):
+        of_step = [each[number].get("loss") for each in of_ranks if number < len(each)]
+        losses = [loss for loss in of_step if loss is not None]
+        made.append({**group, "loss": statistics.fmean(losses) if losses else None})
+    return made
 
 
 def _cause(events: Sequence[Event], explain_exit: Callable[[int, int], Failure]) -> Failure | None:

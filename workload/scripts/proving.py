@@ -81,11 +81,15 @@ def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int
     given = _PARTS & {*job.placeholders}
     found = {n: each for n, each in _arguments(today).items() if n not in given}
     if ("micro_batch" in found or "micro_batch" in given) and not job.frame.micro_batch_stays:
+        both = _at_once(today, found, look, devices)
+        if both is not None and (shown := both.shown(today)):
+            return _with_sources(both.job, f"{_options(found) or 'the command'}: {shown}")
         job, why = _by_split(today, found, look)
         if why:
             options = _options(found) or "{micro_batch}"
             note = f"{options} {'are' if len(found) > 1 else 'is'} left as today: {why}"
             return replace(job, assumed=(*job.assumed, note))
+        return _on_other_ranks(today, job, look, devices, both)
     elif "gradient_accumulation" in found:
         job = _placed(job, [found["gradient_accumulation"]])
     return _on_other_ranks(today, job, look, devices)
@@ -118,6 +122,67 @@ def _arguments(today: _Today) -> dict[str, Argument]:
     if today.job.frame.turns:  # the framework takes it by itself
         found.pop("gradient_accumulation", None)
     return found
+
+
+@dataclass(frozen=True)
+class _Both:
+    """A launch on other ranks in which both parts of the batch differ from today's.
+
+    `expected` is the split that it should show, and `seen` its facts or why there are none.
+    """
+
+    job: ScriptJob
+    ranks: int
+    expected: tuple[int, int]
+    seen: Mapping[str, Any] | str
+
+    def shown(self, today: _Today) -> str:
+        """Return what proves both arguments and the ranks, a phrase; "" if something does not."""
+        if isinstance(self.seen, str):
+            return ""
+        counted = batches_seen(self.seen)
+        if (counted.micro_batch, counted.accumulation) != self.expected:
+            return ""
+        digests = self.seen.get("first_batches", ())
+        if None not in digests and len({*digests}) < self.ranks:
+            return ""
+        if _differs(today, self.seen, counted, same_samples=True):
+            return ""
+        micro, times = self.expected
+        return f"at {micro} x {times} on {_ranks(self.ranks)} the same global batch"
+
+    def is_of(self, job: ScriptJob) -> bool:
+        """Return True if it launched what another job would."""
+        return (self.job.words, self.job.frame.carries) == (job.words, job.frame.carries)
+
+
+def _at_once(
+    today: _Today, found: Mapping[str, Argument], look: Look, devices: int
+) -> _Both | None:
+    # Launch on other ranks with another micro-batch and another accumulation, if there are any.
+    job, (micro, times) = today.job, today.split
+    both, ranks = _placed(job, found.values()), _other_ranks(job, devices)
+    accumulates = "gradient_accumulation" in {*found, *job.placeholders, *job.frame.turns}
+    if not ranks or not accumulates or (both is job and found):
+        return None
+    share = micro * times * job.baseline.data_parallel
+    for other in (micro // 2, micro // 4, 2 * micro):
+        number, rest = divmod(share, max(1, other) * ranks)
+        if other and not rest and other != micro and number not in (0, times):
+            changed = _at(job, data_parallel=ranks, micro_batch=other)
+            return _Both(both, ranks, (other, number), look(both, changed))
+    return None
+
+
+def _other_ranks(job: ScriptJob, devices: int) -> int:
+    ranks = job.baseline.data_parallel
+    if job.baseline.world_size != ranks:
+        return 0
+    return ranks // 2 if ranks % 2 == 0 else 2 if ranks == 1 and devices > 1 else 0
+
+
+def _with_sources(job: ScriptJob, how: str) -> ScriptJob:
+    return _framed(job, sources={**job.frame.sources, "micro_batch": how, "accumulation": how})
 
 
 def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple[ScriptJob, str]:
@@ -159,24 +224,29 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
         )
     if why:
         return job, f"{shown}, {why}"
-    return _framed(kept, sources={**job.frame.sources, "micro_batch": how, "accumulation": how}), ""
+    return _with_sources(kept, how), ""
 
 
-def _on_other_ranks(today: _Today, job: ScriptJob, look: Look, devices: int) -> ScriptJob:
+def _on_other_ranks(
+    today: _Today, job: ScriptJob, look: Look, devices: int, both: _Both | None = None
+) -> ScriptJob:
     ranks, (micro, times) = job.baseline.data_parallel, today.split
-    other = ranks // 2 if ranks % 2 == 0 else 2 if ranks == 1 and devices > 1 else 0
+    other = _other_ranks(job, devices)
     placed = _PARTS & {*job.placeholders}
     unchanged = job.words == today.job.words and not job.frame.turns and not placed
-    inside = job.baseline.world_size != ranks
-    if not other or inside or (unchanged and not today.facts.get("grouped")):
+    if not other or (unchanged and not today.facts.get("grouped")):
         return job
-    expected = _expected(job, (micro, times), ranks, other)
-    if expected is None:
-        return _framed(job, ranks_stay=f"{micro} x {times} cannot be split over {_ranks(other)}")
-    # Where nothing is set, the configuration only says on how many ranks to start.
-    split = micro * ranks // other if unchanged else expected[0]
-    changed = _at(job, data_parallel=other, micro_batch=split)
-    seen = look(job, changed)
+    expected: tuple[int, int] | None
+    if both is not None and both.is_of(job):
+        expected, seen = both.expected, both.seen
+    else:
+        expected = _expected(job, (micro, times), ranks, other)
+        if expected is None:
+            stay = f"{micro} x {times} cannot be split over {_ranks(other)}"
+            return _framed(job, ranks_stay=stay)
+        # Where nothing is set, the configuration only says on how many ranks to start.
+        split = micro * ranks // other if unchanged else expected[0]
+        seen = look(job, _at(job, data_parallel=other, micro_batch=split))
     if isinstance(seen, str):
         return _framed(job, ranks_stay=f"on {_ranks(other)} it does not train ({seen})")
     counted = batches_seen(seen)

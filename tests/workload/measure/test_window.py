@@ -22,7 +22,13 @@ from tuner.workload.measure.statistics import (
     integrate,
     standard_error,
 )
-from tuner.workload.measure.window import WARM_BLOCKS_MAX, Conductor, ProbeFailed, WarmUp
+from tuner.workload.measure.window import (
+    WARM_BLOCKS_MAX,
+    Conductor,
+    ProbeFailed,
+    WarmUp,
+    _with_mean_losses,
+)
 from tuner.workload.meters.base import PowerSample, Reading
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, WindowPolicy
 
@@ -423,3 +429,16 @@ class TestDrift:
         again = ProbeRecord.from_json(record.to_json())
         assert (again.drift, again.missed) == (record.drift, record.missed)
         assert (again.idle_W, again.waiting_devices) == (61.5, 3)
+
+
+def test_the_loss_of_a_step_is_the_mean_over_the_ranks() -> None:
+    ranks = [
+        [{"passes": 2, "loss": 1.0}, {"passes": 2, "loss": None}],
+        [{"passes": 2, "loss": 3.0}, {"passes": 2, "loss": 4.0}],
+        [{"passes": 2, "loss": 2.0}],
+    ]
+    assert _with_mean_losses(ranks[0], ranks) == [
+        {"passes": 2, "loss": 2.0},
+        {"passes": 2, "loss": 4.0},
+    ]
+    assert _with_mean_losses([{"passes": 1}], [[{"passes": 1}]]) == [{"passes": 1, "loss": None}]

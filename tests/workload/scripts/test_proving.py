@@ -72,10 +72,7 @@ def turned(job: ScriptJob) -> set[str]:
 def test_two_arguments_become_placeholders(tmp_path: Path) -> None:
     program = Program()
     job = proven(job_of(tmp_path, "-b 8"), facts(8, 4), program.look, devices=2)
-    assert program.started == [
-        "train.py -b 4 --accum 8",
-        "train.py -b 8 --accum 2",  # on two ranks
-    ]
+    assert program.started == ["train.py -b 2 --accum 8"]  # on two ranks: proves all at once
     assert job.words == (
         "train.py",
         "-b",
@@ -85,7 +82,7 @@ def test_two_arguments_become_placeholders(tmp_path: Path) -> None:
     )
     assert turned(job) == {"micro_batch", "data_parallel"}
     assert job.frame.given == ("train.py", "-b", "8")
-    assert "at 4 x 8 the same 32 samples" in job.frame.sources["micro_batch"]
+    assert "at 2 x 8 on 2 ranks the same global batch" in job.frame.sources["micro_batch"]
     assert ScriptJob.from_json(job.to_json()).frame == job.frame
     # What the words said today they say again.
     start = job.start(job.baseline, tmp_path / "today")
@@ -191,6 +188,61 @@ def test_a_launch_that_fails_leaves_today(tmp_path: Path) -> None:
     assert "split otherwise, the script does not start (AssertionError: 8)" in job.assumed[-1]
     # With one argument more ranks are no way out either: they are what they were.
     assert turned(job) == set()
+
+
+def test_a_failure_on_other_ranks_leaves_the_split_that_one_rank_shows(tmp_path: Path) -> None:
+    class Alone(Program):
+        def look(self, job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
+            seen = super().look(job, configuration)
+            return "it makes no process group" if configuration.data_parallel > 1 else seen
+
+    program = Alone()
+    job = proven(job_of(tmp_path), facts(8, 4), program.look, devices=2)
+    assert len(program.started) == 2
+    assert turned(job) == {"micro_batch"}
+    assert "it makes no process group" in job.offers["data_parallel"].why
+
+
+def test_the_loss_of_other_samples_on_other_ranks_is_no_proof_at_once(tmp_path: Path) -> None:
+    class Elsewhere(Program):
+        """A loader that draws other samples on each number of ranks."""
+
+        def look(self, job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
+            self.seen = {}
+            if configuration.data_parallel > 1:
+                self.seen = {"groups": lambda m, a: [facts(m, a)["groups"][0] | {"loss": 2.2}] * 4}
+            return super().look(job, configuration)
+
+    program = Elsewhere()
+    job = proven(job_of(tmp_path), facts(8, 4), program.look, devices=2)
+    assert [words.split()[-3] for words in program.started] == ["2", "4"]
+    assert turned(job) == {"micro_batch", "data_parallel"}
+
+
+@pytest.mark.parametrize(
+    ("micro", "times", "ranks", "devices", "first"),
+    [
+        (8, 4, 2, 2, "4 16"),  # one rank: both parts differ
+        (8, 4, 1, 1, "4 8"),  # no other number of ranks
+        (1, 4, 1, 2, "2 1"),  # not smaller
+        (8, 1, 1, 2, "2 2"),
+        (1, 1, 1, 2, ""),
+        (3, 2, 1, 2, "1 3"),
+        (2, 1, 1, 2, "1 2"),  # no split of both parts: the batch first, then the ranks
+    ],
+)
+def test_the_launch_that_proves_all_at_once_changes_both_parts(
+    tmp_path: Path, micro: int, times: int, ranks: int, devices: int, first: str
+) -> None:
+    program = Program()
+    frame = Framework(kind="torch", micro_batch=micro, accumulation=times, counted=True)
+    words = f"train.py --batch-size {micro} --accum {times}"
+    job = script_job(words, tmp_path, frame, devices=ranks, global_batch=micro * times * ranks)
+    named = {"batch_size": (micro, "--batch-size"), "accum": (times, "--accum")}
+    arguments = {name: {"options": [o], "value": v} for name, (v, o) in named.items()}
+    proven(job, facts(micro, times, ranks, arguments=arguments), program.look, devices=devices)
+    shown = " ".join(program.started[0].split()[2::2]) if program.started else ""
+    assert shown == first
 
 
 def test_ranks_that_read_the_same_samples_stay_as_they_are(tmp_path: Path) -> None:
