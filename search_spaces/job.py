@@ -20,8 +20,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import check_keys, data_folder, find_file, included_names
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
+from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.program import LoRA, Program
+from tuner.search_spaces.today_facts import TodayFacts
 from tuner.search_spaces.typed import names_a_file
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -144,6 +146,45 @@ class TrainingJob:
     def on_deepspeed(self) -> bool:
         """True if DeepSpeed trains it, so that its rules and ops are needed."""
         return True
+
+    @property
+    def splits_model(self) -> bool:
+        """True if the program can divide any model among its ranks."""
+        return True
+
+    @property
+    def trains_synthetic_data(self) -> bool:
+        """True if the program trains made-up data, in place of the user's own program."""
+        return True
+
+    @property
+    def counts_batches(self) -> bool:
+        """True if the program's first steps show the size of its batches."""
+        return False
+
+    @property
+    def first_step_s(self) -> float:
+        """Seconds from an earlier launch to its first step; 0 if there was none."""
+        return 0.0
+
+    @property
+    def why_accumulation_stays(self) -> str:
+        """Why the accumulation cannot change while the program runs; "" if it can."""
+        return ""
+
+    @property
+    def needed_folder(self) -> str:
+        """The folder that every node must have; "" if there is none."""
+        return ""
+
+    @property
+    def stated(self) -> Mapping[str, Value]:
+        """The knobs that the user's command states, with today's values."""
+        return {}
+
+    def today_facts(self, today: Configuration | None = None) -> TodayFacts | None:
+        """Return what is trained today, by default by the command; None without a command."""
+        return None
 
     @property
     def is_modelled(self) -> bool:
@@ -270,6 +311,11 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
 def job_names() -> list[str]:
     """Return the names of the jobs that joulefront includes."""
     return included_names("jobs")
+
+
+def job_of(job: TrainingJob | str | Path | None) -> TrainingJob:
+    """Return a job, by shipped name or path where it is not given itself."""
+    return job if isinstance(job, TrainingJob) else load_job(job)
 
 
 def load_job(name_or_path: str | Path | None = None) -> TrainingJob:

@@ -200,8 +200,8 @@ def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
     from tuner.study.dry_run import describe, describe_script
 
     request = request.checked(on_progress)
-    if isinstance(request.job, Script):
-        return describe_script(request.job, request)
+    if request.script is not None:
+        return describe_script(request.script, request)
     problem, run, request = request.prepared(on_progress)
     return describe(problem, request, run)
 

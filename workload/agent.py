@@ -22,7 +22,6 @@ from tuner.workload.node.facts import NodeFacts, look
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
-from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.trace import partial_record, save_partial
 
 if TYPE_CHECKING:
@@ -110,9 +109,9 @@ class Agent:
 
         `devices` are UUIDs of this agent's GPUs, empty for all; without `make_runner` it measures.
         """
-        if isinstance(job, ScriptJob) and not Path(job.cwd).is_dir():
+        if (folder := job.needed_folder) and not Path(folder).is_dir():
             return unusable(
-                f"it has no folder {job.cwd}, which the script starts in; copy it there, or put it "
+                f"it has no folder {folder}, which the script starts in; copy it there, or put it "
                 "on a shared file system"
             )
         if devices or not cluster.device.is_gpu:  # what its GPUs do is no reason against cores

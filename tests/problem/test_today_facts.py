@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.problem.study_spec import parse_job
-from tuner.problem.today_facts import today_facts
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripts import CPU, script_job
@@ -26,7 +25,7 @@ COMMAND = "torchrun --nproc-per-node 2 train.py -t {threads=2} -a {gradient_accu
 
 def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     job = script_job(COMMAND, tmp_path, SEEN, (Knob("threads", (1, 2)),), global_batch=32)
-    facts = today_facts(job, None)
+    facts = job.today_facts()
     assert facts is not None
     assert facts.lines == (
         "today: 2 ranks (torchrun), global batch 32 = micro-batch 8 x accumulation 2 x 2 replicas "
@@ -36,13 +35,13 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     )
     # Of the baseline, not of the command, where the user gives another.
     problem = problem_of_job(job, CPU, baseline=["micro_batch=16"])
-    changed = today_facts(job, problem.baseline)
+    changed = job.today_facts(problem.baseline)
     assert changed is not None
     assert (changed.micro_batch, changed.accumulation, changed.global_batch) == (16, 1, 32)
     assert "(micro-batch and accumulation: --today)" in changed.lines[0]
     # It survives study.toml, and an older study reads as before.
     again = parse_job(json.loads(json.dumps(problem.identity)))
-    assert today_facts(again, None) == facts
+    assert again.today_facts() == facts
     assert "counted" not in json.loads(
         script_job("train.py", tmp_path, Framework()).to_json()["frame"]
     )
@@ -50,7 +49,7 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
 
 def test_what_is_unknown_is_null_and_says_what_would_tell_it(tmp_path: Path) -> None:
     job = script_job("train.py", tmp_path, Framework("torch"), global_batch=0, steps=None)
-    facts = today_facts(replace(job, devices=1), None)
+    facts = replace(job, devices=1).today_facts()
     assert facts is not None
     assert facts.lines[0] == (
         "today: 1 rank (no launcher says more), global batch unknown (--global-batch N tells it)"
@@ -59,4 +58,4 @@ def test_what_is_unknown_is_null_and_says_what_would_tell_it(tmp_path: Path) -> 
     told = facts.to_json()
     assert [told[n] for n in ("global_batch", "micro_batch", "accumulation", "steps")] == [None] * 4
     assert (told["ranks"], told["replicas"]) == (1, 1)
-    assert today_facts(load_job("tiny-gpt"), None) is None
+    assert load_job("tiny-gpt").today_facts() is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -24,6 +24,15 @@ from tuner.cli.options import (
 )
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError
+
+if TYPE_CHECKING:
+    from tuner.search_spaces.cluster import Cluster
+    from tuner.search_spaces.configuration import Configuration
+    from tuner.search_spaces.job import TrainingJob
+    from tuner.workload.node.runner import LocalRunner
+    from tuner.workload.probe import ProbeRequest
+    from tuner.workload.scripts.command import Script
+    from tuner.workload.scripts.script_job import ScriptJob
 
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
@@ -50,74 +59,93 @@ def _probe(args: argparse.Namespace) -> int:
     from contextlib import closing
     from datetime import datetime
 
-    from tuner.models.analytic.model import AnalyticModel
-    from tuner.problem.file_starts import of_files
-    from tuner.problem.from_job import cluster_of
-    from tuner.problem.job_request import with_knobs
-    from tuner.problem.probe_cost import probe_limits
     from tuner.search_spaces.errors import InvalidConfiguration
     from tuner.search_spaces.rules import broken_rules
     from tuner.search_spaces.safe_files import require_own
-    from tuner.workload.node.runner import LocalRunner, refused
-    from tuner.workload.probe import ProbeRequest, WindowPolicy
-    from tuner.workload.scripts.inspection import blank_job, inspect_script
-    from tuner.workload.scripts.knob_support import knob_sentences
-    from tuner.workload.scripts.script_job import ScriptJob
+    from tuner.workload.built_in_job import launchable
+    from tuner.workload.node.runner import LocalRunner
     from tuner.workload.trace import TraceWriter
 
-    say, script = say_of(args), script_of(args)
-    if script is None and (args.knob or args.knobs):
+    say, script, blank = say_of(args), script_of(args), None
+    if script is not None:
+        script, blank, cluster = _script_to_probe(args, script)
+        job: TrainingJob = blank
+        configuration = _changed(blank, args.what)
+    elif args.knob or args.knobs:
         raise InputError(
             "--knob and --knobs are for --script here; tuner optimize has them for jobs"
         )
-    if script is None:
-        job, cluster, configuration = job_of_words(args, "a probe")
     else:
-        require_trust(args, of_files(args.knobs, script.framework, None), "a file that you name")
-        script = with_knobs(script, (*args.knobs, *args.knob)).stating(args.what)
-        cluster = cluster_of(args.cluster)
-        job = blank_job(script, cluster)
-        configuration = _changed(job, args.what)
+        job, cluster, configuration = job_of_words(args, "a probe")
     folder = Path(args.runs_dir) / f"probe-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     require_own(folder)
     with closing(LocalRunner(job, cluster, run_dir=folder, say=say)) as runner:
-        if script is not None:
-            assert isinstance(job, ScriptJob)
-            runner.prepare()
-            job = inspect_script(
-                script, job, runner.run_of, cluster=cluster, folder=folder, say=say
-            )
-            runner.turn_to(job)
-            configuration = _changed(job, args.what)
-            for sentence in knob_sentences(job):
-                say(sentence)
-        if phrases := refused(configuration, job) or broken_rules(configuration, job, cluster):
+        if script is not None and blank is not None:
+            job = inspected = _inspected(script, blank, runner, cluster, folder, say)
+            configuration = _changed(inspected, args.what)
+        phrases = launchable(job, cluster).refused(configuration)
+        if phrases := phrases or broken_rules(configuration, job, cluster):
             raise InvalidConfiguration(configuration.short, phrases)
         runner.prepare()
-        limits = probe_limits(
-            job,
-            AnalyticModel(job, cluster) if job.is_modelled else None,
-            [configuration],
-            WindowPolicy(),
-            probe_s=args.time_limit_s,
-        )
-        request = ProbeRequest(
-            "p0000",
-            configuration.launch,
-            (configuration.live,),
-            time_limit_s=limits.probe_s,
-            first_step_limit_s=limits.first_step_s,
-            step_limit_s=limits.step_s,
-            purpose="probe",
-        )
         say(f"probing {configuration.short}")
-        record = runner.run(request)
+        record = runner.run(_request(job, cluster, configuration, args.time_limit_s))
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
         writer.append(record)
     from tuner.display.text import record_lines
 
     answer(args, record.to_json(), [*record_lines(record), f"record: {writer.path}"])
     return OK if record.ok else FAILED
+
+
+def _script_to_probe(args: argparse.Namespace, script: Script) -> tuple[Script, ScriptJob, Cluster]:
+    # The script with its knobs and values of today, and what its command alone says.
+    from tuner.problem.file_starts import of_files
+    from tuner.problem.from_job import cluster_of
+    from tuner.problem.job_request import with_knobs
+    from tuner.workload.scripts.inspection import blank_job
+
+    require_trust(args, of_files(args.knobs, script.framework, None), "a file that you name")
+    script = with_knobs(script, (*args.knobs, *args.knob)).stating(args.what)
+    cluster = cluster_of(args.cluster)
+    return script, blank_job(script, cluster), cluster
+
+
+def _inspected(
+    script: Script,
+    blank: ScriptJob,
+    runner: LocalRunner,
+    cluster: Cluster,
+    folder: Path,
+    say: Callable[[str], None],
+) -> ScriptJob:
+    from tuner.workload.scripts.inspection import inspect_script
+
+    runner.prepare()
+    job = inspect_script(script, blank, runner.run_of, cluster=cluster, folder=folder, say=say)
+    runner.turn_to(job)
+    for sentence in job.sentences():
+        say(sentence)
+    return job
+
+
+def _request(
+    job: TrainingJob, cluster: Cluster, configuration: Configuration, probe_s: float | None
+) -> ProbeRequest:
+    from tuner.models.analytic.model import AnalyticModel
+    from tuner.problem.probe_cost import probe_limits
+    from tuner.workload.probe import ProbeRequest, WindowPolicy
+
+    prior = AnalyticModel(job, cluster) if job.is_modelled else None
+    limits = probe_limits(job, prior, [configuration], WindowPolicy(), probe_s=probe_s)
+    return ProbeRequest(
+        "p0000",
+        configuration.launch,
+        (configuration.live,),
+        time_limit_s=limits.probe_s,
+        first_step_limit_s=limits.first_step_s,
+        step_limit_s=limits.step_s,
+        purpose="probe",
+    )
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from tuner.deploy.script_program import Program, built_in_program, program_of_script
+from tuner.deploy.script_program import Program, program_of
 from tuner.formatting import one_line
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
@@ -31,12 +31,11 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
+from tuner.workload.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
 from tuner.workload.hook import loopback
 from tuner.workload.node.ops import extensions_dir
-from tuner.workload.node.rank_launch import OFFLOAD_RULE, rule_of
 from tuner.workload.scripts.launchers.secrets import hidden, shell_words
 from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
-from tuner.workload.scripts.script_job import ScriptJob
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
 Launch = tuple[Configuration, TrainingJob, Cluster | None]
@@ -131,11 +130,11 @@ def write_launch_files(
     expected_s = what.point(point).time_interval_s[1] if isinstance(what, Result) else None
     if expected_s is not None and not math.isfinite(expected_s):
         expected_s = None  # no time limit that Slurm accepts
-    folder = Path(out_dir)
-    if isinstance(job, ScriptJob):
-        program, files = program_of_script(configuration, job, cluster, folder)
-    else:
-        program, files = built_in_program(configuration, job, cluster, hidden(script)[0])
+    folder, each = Path(out_dir), configuration.world_size // _nodes_of(launch)
+    started = launchable(job, cluster)
+    if script and job.trains_synthetic_data:
+        started = OwnProgram(job, cluster, words=tuple(hidden(script)[0]))
+    program, files = program_of(configuration, started, cluster, folder)
     texts = {
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
@@ -143,7 +142,6 @@ def write_launch_files(
     }
     if not program.command:  # which is started by its own launcher alone
         texts[_LOOPBACK] = Path(loopback.__file__).read_text(encoding="utf-8")
-    each = configuration.world_size // _nodes_of(launch)
     cores = cluster is not None and not cluster.device.is_gpu
     texts |= {
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
@@ -225,13 +223,13 @@ def _launch_sh(launch: Launch, program: Program) -> str:
     clocks = clock_settings(configuration)
     live = f"{one_line(clocks.short)}; ./clocks.sh ./launch.sh sets them." if clocks else ""
     bind: list[str] = []
-    if rule_of(configuration, job, cluster) == OFFLOAD_RULE:
+    if launchable(job, cluster).binding(configuration) == OFFLOAD_RULE:
         start += " $bind"
         mode = OFFLOAD_RULE.partition(":")[2]
         bind = _filled("bound_ranks.sh", RANKS=str(ranks), MODE=mode).splitlines()
     about, exec_ = list(program.about), f'exec "$python" {start} "${{program[@]}}"'
     if program.steps:
-        about.append(f'steps="${{STEPS:-{job.steps}}}"')
+        about.append(f'steps="${{STEPS:-{program.steps}}}"')
     about += [f': "${{{name}:?its value is not kept with the study}}"' for name in program.taken]
     if program.command:
         exec_ = f"exec {shell_words(program.command)}"
@@ -333,7 +331,7 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
 
 def synthetic_notice(job: TrainingJob) -> str:
     """Return the warning that the files of a job without a script train synthetic data, or ""."""
-    if isinstance(job, ScriptJob):
+    if not job.trains_synthetic_data:
         return ""
     return (
         "These files train SYNTHETIC DATA, because no script was given. To train yours, put its "

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.formatting import one_line, short
+from tuner.formatting import one_line
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
+from tuner.workload.job import LaunchableJob
+from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
-from tuner.workload.scripts.script_job import ScriptJob, Start
 
 #: Options and variables in which launchers take the number of the node that they are started on.
 _RANKS = "--node-rank, --node_rank, --machine_rank or NODE_RANK, if the command has one"
@@ -37,7 +37,7 @@ class Program:
 
     Attributes:
         exports: `NAME=VALUE` words, already quoted.
-        steps: True if it accepts `--steps`.
+        steps: length of the training that it takes by `--steps`; None if it does not.
         command: the whole command with its own launcher; empty to start `words` by torchrun.
         once: that launcher is started on one node and reaches the others itself.
         taken: variables that must have a value, which is not kept.
@@ -47,60 +47,30 @@ class Program:
     about: Sequence[str]
     folder: str = ""
     exports: Sequence[str] = ()
-    steps: bool = False
+    steps: int | None = None
     command: Sequence[str] = ()
     by_srun: bool = False
     once: bool = False
     taken: Sequence[str] = ()
 
 
-def built_in_program(
-    configuration: Configuration, job: TrainingJob, cluster: Cluster | None, script: Sequence[str]
+def program_of(
+    configuration: Configuration, job: LaunchableJob, cluster: Cluster | None, folder: Path
 ) -> tuple[Program, dict[str, str]]:
-    """Return the built-in program, or a user's own in its place, and the files it reads."""
-    from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
-    from tuner.workload.node.runner import training_program
-
-    rendered = render_deepspeed_config(
-        configuration,
-        job,
-        nvme_path=cluster.nvme_path if cluster else "",
-        on_cuda=cluster is not None and cluster.device.is_gpu,
-    )
-    files = {"ds_config.json": json.dumps(rendered, indent=2) + "\n"}
-    exports = export_words(environment(configuration, job.knobs))
-    if script:
-        about = ["# Your own program. joulefront gives it the DeepSpeed JSON and nothing else."]
-        words = [*script, "--deepspeed_config", "ds_config.json"]
-        return Program(words, about, exports=exports), files
-    words = [str(training_program()), "--job", "job.json", "--deepspeed_config", "ds_config.json"]
-    about = [
-        "# PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
-        "# Yours must read ds_config.json, and apply the settings that it cannot contain:",
-        "#   " + one_line(short(configuration)),
-    ]
-    exports = ["HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", *exports]
-    arguments = training_arguments(configuration)
-    return Program([*words, *arguments], about, exports=exports, steps=True), files
-
-
-def program_of_script(
-    configuration: Configuration, job: ScriptJob, cluster: Cluster | None, folder: Path
-) -> tuple[Program, dict[str, str]]:
-    """Return the user's script as it was probed, and the files it reads."""
+    """Return the job's program as it was probed, and the files it reads."""
     start = job.start(configuration, folder, probe=False)
     files = {}
     if start.config:
         files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
     on_cpu = cluster is not None and not cluster.device.is_gpu
-    always = on_cpu and job.frame.on_deepspeed
-    about = ["# Your own script, as it was probed: checkpoints and loggers are yours again."]
+    always = on_cpu and job.hook_on_cores
+    about = [f"# {one_line(sentence)}" for sentence in job.about(configuration)]
     launcher, kind = job.launcher, kind_of(job.launcher) if job.launcher else None
     if launcher is not None and kind is not None:
-        changed = configuration.launch != job.baseline.launch
+        changed = configuration.launch != job.today().launch
         changed = changed or any(k.live for k in job.knobs)  # which nothing else sets
         if kind.written_back or not (changed or always):
-            typed = replace(job, words=launcher.script, launcher=None)  # as it passes it on
+            typed = job.as_typed()  # as the launcher passes it on
             hook = always or (changed and typed.needs_hook)
             program = _relaunched(configuration, typed, launcher, start, folder, files, hook)
             return replace(program, taken=job.taken), files
@@ -111,12 +81,19 @@ def program_of_script(
         words, option = _hooked(words, start, folder, files)
         exports.append(option)
         about.append("# joulefront_hook merges options.json into what the script sets by itself.")
-    return Program(words, about, folder=start.cwd, exports=exports, taken=job.taken), files
+    return Program(
+        words,
+        about,
+        folder="" if start.cwd == str(folder) else start.cwd,
+        exports=exports,
+        steps=start.steps,
+        taken=job.taken,
+    ), files
 
 
 def _relaunched(
     configuration: Configuration,
-    typed: ScriptJob,
+    typed: LaunchableJob,
     launcher: Launcher,
     start: Start,
     folder: Path,
@@ -135,7 +112,7 @@ def _relaunched(
         if name not in own or text != launcher.env[name]
     }
     exports = _quoted(given | environment(configuration, typed.knobs))
-    about = ["# Your own command, as it was probed: checkpoints and loggers are yours again."]
+    about = [f"# {one_line(sentence)}" for sentence in typed.about(configuration)]
     # What the launcher itself sets for its ranks, the hook sets after it.
     if hook or any(n in own and n in given for n in start.options.get("env", {})):
         hook = True
@@ -143,7 +120,7 @@ def _relaunched(
         exports.append(option)
         about.append("# joulefront_hook merges options.json into what the script sets by itself.")
     world = configuration.world_size
-    head, changes = kind.head(launcher, world, typed.devices, hook=hook)
+    head, changes = kind.head(launcher, world, typed.ranks_today, hook=hook)
     about += [f"# {line}" for line in changes]
     if launcher.nodes > 1 and not once:
         about.append(f"# Start it on each of its nodes, with the node's own rank: {_RANKS}.")

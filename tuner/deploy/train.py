@@ -8,8 +8,6 @@ steps are compared with the measured point (`tuner.deploy.drift`). It runs on on
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -26,9 +24,9 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.safe_files import make_folder, require_own, write_text
-from tuner.workload.declared_knobs import environment
-from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.search_spaces.safe_files import make_folder, require_own
+from tuner.workload.built_in_job import launchable
+from tuner.workload.job import LaunchableJob
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.live_settings import apply_live
@@ -36,9 +34,8 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import Failure, NotApplied, ProbeRequest, WindowPolicy
-from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.launchers.secrets import require, revealed
-from tuner.workload.scripts.script_job import ScriptJob, Start
+from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.launchers.secrets import require
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.
 BLOCK_S = 5.0
@@ -83,36 +80,17 @@ class _TrainingLaunch(RankLaunch):
     # Starts the whole training, with the program's own checkpoints and loggers.
 
     def __init__(
-        self,
-        node: ProbeNode,
-        request: ProbeRequest,
-        program: Sequence[str],
-        steps: int | None,
+        self, node: ProbeNode, request: ProbeRequest, job: LaunchableJob | None, steps: int | None
     ) -> None:
-        super().__init__(node, request)
-        self._program, self._steps = tuple(program), steps
+        super().__init__(node, request, job=job)
+        self._steps = steps
 
     def start(self) -> Start:
-        node, job = self.node, self.node.job
-        make_folder(self.folder, inside=node.run_dir)
-        if isinstance(job, ScriptJob):
-            return job.start(self.configuration, self.folder, probe=False)
-        if not self._program:
-            start = super().start()
-            words = list(start.words)
-            words[words.index("--steps") + 1] = str(self._steps)
-            return replace(start, words=tuple(words))
-        config = render_deepspeed_config(
-            self.configuration,
-            job,
-            nvme_path=node.cluster.nvme_path,
-            on_cuda=node.cluster.device.is_gpu,
-        )
-        path = self.folder / "ds_config.json"
-        write_text(path, json.dumps(config, indent=2) + "\n")
-        words = [*self._program, "--deepspeed_config", str(path)]
-        env = environment(self.configuration, job.knobs)
-        return Start(tuple(words), os.getcwd(), {}, config, env)
+        make_folder(self.folder, inside=self.node.run_dir)
+        start = self.on_node(self.job.start(self.configuration, self.folder, probe=False))
+        if start.steps is None:
+            return start
+        return replace(start, words=(*start.words, "--steps", str(self._steps or start.steps)))
 
 
 class _Training(Probe):
@@ -205,67 +183,55 @@ def train(
         InputError: there is nothing to start, this machine is not the study's kind, or its clocks
             cannot be set; or the run folder belongs to another user.
     """
-    configuration, job, studied = launch_of(result, point)
-    chosen = result.point(point)
+    configuration, trained, studied = launch_of(result, point)
     if result.run_dir is None:
         raise InputError(f"study {result.name!r} keeps no folder, so the job has nowhere to log")
     require_own(result.run_dir)
     if steps is not None:
         check_integer("steps", steps)
-    given = Script(shlex.join(program)) if program else None
-    words = given.words if given else ()  # refuses a command that does not exist
-    if given and isinstance(job, ScriptJob):
-        cwd = str(Path.cwd())
-        job = replace(job, words=words, cwd=cwd, launcher=given.launcher, secrets=given.secrets)
-        words = ()
-    elif given and given.launcher:
-        raise InputError(
-            "the built-in job was tuned without a launcher, so its ranks start without one; give "
-            "the script and its own arguments alone"
-        )
-    if isinstance(job, ScriptJob):
-        require(job.taken, job.secrets)
-    elif given:
-        words = tuple(revealed(word, given.secrets) for word in words)
+    script = Script(shlex.join(program)) if program else None
     cluster = _this_node(studied, configuration, clocks=clocks)
-    # At another global batch than the job's own, the solution takes another number of steps.
-    steps_to_solution = round(result.steps * steps_a_job_step(configuration, job))
-    monitor = DriftMonitor(Expectation.of(chosen, steps_to_solution))
-    probes: list[_Training] = []
-
-    def training(node: ProbeNode, request: ProbeRequest) -> Probe:
-        launch = _TrainingLaunch(node, request, words, steps or job.at(configuration).steps)
-        probe = _Training(
-            node,
-            request,
-            launch,
-            monitor=monitor,
-            report=lambda drift: say(drift.sentence),
-            output=output or sys.stdout,
-        )
-        probes.append(probe)
-        return probe
-
+    job = launchable(trained, cluster)
+    own = job.with_program(script) if script is not None else None
+    started = own or job
+    require(started.taken, started.secrets)
     make = runner or (
         lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, say=say)
     )
-    interrupted, failure, energy_J, wall_s = False, None, 0.0, 0.0
-    with closing(make(job, cluster, result.run_dir)) as node:
-        if node.meter.scope != chosen.meter.scope:
-            raise InputError(
-                f"the study charged the {chosen.meter.scope} and the meter here the "
-                f"{node.meter.scope}; energies of two scopes cannot be compared"
-            )
+    chosen = result.point(point)
+    # At another global batch than the job's own, the solution takes another number of steps.
+    steps_to_solution = round(result.steps * steps_a_job_step(configuration, started.facts))
+    monitor = DriftMonitor(Expectation.of(chosen, steps_to_solution))
+    request = _request(result.run_dir, configuration, clocks=clocks)
+
+    def training(node: ProbeNode, request: ProbeRequest) -> Probe:
+        launch = _TrainingLaunch(node, request, own, steps)
+        to = output or sys.stdout
+        return _Training(
+            node, request, launch, monitor=monitor, report=lambda d: say(d.sentence), output=to
+        )
+
+    with closing(make(started.facts, cluster, result.run_dir)) as node:
+        _require_scope(node.meter.scope, chosen.meter.scope)
         if configuration.live and not clocks:
             say(f"the point was measured at {configuration.live.short}, which is not set")
         say(f"training under {configuration.short}")
+        failure, interrupted, energy_J, wall_s = None, False, 0.0, 0.0
         try:
-            record = node.run_as(training, _request(result.run_dir, configuration, clocks=clocks))
+            record = node.run_as(training, request)
             failure, energy_J, wall_s = record.failure, record.energy_J, record.wall_s
         except KeyboardInterrupt:
             interrupted = True
-    folder = probes[0].launch.folder if probes else result.run_dir
+    folder = result.run_dir / "probes" / request.probe_id
     return TrainingOutcome(monitor.summary(), failure, interrupted, energy_J, wall_s, folder)
+
+
+def _require_scope(here: str, studied: str) -> None:
+    if here != studied:
+        raise InputError(
+            f"the study charged the {studied} and the meter here the {here}; energies of two "
+            "scopes cannot be compared"
+        )
 
 
 def _this_node(

@@ -26,7 +26,6 @@ from tuner.results.parts import Point, Recommendation
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED, MARK, changed_training
-from tuner.workload.scripts.script_job import ScriptJob
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
@@ -174,7 +173,7 @@ class View:
     def _parallelism(self) -> str:
         # For a study of the built-in program that measured a model that is split.
         job = self.result.job
-        if job is None or isinstance(job, ScriptJob) or self.is_predicted:
+        if job is None or not job.trains_synthetic_data or self.is_predicted:
             return ""
         splits = any(
             isinstance(degree := point.configuration.get(name), int) and degree > 1

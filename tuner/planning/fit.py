@@ -22,7 +22,7 @@ from tuner.search_spaces.baseline import changed_default
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import TrainingJob, job_of
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.rules import broken_rules
@@ -181,8 +181,7 @@ def fit(
         InputError: the input is wrong, the model is unknown, or the configuration cannot train
             this job on this cluster; one sentence.
     """
-    if not isinstance(job, TrainingJob):
-        job = load_job(job)
+    job = job_of(job)
     if not job.is_modelled:
         raise InputError(
             f"whether job {job.name!r} fits cannot be predicted: its model and sequence length "

@@ -21,7 +21,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
 from tuner.search_spaces.rules import broken_rules
 from tuner.workload.deepspeed_file import read_deepspeed
-from tuner.workload.scripts.script_job import ScriptJob
 
 #: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
 _KNOWN = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_parallel_size"}
@@ -64,8 +63,8 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
 
     Args:
         words: at most one path of a DeepSpeed JSON, and KNOB=VALUE, which win over it.
-        job, cluster: what it trains, and where. Where no word says otherwise, a script's command
-            holds; else data parallelism fills the devices, as far as they divide the batch.
+        job, cluster: what it trains, and where. Where no word says otherwise, what the job
+            states holds; else data parallelism fills the devices, as far as they divide the batch.
 
     Raises:
         InputError: the file is no DeepSpeed JSON, or there are two.
@@ -76,12 +75,9 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     files, flags = split_words(rest)
     if len(files) > 1:
         raise InputError(f"{files[1]!r} is a second file; --today takes one DeepSpeed JSON")
-    values: dict[str, Value] = {}
-    if isinstance(job, ScriptJob):  # its command says the rest
-        today = {**job.baseline.launch, **job.baseline.live}
-        own = {knob.name for knob in job.knobs}
-        values = {name: value for name, value in today.items() if name not in own}
-        declared = {**{n: v for n, v in today.items() if n in own}, **declared}
+    own = {knob.name for knob in job.knobs}
+    values = {name: value for name, value in job.stated.items() if name not in own}
+    declared = {**{n: v for n, v in job.stated.items() if n in own}, **declared}
     notes: list[str] = []
     if files:
         config = read_deepspeed(Path(files[0]))

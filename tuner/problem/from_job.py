@@ -19,19 +19,16 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
-from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import (
     Candidates,
     SearchSpace,
-    default_configuration,
     load_space,
 )
+from tuner.workload.built_in_job import launchable
 from tuner.workload.node.ops import cannot_build, cannot_compile
-from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.knob_support import knob_sentences, restrict_space
-from tuner.workload.scripts.script_job import ScriptJob
 
 #: Spaces of a new run without --space: every rank holds the whole model, or its parts as well.
 SMALL, LARGE = "default", "large"
@@ -89,8 +86,7 @@ class Question:
 
 def question_of(request: JobRequest, *, plan: bool = False) -> Question:
     """Find what a request names; a `plan` leaves declared knobs alone, which no model knows."""
-    assert not isinstance(request.job, Script)
-    job = request.job if isinstance(request.job, TrainingJob) else load_job(request.job)
+    job = request.named_job
     cluster = cluster_of(request.cluster)
     if not request.clocks:
         cluster = replace(cluster, clock_control=False)
@@ -107,11 +103,8 @@ def question_of(request: JobRequest, *, plan: bool = False) -> Question:
 
 
 def _why_large(job: TrainingJob, cluster: Cluster) -> str:
-    """Return why a job needs more than replicas on a cluster, as a phrase; "" if it does not.
-
-    A script of the user's own never does: what it can turn is found by inspection.
-    """
-    if isinstance(job, ScriptJob) or not job.is_modelled:
+    """Return why a job needs more than replicas on a cluster, as a phrase; "" if it does not."""
+    if not job.splits_model or not job.is_modelled:
         return ""
     if cluster.nodes > 1:
         return f"{cluster.nodes} nodes"
@@ -130,20 +123,18 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     """
     asked, most = question_of(request, plan=plan), request.constraints.max_gpus
     job, cluster = asked.job, asked.cluster
-    script = job if isinstance(job, ScriptJob) else None
-    found = _of_script(asked, script) if script else _Found(asked.space.candidates(job, cluster))
-    if not plan and not script:
-        _leave_out_unrunnable(found, asked)
+    found = _runnable(asked, plan)
+    inspected = bool(found.notes)
     _leave_out_unfitting(found, asked, plan)
     found.notes += asked.notes
     if request.cluster == "auto":
         _leave_out_unusable_here(found, cluster, request.clocks)
     configuration = asked.today.configuration
     allowed = _allowed(found, most, asked.space_name, configuration)
-    if not script:
+    if not inspected:
         found.notes += knobs_in_play(allowed, asked.whole, job, cluster)
     candidates = found.candidates
-    sized = "global_batch" in asked.whole.choices and not script
+    sized = "global_batch" in launchable(job, cluster).narrowed(asked.whole).choices
     if sized and configuration.get("global_batch") is None:
         # The candidates have it, so that their sizes are numbers on one scale.
         whole = {**configuration.launch, "global_batch": job.global_batch}
@@ -156,7 +147,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
         candidates.where(lambda launch: _uses_at_most(launch, most)),
         space_section(asked.space_name, candidates),
         baseline=configuration,
-        cost=replace(REAL_COST, micro_batches=not script or not script.why_accumulation_stays),
+        cost=replace(REAL_COST, micro_batches=not job.why_accumulation_stays),
         notes=tuple(found.notes),
     )
 
@@ -188,10 +179,9 @@ def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
         return Baseline(given, "yours")
     if given is not None:
         return read_baseline([given] if isinstance(given, str | Path) else given, job, cluster)
-    if isinstance(job, ScriptJob):
-        return Baseline(job.baseline, "the script as it is started today")
-    configuration = with_baseline(default_configuration(job, cluster), job.knobs)
-    return Baseline(configuration, default_name(configuration))
+    started = launchable(job, cluster)
+    configuration = started.today()
+    return Baseline(configuration, started.today_name or default_name(configuration))
 
 
 @dataclass
@@ -209,27 +199,30 @@ class _Found:
             self.candidates = Candidates.from_configurations(kept)
 
 
-def _of_script(asked: Question, script: ScriptJob) -> _Found:
-    space, narrowed = asked.space, restrict_space(asked.space, script)
-    turned = [c for c in narrowed.candidates(script, asked.cluster) if not script.refused(c)]
-    if not turned:
-        raise InputError(
-            f"of space {space.name!r} nothing can be turned on the script {script.name!r}"
-        )
-    values = narrowed.choices.items()
+def _runnable(asked: Question, plan: bool) -> _Found:
+    """Return the candidates that the program can run, or all for a plan of the built-in one.
+
+    Where an inspection found which knobs can be turned, they begin with notes on these.
+    """
+    job = launchable(asked.job, asked.cluster)
+    space = job.narrowed(asked.space)
+    every = space.candidates(asked.job, asked.cluster)
+    values = space.choices.items()
     varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
-    sentences = knob_sentences(script, {*space.choices, *varied})
-    return _Found(Candidates.from_configurations(turned), list(sentences))
-
-
-def _leave_out_unrunnable(found: _Found, asked: Question) -> None:
-    able = [c for c in found.candidates if not unrunnable(c, asked.job)]
+    found = _Found(every, list(job.sentences({*asked.space.choices, *varied})))
+    if plan and not found.notes:
+        return found
+    able = [c for c in every if not job.refused(c)]
     if not able:
+        reasons = "; ".join(why for c in every.configurations[:1] for why in job.refused(c))
         raise InputError(
-            f"of space {asked.space.name!r} nothing can be run yet: "
-            + "; ".join(unrunnable(found.candidates.configurations[0], asked.job))
+            f"no configuration of space {asked.space.name!r} can be run on {job.name!r}: {reasons}"
         )
-    found.keep(able, "the built-in training program cannot run them yet")
+    if found.notes:
+        found.candidates = Candidates.from_configurations(able)
+    else:
+        found.keep(able, "the built-in training program cannot run them yet")
+    return found
 
 
 def _leave_out_unusable_here(found: _Found, cluster: Cluster, clocks: bool) -> None:

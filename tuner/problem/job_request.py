@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, fixed, load_pack, parse_knob
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import TrainingJob, job_of
 from tuner.search_spaces.options import option
-from tuner.workload.declared_knobs import program_knobs
+from tuner.workload.built_in_job import launchable
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.script_job import ScriptJob
 
 if TYPE_CHECKING:
     from tuner.search_spaces.space import Candidates, SearchSpace
@@ -37,6 +36,25 @@ class JobRequest:
     clocks: bool = option(
         True, "search clocks and power limits", negated="leave clocks and power limits alone"
     )
+
+    @property
+    def script(self) -> Script | None:
+        """The script whose command is not read yet; None for a job."""
+        return cast(Script, self.job) if hasattr(self.job, "command") else None
+
+    @property
+    def named_job(self) -> TrainingJob:
+        """The job that is named; InputError if there is none of that name."""
+        assert self.script is None  # it is inspected before
+        return job_of(cast("TrainingJob | str | Path | None", self.job))
+
+    def declaring_knobs(self) -> Self:
+        """Return this request with its knobs declared on its job."""
+        if not self.knobs:
+            return self
+        if (script := self.script) is not None:
+            return replace(self, job=with_knobs(script, self.knobs), knobs=())
+        return replace(self, job=job_with_knobs(self.named_job, self.knobs), knobs=())
 
     @property
     def baseline_words(self) -> list[str]:
@@ -64,7 +82,7 @@ class JobRequest:
         """Return the job with the declared knobs that are searched, and notes on them."""
         if not job.knobs:
             return job, []
-        knobs = job.knobs if isinstance(job, ScriptJob) else program_knobs(check_knobs(job.knobs))
+        knobs = launchable(job).searched_knobs
         if plan:
             names = ", ".join(knob.name for knob in knobs)
             note = f"declared knobs stay at today's values, because no model knows them: {names}"
@@ -92,33 +110,34 @@ def _described(knob: Knob) -> str:
     return f"{knob.name} ({levels}){how}" + (f" where {knob.when}" if knob.when else "")
 
 
-@overload
-def with_knobs(job: Script, knobs: Sequence[Knob | str]) -> Script: ...
-@overload
-def with_knobs(
-    job: TrainingJob | str | Path | None, knobs: Sequence[Knob | str]
-) -> TrainingJob: ...
-def with_knobs(
-    job: TrainingJob | Script | str | Path | None, knobs: Sequence[Knob | str]
-) -> TrainingJob | Script:
-    """Return a job or a script with more declared knobs.
+def with_knobs(job: Script, knobs: Sequence[Knob | str]) -> Script:
+    """Return a script with more declared knobs; "framework" names those of its framework."""
+    return replace(job, knobs=_more_knobs(job.knobs, knobs, job))
+
+
+def job_with_knobs(job: TrainingJob, knobs: Sequence[Knob | str]) -> TrainingJob:
+    """Return a job with more declared knobs."""
+    return replace(job, knobs=_more_knobs(job.knobs, knobs))
+
+
+def _more_knobs(
+    own: Sequence[Knob], more: Sequence[Knob | str], script: Script | None = None
+) -> tuple[Knob, ...]:
+    """Return declared knobs with more.
 
     Args:
-        knobs: knobs, declarations such as "compile=false,true", names of packs, or paths of their
+        more: knobs, declarations such as "compile=false,true", names of packs, or paths of their
             files. A knob of a pack gives way to one of the same name that is not of a pack.
     """
-    if not isinstance(job, TrainingJob | Script):
-        job = load_job(job)
-    own, packed = list(job.knobs), list[Knob]()
-    for given in knobs:
+    kept, packed = list(own), list[Knob]()
+    for given in more:
         if isinstance(given, Knob):
-            own.append(given)
+            kept.append(given)
         elif "=" in given:
-            own.append(parse_knob(given))
-        elif given == "framework" and isinstance(job, Script):
-            packed += job.framework_knobs
+            kept.append(parse_knob(given))
+        elif given == "framework" and script is not None:
+            packed += script.framework_knobs
         else:
             packed += load_pack(given).knobs
-    names = {knob.name for knob in own}
-    every = [*own, *(knob for knob in packed if knob.name not in names)]
-    return replace(job, knobs=check_knobs(every)) if knobs else job
+    names = {knob.name for knob in kept}
+    return check_knobs([*kept, *(knob for knob in packed if knob.name not in names)])

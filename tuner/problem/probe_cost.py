@@ -15,7 +15,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.accumulation import WHOLE_STEPS_WINDOWS
 from tuner.workload.limits import ProbeLimits, limits_of
 from tuner.workload.probe import ProbeRecord, WindowPolicy
-from tuner.workload.scripts.script_job import ScriptJob
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
@@ -80,11 +79,6 @@ class ProbeCost:
         return np.asarray((self.settle_s + window) * power_W)
 
 
-def inspected_s(job: TrainingJob | None) -> float:
-    """Return the seconds that the inspection of a script took to its first step; 0 without one."""
-    return job.frame.first_step_s if isinstance(job, ScriptJob) else 0.0
-
-
 def probe_limits(
     job: TrainingJob | None,
     prior: Prior | None,
@@ -96,7 +90,7 @@ def probe_limits(
 ) -> ProbeLimits:
     """Return the limits of a probe of these configurations (`tuner.workload.limits.limits_of`)."""
     step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
-    inspected = inspected_s(job)
+    inspected = job.first_step_s if job is not None else 0.0
     return limits_of(
         window, visits=visits, predicted_step_s=step, inspected_s=inspected, **limits_s
     )

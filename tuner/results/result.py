@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tuner.models.surrogate.surrogates import Surrogates
-    from tuner.problem.today_facts import TodayFacts
     from tuner.results.judge import Judge
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
+    from tuner.search_spaces.today_facts import TodayFacts
 
 
 #: Names in the JSON of a result, in their order.
@@ -122,9 +122,9 @@ class Result:
     @property
     def today(self) -> TodayFacts | None:
         """What a script trains today, and where each value comes from; None for another job."""
-        from tuner.problem.today_facts import today_facts
-
-        return today_facts(self.job, self.baseline.configuration if self.baseline else None)
+        if self.job is None:
+            return None
+        return self.job.today_facts(self.baseline.configuration if self.baseline else None)
 
     @property
     def headline(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,8 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
 from tuner.study.request import StudyRequest
+from tuner.workload.built_in_job import launchable
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.script_job import ScriptJob
 
 
 @dataclass(frozen=True)
@@ -132,10 +131,6 @@ def _limits_of_job(request: StudyRequest) -> list[str]:
 
 
 def _command(problem: Problem) -> str:
-    from tuner.workload.node.runner import training_program
-
+    assert problem.job is not None
     ranks = problem.baseline.world_size if problem.baseline else 1
-    if isinstance(problem.job, ScriptJob):
-        return f"each probe: {ranks} ranks of {shlex.join(problem.job.words)}"
-    program = shlex.quote(str(training_program()))
-    return f"each probe: {ranks} ranks of python {program} (synthetic data, no checkpoints)"
+    return f"each probe: {ranks} ranks of {launchable(problem.job, problem.cluster).shown}"

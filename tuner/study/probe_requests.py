@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.problem.probe_cost import inspected_s, probe_limits
+from tuner.problem.probe_cost import probe_limits
 from tuner.problem.problem import steps_a_job_step
 from tuner.results.state import StudyState
 from tuner.search_spaces.configuration import Configuration
@@ -71,6 +71,6 @@ def _time_limits(
     if len(walls_s) < LEAST_PROBES:
         return limits
     further_s = extendable * visits * (settings.window.settle_s + settings.window.max_s)
-    least_s = limits.first_step_s if inspected_s(problem.job) else LEAST_LIMIT_S
+    least_s = limits.first_step_s if problem.job and problem.job.first_step_s else LEAST_LIMIT_S
     usual_s = max(least_s, LONGEST_FACTOR * max(walls_s)) + further_s
     return replace(limits, probe_s=min(limits.probe_s, usual_s))

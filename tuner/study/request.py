@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
-from tuner.problem.job_request import JobRequest, with_knobs
+from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, NothingToTry
-from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import option
 from tuner.study.callbacks import Notify, Progress
+from tuner.workload.built_in_job import launchable
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
@@ -82,20 +82,20 @@ class StudyRequest(JobRequest):
 
         check_executor(self.executor)
         if self.knobs:
-            return replace(self, job=with_knobs(self.job, self.knobs), knobs=()).checked(notify)
+            return self.declaring_knobs().checked(notify)
         cluster, executor = self.cluster, self.executor
         if self.ray_address is not None or self.device_kind is not None:
             cluster, executor = self._on_cluster(notify), "ray"
         if executor is None and (device := device_elsewhere(cluster)) is not None:
             raise InputError(self._elsewhere(device))
         simulated = executor == "simulated"
-        if isinstance(self.job, Script):
+        if self.script is not None:
             if simulated:
                 raise InputError("a script is really run, not simulated; choose another executor")
             if self.ray_address is None:
                 from tuner.workload.scripts.inspection import require_one_node
 
-                require_one_node(self.job)
+                require_one_node(self.script)
         search = self.search.with_default_limits(simulated=simulated)
         return replace(self, cluster=cluster, executor=executor, search=search)
 
@@ -103,19 +103,21 @@ class StudyRequest(JobRequest):
         """Return the problem, the run folder and the request; a script is started once."""
         from tuner.problem.from_job import cluster_of, problem_of_job
 
-        asked, name, script = self, self.name, self.job if isinstance(self.job, Script) else None
+        asked, name, script = self, self.name, self.script
+        inspected: ScriptJob | None = None
         if script is not None:
             name = name or new_name(script.name, self.runs_dir)
             script, cluster = script.stating(self.baseline_words), cluster_of(self.cluster)
             run = RunFolder.named(self.runs_dir, name)
-            job = job_of_script(script, cluster, run, address=self.ray_address, say=_saying(notify))
-            asked = replace(self, job=job, cluster=cluster)
+            say = _saying(notify)
+            inspected = job_of_script(script, cluster, run, address=self.ray_address, say=say)
+            asked = replace(self, job=inspected, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and "recorded" not in before:
             asked = replace(asked, space=before.get("space", {}).get("name"))
         problem = problem_of_job(asked, plan=self.simulated)
-        if isinstance(problem.job, ScriptJob) and len(problem.candidates) < 2 and before is None:
-            raise _nothing_to_try(problem.job, script.command if script else "")
+        if inspected is not None and len(problem.candidates) < 2 and before is None:
+            raise _nothing_to_try(inspected, script.command if script else "")
         if problem.length is None:
             self.constraints.require_limits_of_a_step()
         if self.simulated:
@@ -166,14 +168,14 @@ class StudyRequest(JobRequest):
         job, cluster = self.job, self.cluster
         name = cluster if isinstance(cluster, str) else cluster.name
         where = f"{name} has {device}, and this machine does not"
-        if isinstance(job, Script):
+        if self.script is not None:
             return (
                 f"{where}: tune the script on a machine that has, or predict a job: tuner plan JOB "
                 f"--cluster {shlex.quote(name)}"
             )
         words = ["tuner", "plan"]
         if job is not None:
-            words.append(job.name if isinstance(job, TrainingJob) else str(job))
+            words.append(getattr(job, "name", str(job)))
         words += ["--cluster", name]
         return (
             f"{where}, so nothing can be measured here; predict every configuration with "
@@ -235,17 +237,12 @@ def job_of_script(
 
     nodes = _nodes(script, cluster, address)
     before = parse_job(run.read_study() or {})
-    here = str(Path(script.cwd).resolve())
-    if (
-        isinstance(before, ScriptJob)
-        and (before.frame.given or before.words, before.cwd) == (script.words, here)
-        and before.devices == nodes * ranks_today(script, cluster, nodes)
-        and before.launcher == launcher_on(script, cluster)
-        and before.driver == script.framework_of_command
-        and _ways(before.declares(script.knobs)) == _ways(before)
-    ):
-        steps = script.steps or before.steps
-        return replace(before.declares(script.knobs), steps=steps, secrets=script.secrets)
+    if before is not None:
+        ranks = nodes * ranks_today(script, cluster, nodes)
+        earlier = launchable(before, cluster)
+        again = earlier.inspected_again(script, ranks, launcher_on(script, cluster))
+        if again is not None:
+            return again
     blank = blank_job(script, cluster, nodes)
     if address is None:
         launched = _launched_here(blank, cluster, run, say)
@@ -268,10 +265,6 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
     if nodes > cluster.nodes:
         raise InputError(f"nodes is {nodes}, and the Ray cluster has {cluster.nodes} usable")
     return nodes
-
-
-def _ways(job: ScriptJob) -> set[tuple[str, str]]:
-    return {(knob.name, knob.how) for knob in job.knobs}
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
-from tuner.problem.today_facts import today_facts
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.results.state import build_result
@@ -351,5 +350,5 @@ def _opening(
         f"{problem.name}{where}: {count:,} configuration{'s' * (count != 1)} of {knobs}; energy: "
         f"{meter.scope} scope, {meter.label} ({meter.source}); {again}"
     )
-    today = today_facts(problem.job, problem.baseline)
+    today = problem.job.today_facts(problem.baseline) if problem.job is not None else None
     return [*lines, *(today.lines if today is not None else ())]

@@ -54,7 +54,6 @@ from tuner.workload.probe import (
 )
 from tuner.workload.runners import Continuation
 from tuner.workload.scripts.evidence import batches_seen
-from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.trace import partial_record, save_partial, write_phase, write_power_samples
 
 
@@ -418,7 +417,7 @@ def _look_further(conductor: Conductor) -> None:
 
 
 def _require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
-    if not isinstance(job, ScriptJob) or not job.frame.counted:
+    if not job.counts_batches:
         return
     if conductor.done < GROUPS:
         conductor.run(GROUPS - conductor.done)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,24 +17,23 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
+from tuner.search_spaces.safe_files import make_folder, open_plain
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
+from tuner.workload.built_in_job import launchable
 from tuner.workload.clocks.base import Governor
-from tuner.workload.declared_knobs import environment, read_at_start
-from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
+from tuner.workload.declared_knobs import read_at_start
+from tuner.workload.job import LaunchableJob
 from tuner.workload.meters import Meter
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
-from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import Platform, platform_of
 from tuner.workload.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
+from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.launchers import kind_of
-from tuner.workload.scripts.script_job import ScriptJob, Start
 
 LOG_TAIL_LINES = 20
 #: A rank's log that grows beyond this is cut, ...
@@ -43,10 +41,6 @@ LOG_LIMIT_BYTES = 64 << 20
 #: ... of which so much is kept.
 KEPT_BYTES = 1 << 20
 PERIOD_S = 0.25
-#: The binding of the built-in program's ranks under offload: each has cores of its own, of those
-#: nearest to its GPU, and its memory is allocated there because it runs there.
-OFFLOAD_RULE = "numa:exclusive"
-_OFFLOAD = ("optimizer_offload", "parameter_offload", "activation_offload")
 #: Variables that describe a task of another launcher, such as the one that started this process: a
 #: rank would take them for its own (Slurm; PMI, PMIx, Open MPI, MVAPICH, Intel MPI, Cray, jsrun).
 _TASK = re.compile(r"(PMI_|PMIX_(?!MCA)|OMPI_COMM_|MV2_COMM_|MPI_LOCAL|PALS_|JSM_NAMESPACE_)\w+")
@@ -90,9 +84,22 @@ class Place:
 
 
 class RankLaunch:
-    """The start of the ranks of one probe on one node; `part` is its folder below the probe's."""
+    """The start of the ranks of one probe on one node.
 
-    def __init__(self, node: ProbeNode, request: ProbeRequest, *, part: str = "") -> None:
+    Args:
+        part: its folder below the probe's.
+        job: what is started, by default the node's job.
+    """
+
+    def __init__(
+        self,
+        node: ProbeNode,
+        request: ProbeRequest,
+        *,
+        part: str = "",
+        job: LaunchableJob | None = None,
+    ) -> None:
+        self.job = job or launchable(node.job, node.cluster, node.program)
         self.node, self.configuration = node, Configuration(request.launch)
         self._request, self._platform = request, platform_of(node.cluster)
         self.folder = node.run_dir / "probes" / request.probe_id / part
@@ -105,44 +112,19 @@ class RankLaunch:
         if not self._request.window.micro_batches:
             return AccumulationPlan()
         job = self.node.job
-        why_not = job.why_accumulation_stays if isinstance(job, ScriptJob) else ""
-        return accumulation_plan(self.configuration, job, why_not)
+        return accumulation_plan(self.configuration, job, job.why_accumulation_stays)
 
     def start(self) -> Start:
         """Write the probe's files and return the command of its ranks."""
         make_folder(self.folder, inside=self.node.run_dir)
-        if isinstance(self.node.job, ScriptJob) and self._request.inspects:
+        if self._request.inspects:
             alter = self._request.purpose == INSPECTIONS[0]
-            return self.node.job.inspection_start(self.configuration, self.folder, alter=alter)
-        if isinstance(self.node.job, ScriptJob):
-            return self.node.job.start(self.configuration, self.folder)
-        job_file, config_file = self.folder / "job.json", self.folder / "ds_config.json"
-        config = render_deepspeed_config(
-            self.configuration,
-            self.node.job,
-            nvme_path=self.node.cluster.nvme_path,
-            on_cuda=self.node.cluster.device.is_gpu,
-        )
-        job = self.node.job.at(self.configuration)
-        write_text(job_file, json.dumps(job.to_json(), indent=1))
-        write_text(config_file, json.dumps(config, indent=1))
-        argv = (
-            *(str(self.node.program), "--job", str(job_file)),
-            *("--deepspeed_config", str(config_file)),
-            *("--steps", "1000000000"),  # more than any window needs: the agent ends the program
-            *training_arguments(self.configuration),
-        )
-        env = {**self._compiling_env(), **environment(self.configuration, job.knobs)}
-        return Start(argv, str(self.folder), {}, config, {"HF_HUB_OFFLINE": "1", **env})
+            return self.job.inspection_start(self.configuration, self.folder, alter=alter)
+        return self.on_node(self.job.start(self.configuration, self.folder))
 
-    def _compiling_env(self) -> dict[str, str]:
-        if self.configuration.get("compilation") == "none":
-            return {}
-        if why := cannot_compile():
-            raise InputError(f"compilation {self.configuration.get('compilation')}: {why}")
-        env = {"TORCHINDUCTOR_CACHE_DIR": str(Path(extensions_dir(), "inductor"))}
-        env |= self._platform.compile_environment
-        return {name: value for name, value in env.items() if name not in os.environ}
+    def on_node(self, start: Start) -> Start:
+        """Return a start with the variables that ranks need on this node."""
+        return replace(start, env={**self.job.node_environment(self.configuration), **start.env})
 
     def specs(self, address: str, place: Place) -> list[RankSpec]:
         """Write the files and describe this node's ranks, which report to `address`."""
@@ -200,11 +182,11 @@ class RankLaunch:
         return specs
 
     def _bound(self, ranks: int) -> list[dict[str, Any]]:
-        job, platform = self.node.job, self._platform
-        rule = rule_of(self.configuration, job, self.node.cluster)
+        job, platform = self.job, self._platform
+        rule = job.binding(self.configuration)
         if not rule:
             return []
-        asked = isinstance(job, ScriptJob)
+        asked = job.launcher is not None  # by the user's own command
         bound, why = bound_ranks(rule, self.node.server, ranks, platform=platform, asked=asked)
         said = {"rule": rule, "cpus": [core_ranges(own["cpus"]) for own in bound]}
         self.environment["binding"] = said | ({"why_not": why} if why else {})
@@ -213,7 +195,7 @@ class RankLaunch:
         return bound
 
     def _inherited_env(self, node_rank: int) -> dict[str, str]:
-        launcher = getattr(self.node.job, "launcher", None)
+        launcher = self.job.launcher
         kind = kind_of(launcher) if launcher is not None else None
         env = {
             name: text
@@ -312,19 +294,6 @@ def bounded_logs(folder: Path, environment: MutableMapping[str, Any]) -> Iterato
         yield
     finally:
         ticker.stop()
-
-
-def rule_of(configuration: Configuration, job: TrainingJob, cluster: Cluster | None) -> str:
-    """Return the rule by which ranks are bound (`tuner.workload.node.vendor_binding`), or "".
-
-    On a node with several sockets a rank that offloads works on memory of its processor; where it
-    runs then changes the step time by a third (DeepSpeed, pull request 7474).
-    """
-    if hasattr(job, "launcher"):  # a script, which is started as today
-        return job.launcher.binding if job.launcher is not None else ""
-    offloads = any(configuration.get(name) != KNOBS[name].default for name in _OFFLOAD)
-    binds = cluster is None or platform_of(cluster).binds_offload
-    return OFFLOAD_RULE if offloads and binds else ""
 
 
 def bound_ranks(

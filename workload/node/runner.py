@@ -14,27 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.rules import broken_rules
+from tuner.workload.built_in_job import launchable, training_program
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.meters import Meter, MeterError
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
-from tuner.workload.node.rank_server import PRELOAD, RankServer
+from tuner.workload.node.rank_server import RankServer
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
-from tuner.workload.scripts.command import imported_frameworks
-from tuner.workload.scripts.script_job import ScriptJob
-
-
-def training_program() -> Path:
-    """Return the file of the built-in training program."""
-    return Path(__file__).parents[1] / "program" / "train.py"
 
 
 class LocalRunner(Runner):
@@ -59,7 +52,8 @@ class LocalRunner(Runner):
         keep: bool = False,
     ) -> None:
         self._platform = platform = platform_of(cluster)
-        of_script = imported_frameworks(job.words, job.cwd) if isinstance(job, ScriptJob) else ()
+        program = program or training_program()
+        started = launchable(job, cluster, program)
         # The caller's own meter is not opened again.
         self._open_meter = None if meter is not None else lambda: platform.open_meter(cluster)
         meter = meter or platform.open_meter(cluster)
@@ -74,13 +68,12 @@ class LocalRunner(Runner):
             server=RankServer(
                 env={"DS_ACCELERATOR": platform.accelerator},
                 platform=platform,
-                # A user's own script may be plain torch.
-                needs=("torch",) if isinstance(job, ScriptJob) else PRELOAD,
-                optional=[*_modelling_code(job.model), *of_script],
+                needs=started.needed_modules,
+                optional=[*_modelling_code(job.model), *started.imported_modules],
             ),
             meter=meter,
             governor=governor or platform.open_governor(cluster),
-            program=program or training_program(),
+            program=program,
             fresh=fresh,
             keep=keep,
             step_limit_s=step_limit_s,
@@ -164,7 +157,7 @@ class LocalRunner(Runner):
         """Raise InvalidConfiguration, with every reason, if a request cannot run on these nodes."""
         for configuration in request.configurations():
             reasons = list(broken_rules(configuration, self.node.job, self.node.cluster))
-            reasons += refused(configuration, self.node.job)
+            reasons += launchable(self.node.job, self.node.cluster).refused(configuration)
             have = nodes * self.node.cluster.devices_per_node
             if configuration.world_size > have:
                 where = "one node" if nodes == 1 else f"{nodes} nodes"
@@ -201,13 +194,6 @@ class LocalRunner(Runner):
 
 def _gpus_of(meter: Meter) -> set[str]:
     return {gpu.uuid for gpu in getattr(meter, "gpus", ())}
-
-
-def refused(configuration: Configuration, job: TrainingJob) -> list[str]:
-    """Return the reasons why the training program, ours or the user's, cannot be run so."""
-    if isinstance(job, ScriptJob):
-        return job.refused(configuration)
-    return unrunnable(configuration, job)
 
 
 def _modelling_code(model: Mapping[str, Any]) -> list[str]:

@@ -200,6 +200,7 @@ class Start:
             `bare` (it is started as if without a launcher), `inspect` and `alter`.
         env: what is added to the environment; `{rank}` and the like as in the words.
         secrets: values that words and env name as `{env:NAME}`; others are the environment's.
+        steps: length of a training that the program takes by `--steps`; None if it does not.
     """
 
     words: tuple[str, ...]
@@ -208,6 +209,7 @@ class Start:
     config: Mapping[str, Any]
     env: Mapping[str, str]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    steps: int | None = None
 
     def argv(
         self, rank: int, world: int, local_rank: int | None = None, node_rank: int = 0

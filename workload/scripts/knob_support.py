@@ -14,10 +14,10 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.routes.batch_split import NO_BATCH
 from tuner.workload.scripts.script_facts import LAUNCH
-from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.supported_script import SupportedScript
 
 
-def knob_sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+def knob_sentences(job: SupportedScript, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
     """Describe the knobs in play and the reasons against the rest, one sentence each."""
     able = [name for name in LAUNCH if job.offers[name].turned]
     turned = [name for name in able if name in searched] + [knob.name for knob in job.knobs]
@@ -36,14 +36,14 @@ def knob_sentences(job: ScriptJob, searched: Collection[str] = LAUNCH) -> tuple[
     return (*sentences, *job.assumed)
 
 
-def _trainer(job: ScriptJob) -> str:
+def _trainer(job: SupportedScript) -> str:
     counted = {"torch": "a torch optimizer", "program": "steps of its own"}
     by = counted.get(job.frame.kind, "DeepSpeed")
     by = f"{job.frame.owner} over {by}" if job.frame.owner else by
     return f"{by}, recognised as {job.driver.title}" if job.driver else by
 
 
-def _undeclared(job: ScriptJob) -> str:
+def _undeclared(job: SupportedScript) -> str:
     if job.driver is None:
         return ""
     own, driver = {knob.name for knob in job.knobs}, job.driver.driver
@@ -51,7 +51,7 @@ def _undeclared(job: ScriptJob) -> str:
     return f"{driver.name} also has {', '.join(others)}" if others else ""
 
 
-def _reasons(job: ScriptJob, names: Collection[str]) -> dict[str, list[str]]:
+def _reasons(job: SupportedScript, names: Collection[str]) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for name in names:
         if not job.offers[name].turned:
@@ -59,14 +59,14 @@ def _reasons(job: ScriptJob, names: Collection[str]) -> dict[str, list[str]]:
     return reasons
 
 
-def why_nothing(job: ScriptJob) -> tuple[str, ...]:
+def why_nothing(job: SupportedScript) -> tuple[str, ...]:
     """Return why none of the knobs that split the batch can be turned, a sentence each."""
     reasons = _reasons(job, ("micro_batch", "data_parallel"))
     stay = [f"{' and '.join(names)}: {why}" for why, names in reasons.items() if why != NO_BATCH]
     return (*stay, *(note for note in job.assumed if "predicted before" not in note))
 
 
-def restrict_space(space: SearchSpace, job: ScriptJob) -> SearchSpace:
+def restrict_space(space: SearchSpace, job: SupportedScript) -> SearchSpace:
     """Return the space with knobs that a script cannot set fixed at present values."""
     choices: dict[str, tuple[Value, ...] | Auto] = {}
     for name in KNOBS:
@@ -82,7 +82,7 @@ def restrict_space(space: SearchSpace, job: ScriptJob) -> SearchSpace:
 
 
 def _choice_of(
-    job: ScriptJob, name: str, choice: tuple[Value, ...] | Auto | None
+    job: SupportedScript, name: str, choice: tuple[Value, ...] | Auto | None
 ) -> tuple[Value, ...] | Auto | None:
     offer, today, default = job.offers[name], job.baseline.get(name), KNOBS[name].default
     assert today is not None  # every launch knob has a default
@@ -98,7 +98,7 @@ def _choice_of(
     return (*offer.values, today) if offer.values else choice
 
 
-def _shards_otherwise(job: ScriptJob, space: SearchSpace) -> bool:
+def _shards_otherwise(job: SupportedScript, space: SearchSpace) -> bool:
     stages = space.choices.get("zero_stage")
     searched = isinstance(stages, tuple) and len(stages) > 1
     return searched and job.driven is not None and "sharding" in job.driven.today

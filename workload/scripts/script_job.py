@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, with_baseline
+from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
+from tuner.search_spaces.space import SearchSpace
+from tuner.search_spaces.today_facts import TodayFacts
 from tuner.workload.declared_knobs import resolved
 from tuner.workload.hook import merge, split_differently
-from tuner.workload.scripts.command import Start, asks_for_a_rank
+from tuner.workload.scripts.command import Script, Start, asks_for_a_rank, imported_frameworks
+from tuner.workload.scripts.knob_support import knob_sentences, restrict_space
 from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
     FRAMEWORK_ARGUMENTS,
     MODEL_SWITCH,
     ROUTES,
     Draft,
-    KnobSupport,
-    support_of,
-    today_of,
 )
-from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
+from tuner.workload.scripts.script_facts import LAUNCH, Launcher
+from tuner.workload.scripts.supported_script import SupportedScript
+from tuner.workload.scripts.today import facts_today
 
-#: Part of a configuration's name even at their defaults; of the others only what is not.
-_ALWAYS_NAMED = ("data_parallel", "micro_batch", "zero_stage")
 #: Variables of a probe, of which nothing is logged.
 _QUIET_ENV = {
     "WANDB_MODE": "disabled",
@@ -39,7 +41,7 @@ _QUIET_ENV = {
 
 
 @dataclass(frozen=True)
-class ScriptJob(ScriptFacts):
+class ScriptJob(SupportedScript):
     """Job that a user's script trains: its knobs, and its start under a configuration."""
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
@@ -54,45 +56,6 @@ class ScriptJob(ScriptFacts):
                 left_out.append(f"knob {knob.name} is left out: {error}")
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
-
-    # ---- knobs
-
-    @cached_property
-    def baseline(self) -> Configuration:
-        """The user's present configuration."""
-        values = {
-            name: value
-            for name, value in today_of(self).items()
-            if name in _ALWAYS_NAMED or (name in KNOBS and value != KNOBS[name].default)
-        }
-        return with_baseline(Configuration.of(values), self.knobs)
-
-    @cached_property
-    def offers(self) -> Mapping[str, KnobSupport]:
-        """The support of each launch knob."""
-        return {name: support_of(self, name) for name in LAUNCH}
-
-    def refused(self, configuration: Configuration) -> list[str]:
-        """Return a phrase for each knob value that this script cannot take; empty if none."""
-        phrases = []
-        declared = {*(knob.name for knob in self.knobs), CHANGED}
-        for name, value in configuration.launch.items():
-            if name in declared:
-                continue
-            offer, today = self.offers.get(name), self.baseline.get(name)
-            if offer is None:
-                phrases.append(f"{name} is no knob of a script")
-            elif value != today and not offer.turned:
-                phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
-            elif value != today and offer.values and value not in offer.values:
-                phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
-        if self.frame.keeps == "micro_batch" and not phrases:
-            today = self.baseline.micro_batch * self.baseline.data_parallel
-            if configuration.micro_batch * configuration.data_parallel != today:
-                phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
-        if self.driven is not None and not phrases and configuration.launch != self.baseline.launch:
-            phrases += self.driven.refused(configuration)
-        return phrases
 
     # ---- how it starts
 
@@ -161,3 +124,142 @@ class ScriptJob(ScriptFacts):
             or FRAMEWORK_ARGUMENTS.set_by_hook(self)
             or (self.frame.on_deepspeed and not given)
         )
+
+    # ---- what others ask of a job
+
+    @property
+    def facts(self) -> ScriptJob:
+        """The facts of the script: itself."""
+        return self
+
+    @property
+    def sizes(self) -> TrainingJob | None:
+        """The sizes that predictions need; None if they are unknown."""
+        return self if self.is_modelled else None
+
+    @property
+    def splits_model(self) -> bool:
+        """False: inspection shows what of its model the script can divide."""
+        return False
+
+    @property
+    def trains_synthetic_data(self) -> bool:
+        """False: the script trains the user's data."""
+        return False
+
+    @property
+    def counts_batches(self) -> bool:
+        """True if its first steps show the size of its batches."""
+        return self.frame.counted
+
+    @property
+    def first_step_s(self) -> float:
+        """Seconds that the inspection took to its first step."""
+        return self.frame.first_step_s
+
+    @property
+    def needed_folder(self) -> str:
+        """The folder that the script starts in."""
+        return self.cwd
+
+    @property
+    def stated(self) -> Mapping[str, Value]:
+        """The knobs that the command states, with today's values."""
+        return {**self.baseline.launch, **self.baseline.live}
+
+    @property
+    def shown(self) -> str:
+        """The command of each rank."""
+        return shlex.join(self.words)
+
+    @property
+    def ranks_today(self) -> int:
+        """Number of ranks that the command starts today."""
+        return self.devices
+
+    def about(self, configuration: Configuration) -> tuple[str, ...]:
+        """Return what the file does that starts the script."""
+        return ("Your own command, as it was probed: checkpoints and loggers are yours again.",)
+
+    @property
+    def hook_on_cores(self) -> bool:
+        """True if DeepSpeed trains it, which the hook starts on cores."""
+        return self.frame.on_deepspeed
+
+    @property
+    def needed_modules(self) -> tuple[str, ...]:
+        """The modules that a node must have; the script may be plain torch."""
+        return ("torch",)
+
+    @property
+    def imported_modules(self) -> tuple[str, ...]:
+        """The frameworks that the script imports, worth importing once for all ranks."""
+        return imported_frameworks(self.words, self.cwd)
+
+    def narrowed(self, space: SearchSpace) -> SearchSpace:
+        """Return the space with knobs that cannot be set fixed at present values."""
+        return restrict_space(space, self)
+
+    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+        """Return which knobs can be set and why not others."""
+        return knob_sentences(self, searched)
+
+    @property
+    def searched_knobs(self) -> tuple[Knob, ...]:
+        """The declared knobs, which were checked when they were declared."""
+        return self.knobs
+
+    def today(self) -> Configuration:
+        """Return the configuration of the command."""
+        return self.baseline
+
+    @property
+    def today_name(self) -> str:
+        """Where today's configuration comes from."""
+        return "the script as it is started today"
+
+    def today_facts(self, today: Configuration | None = None) -> TodayFacts:
+        """Return what is trained today, by default by the command."""
+        return facts_today(self, self.baseline, today or self.baseline)
+
+    def binding(self, configuration: Configuration) -> str:
+        """Return the rule by which the command's launcher binds ranks, or ""."""
+        return self.launcher.binding if self.launcher is not None else ""
+
+    def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
+        """Return nothing: the environment is the user's."""
+        return {}
+
+    def with_program(self, script: Script) -> ScriptJob:
+        """Return this job with another command."""
+        return replace(
+            self,
+            words=script.words,
+            cwd=str(script.cwd),
+            launcher=script.launcher,
+            secrets=script.secrets,
+        )
+
+    def as_typed(self) -> ScriptJob:
+        """Return this job with the words that its launcher is given, and without the launcher."""
+        assert self.launcher is not None
+        return replace(self, words=self.launcher.script, launcher=None)
+
+    def inspected_again(
+        self, script: Script, ranks: int, launcher: Launcher | None
+    ) -> ScriptJob | None:
+        """Return this job for the same command, or None if another one must be inspected."""
+        same = (
+            (self.frame.given or self.words, self.cwd)
+            == (script.words, str(Path(script.cwd).resolve()))
+            and (self.devices, self.launcher) == (ranks, launcher)
+            and self.driver == script.framework_of_command
+        )
+        declared = self.declares(script.knobs) if same else self
+        if not same or _ways(declared) != _ways(self):
+            return None
+        return replace(declared, steps=script.steps or self.steps, secrets=script.secrets)
+
+
+def _ways(job: ScriptJob) -> set[tuple[str, str]]:
+    return {(knob.name, knob.how) for knob in job.knobs}

@@ -18,9 +18,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import ServerError
-from tuner.workload.node.rank_launch import OFFLOAD_RULE, Place, RankLaunch, bound_ranks, rule_of
+from tuner.workload.node.rank_launch import Place, RankLaunch, bound_ranks
 from tuner.workload.node.rank_server import RankServer, control_socket
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms.nvidia import Nvidia
@@ -135,9 +136,9 @@ def test_second_day_6_the_built_in_program_is_bound_under_offload_on_gpus() -> N
     job, gpus = load_job(), load_cluster("h100-32")
     plain = Configuration.of(data_parallel=2)
     offload = Configuration.of(data_parallel=2, zero_stage=2, optimizer_offload="cpu")
-    assert rule_of(plain, job, gpus) == ""
-    assert rule_of(offload, job, gpus) == OFFLOAD_RULE
-    assert rule_of(offload, job, load_cluster("cpu-2")) == ""
+    assert launchable(job, gpus).binding(plain) == ""
+    assert launchable(job, gpus).binding(offload) == OFFLOAD_RULE
+    assert launchable(job, load_cluster("cpu-2")).binding(offload) == ""
 
 
 @pytest.mark.twin

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
+from tuner.workload.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter
@@ -17,7 +19,6 @@ from tuner.workload.meters.estimated import EstimatedMeter
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.rank_launch import OFFLOAD_RULE, rule_of
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.probe import Failure
@@ -91,10 +92,9 @@ class TestAnotherVendor:
         assert watch.cause(crash).message == "X-1 has 1 more lost lanes: x"
 
     def test_what_only_nvidia_needs_is_not_asked_of_it(self) -> None:
-        job = SimpleNamespace()
-        offload = SimpleNamespace(get=lambda name: "cpu")
-        assert rule_of(offload, job, load_cluster("a100-8")) == ""  # type: ignore[arg-type]
-        assert rule_of(offload, job, None) == OFFLOAD_RULE  # type: ignore[arg-type]
+        offload = Configuration.of(zero_stage=2, optimizer_offload="cpu")
+        assert launchable(load_job(), load_cluster("a100-8")).binding(offload) == ""
+        assert launchable(load_job()).binding(offload) == OFFLOAD_RULE
 
 
 @pytest.mark.parametrize("kind", PLATFORMS.values())

@@ -14,11 +14,12 @@ from tuner.cli.main import main
 from tuner.cli.probe import _changed
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.configuration_names import named_configurations
-from tuner.problem.job_request import with_knobs
+from tuner.problem.job_request import job_with_knobs
 from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
 from tuner.workload.declared_knobs import export_words, program_knobs, read_at_start
@@ -224,7 +225,7 @@ def test_the_built_in_program_has_no_commands_of_its_own() -> None:
     with pytest.raises(InputError, match="is for a script of your own"):
         program_knobs([Knob("attn", ("a", "b"))])
     found = problem_of_job(
-        with_knobs("tiny-gpt", ["env:NCCL_ALGO=Ring,Tree"]),
+        job_with_knobs(load_job("tiny-gpt"), ["env:NCCL_ALGO=Ring,Tree"]),
         CPU,
         plan=True,
     )
@@ -254,7 +255,7 @@ def test_the_packs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_built_in_program_searches_a_pack() -> None:
-    given = with_knobs("tiny-gpt", ["deepspeed-buckets"])
+    given = job_with_knobs(load_job("tiny-gpt"), ["deepspeed-buckets"])
     problem = problem_of_job(given, CPU)
     plain = problem_of_job("tiny-gpt", CPU)
     assert len(problem.candidates) > 10 * len(plain.candidates)
@@ -276,7 +277,7 @@ def test_a_job_file_has_no_placeholders(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_plan_says_that_it_knows_no_declared_knobs(tmp_path: Path) -> None:
-    given = with_knobs("opt-350m", ["env:NCCL_ALGO=Ring,Tree"])
+    given = job_with_knobs(load_job("opt-350m"), ["env:NCCL_ALGO=Ring,Tree"])
     notes: list[str] = []
     planned = tuner.plan(
         given,

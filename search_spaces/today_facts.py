@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import Value
-from tuner.workload.scripts.script_job import ScriptJob
 
 
 @dataclass(frozen=True)
@@ -66,29 +63,3 @@ class TodayFacts:
         unknown = ("global_batch", "micro_batch", "accumulation", "steps")
         data = {**vars(self), "knobs": dict(self.knobs), "sources": dict(self.sources)}
         return {n: None if n in unknown and not value else value for n, value in data.items()}
-
-
-def today_facts(job: TrainingJob | None, baseline: Configuration | None) -> TodayFacts | None:
-    """Return the facts of a script's baseline, by default its command's; None for another job."""
-    if not isinstance(job, ScriptJob):
-        return None
-    today = baseline or job.baseline
-    launcher = job.launcher
-    by_launcher = launcher is not None and launcher.words and launcher.processes
-    sources = {"ranks": launcher.kind if by_launcher and launcher else "no launcher says more"}
-    given = {name: value for name, value in job.told.items() if value}
-    knobs = {**today.launch, **today.live}
-    for name in knobs:
-        if name in job.placeholders:
-            sources[name] = "the command"
-        elif name in given and job.driver is not None:
-            sources[name] = job.driver.driver.name
-    whole, replicas, micro = job.global_batch, today.data_parallel, job.frame.micro_batch
-    micro = today.micro_batch if micro else 0
-    times = whole // (micro * replicas) if whole and micro else job.frame.accumulation
-    sources |= job.frame.sources
-    own = job.baseline
-    if (today.micro_batch, replicas) != (own.micro_batch, own.data_parallel):
-        sources |= dict.fromkeys(("micro_batch", "accumulation"), "--today")
-    ranks, steps = today.world_size, job.steps
-    return TodayFacts(ranks, replicas, whole, micro, times, steps, knobs, sources)

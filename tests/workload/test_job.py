@@ -1,0 +1,112 @@
+"""Contract of jobs: the built-in program, a user's own in its place, a script and a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.testing.scripts import CPU, script_job
+from tuner.workload.built_in_job import BuiltInJob, launchable
+from tuner.workload.job import Job, LaunchableJob
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_facts import Framework
+
+TINY = load_job("tiny-gpt")
+
+
+def _built_in(folder: Path) -> LaunchableJob:
+    return launchable(TINY, CPU)
+
+
+def _own_program(folder: Path) -> LaunchableJob:
+    (folder / "mine.py").touch()
+    return launchable(TINY, CPU).with_program(Script("mine.py --data D", cwd=folder))
+
+
+def _script(folder: Path) -> LaunchableJob:
+    frame = Framework("torch", micro_batch=4, accumulation=1)
+    return script_job("train.py --lr 0.1", folder, frame)
+
+
+def _unknown_script(folder: Path) -> LaunchableJob:
+    """Return a script of unknown length, batch and model, as a plain loop is."""
+    return script_job("train.py", folder, Framework("torch"), steps=None, global_batch=0)
+
+
+def _module(folder: Path) -> LaunchableJob:
+    package = folder / "package"
+    package.mkdir()
+    (package / "__main__.py").touch()
+    return script_job("python -m package --once", folder, Framework("torch"), steps=1)
+
+
+JOBS = (_built_in, _own_program, _script, _unknown_script, _module)
+
+
+@pytest.fixture(params=JOBS, ids=lambda make: make.__name__.strip("_"))
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> LaunchableJob:
+    make: Callable[[Path], LaunchableJob] = request.param
+    return make(tmp_path)
+
+
+def test_a_job_says_what_it_is(job: LaunchableJob) -> None:
+    assert isinstance(job, Job)
+    assert job.name
+    assert job.steps is None or job.steps >= 1
+    assert job.sizes is None or job.sizes.is_modelled
+    assert job.facts.steps == job.steps
+    assert job.knobs == job.facts.knobs
+    assert launchable(job.facts, CPU).shown
+
+
+def test_today_is_a_configuration_that_it_can_run(job: LaunchableJob) -> None:
+    today = job.today()
+    assert today.world_size == job.ranks_today == 2
+    assert job.refused(today) == []
+    assert job.binding(today) == ""
+
+
+def test_its_ranks_start_with_the_files_of_the_configuration(
+    job: LaunchableJob, tmp_path: Path
+) -> None:
+    for probe in (True, False):
+        start = job.start(job.today(), tmp_path / f"probe {probe}", probe=probe)
+        assert start.argv(0, 2)
+        assert Path(start.cwd).is_dir()
+        for word in start.words:  # a path that it names is one that it wrote
+            if word.endswith("ds_config.json"):
+                assert (Path(start.cwd) / word).is_file()
+
+
+def test_a_training_has_the_length_of_its_job(tmp_path: Path) -> None:
+    short = BuiltInJob(replace(TINY, steps=1), CPU)
+    assert short.start(short.today(), tmp_path, probe=False).steps == 1
+    assert "--steps" in short.start(short.today(), tmp_path).words  # of a probe, which is ended
+    script = _unknown_script(tmp_path)
+    assert script.start(script.today(), tmp_path / "probe", probe=False).steps is None
+
+
+def test_a_configuration_that_does_not_divide_the_batch_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        launchable(TINY, CPU).start(Configuration.of(micro_batch=3), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_users_program_keeps_its_folder_and_has_no_launcher(tmp_path: Path) -> None:
+    own = _own_program(tmp_path)
+    assert own.start(own.today(), tmp_path / "probe").cwd == str(tmp_path)
+    with pytest.raises(InputError, match="without a launcher"):
+        launchable(TINY, CPU).with_program(Script("torchrun mine.py", cwd=tmp_path))
+
+
+def test_a_script_trains_by_another_command(tmp_path: Path) -> None:
+    job = _script(tmp_path)
+    (tmp_path / "other.py").touch()
+    other = job.with_program(Script("other.py --epochs 3", cwd=tmp_path))
+    assert other.start(other.today(), tmp_path / "probe").words[:3] == ("other.py", "--epochs", "3")

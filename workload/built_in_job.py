@@ -1,0 +1,238 @@
+"""The built-in training program as a job, and a user's own program in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import cast
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob, check_knobs, with_baseline
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.rules import unrunnable
+from tuner.search_spaces.safe_files import write_text
+from tuner.search_spaces.space import SearchSpace, default_configuration
+from tuner.workload.declared_knobs import environment, program_knobs
+from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
+from tuner.workload.job import Job, LaunchableJob
+from tuner.workload.node.ops import cannot_compile, extensions_dir
+from tuner.workload.node.rank_server import PRELOAD
+from tuner.workload.platforms import platform_of
+from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.launchers import Launcher
+from tuner.workload.scripts.launchers.secrets import revealed
+
+#: The binding of the built-in program's ranks under offload: each has cores of its own, of those
+#: nearest to its GPU, and its memory is allocated there because it runs there.
+OFFLOAD_RULE = "numa:exclusive"
+_OFFLOAD = ("optimizer_offload", "parameter_offload", "activation_offload")
+#: More steps than any window needs: the agent ends the program.
+_ENDLESS = 1_000_000_000
+
+
+def training_program() -> Path:
+    """Return the file of the built-in training program."""
+    return Path(__file__).parent / "program" / "train.py"
+
+
+def launchable(
+    job: TrainingJob, cluster: Cluster | None = None, program: Path | None = None
+) -> LaunchableJob:
+    """Return a job as a node starts it.
+
+    Args:
+        cluster: where the built-in program trains; None for GPUs of any kind.
+        program: in place of the built-in program's file.
+    """
+    if isinstance(job, Job):  # it starts itself
+        return cast(LaunchableJob, job)
+    return BuiltInJob(job, cluster, program or training_program())
+
+
+@dataclass(frozen=True)
+class BuiltInJob:
+    """Job that the built-in program trains, on a cluster if that is known."""
+
+    facts: TrainingJob
+    cluster: Cluster | None = None
+    program: Path = field(default_factory=training_program)
+
+    launcher = None
+    needs_hook = hook_on_cores = False
+    needed_modules = PRELOAD
+    imported_modules = ()
+    taken = ()
+    secrets = MappingProxyType[str, str]({})
+    today_name = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.facts.name
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """The knobs that the user declares."""
+        return self.facts.knobs
+
+    @property
+    def steps(self) -> int | None:
+        """Number of optimizer steps to the solution."""
+        return self.facts.steps
+
+    @property
+    def sizes(self) -> TrainingJob | None:
+        """The sizes that predictions need; None if they are unknown."""
+        return self.facts if self.facts.is_modelled else None
+
+    @property
+    def searched_knobs(self) -> tuple[Knob, ...]:
+        """The declared knobs; InputError if the program cannot take one."""
+        return program_knobs(check_knobs(self.knobs))
+
+    @property
+    def shown(self) -> str:
+        """The command of each rank."""
+        return f"python {shlex.quote(str(self.program))} (synthetic data, no checkpoints)"
+
+    @property
+    def ranks_today(self) -> int:
+        """Number of ranks of today's configuration."""
+        return self.today().world_size
+
+    def today(self) -> Configuration:
+        """Return a plain data-parallel configuration, as a careful user would run it."""
+        assert self.cluster is not None
+        return with_baseline(default_configuration(self.facts, self.cluster), self.knobs)
+
+    def narrowed(self, space: SearchSpace) -> SearchSpace:
+        """Return the space; the program sets each of its knobs."""
+        return space
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return why the program cannot run a configuration yet, a phrase each."""
+        return unrunnable(configuration, self.facts)
+
+    def sentences(self, searched: Collection[str]) -> tuple[str, ...]:
+        """Return nothing: the program is not inspected."""
+        return ()
+
+    def binding(self, configuration: Configuration) -> str:
+        """Return the rule by which ranks that offload are bound, or "".
+
+        On a node with several sockets a rank that offloads works on memory of its processor; where
+        it runs then changes the step time by a third (DeepSpeed, pull request 7474).
+        """
+        offloads = any(configuration.get(name) != KNOBS[name].default for name in _OFFLOAD)
+        binds = self.cluster is None or platform_of(self.cluster).binds_offload
+        return OFFLOAD_RULE if offloads and binds else ""
+
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
+        """Write the job and its DeepSpeed JSON; a training is given its number of steps later."""
+        config = self._write_config(configuration, folder)
+        job = self.facts.at(configuration)
+        write_text(folder / "job.json", json.dumps(job.to_json(), indent=2) + "\n")
+        words = (
+            *(str(self.program), "--job", "job.json", "--deepspeed_config", "ds_config.json"),
+            *training_arguments(configuration),
+            *(("--steps", str(_ENDLESS)) if probe else ()),
+        )
+        env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env |= environment(configuration, self.knobs)
+        return Start(words, str(folder), {}, config, env, steps=None if probe else job.steps)
+
+    def about(self, configuration: Configuration) -> tuple[str, ...]:
+        """Return what a user's own program must do in place of this one."""
+        return (
+            "PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
+            "Yours must read ds_config.json, and apply the settings that it cannot contain:",
+            configuration.short,
+        )
+
+    def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
+        """Return the variables of a program that compiles its model on this node."""
+        kind = configuration.get("compilation")
+        if kind == KNOBS["compilation"].default or self.cluster is None:
+            return {}
+        if why := cannot_compile():
+            raise InputError(f"compilation {kind}: {why}")
+        env = {"TORCHINDUCTOR_CACHE_DIR": str(Path(extensions_dir(), "inductor"))}
+        env |= platform_of(self.cluster).compile_environment
+        return {name: value for name, value in env.items() if name not in os.environ}
+
+    def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
+        """Return the start of a probe: there is nothing to find out."""
+        return self.start(configuration, folder)
+
+    def inspected_again(self, script: Script, ranks: int, launcher: Launcher | None) -> None:
+        """Return None: no script was inspected."""
+
+    def with_program(self, script: Script) -> LaunchableJob:
+        """Return this job trained by a program of the user's; InputError if it has a launcher."""
+        if script.launcher:
+            raise InputError(
+                "the built-in job was tuned without a launcher, so its ranks start without one; "
+                "give the script and its own arguments alone"
+            )
+        words = tuple(revealed(word, script.secrets) for word in script.words)
+        return OwnProgram(self.facts, self.cluster, words=words, folder=script.cwd)
+
+    def as_typed(self) -> LaunchableJob:
+        """Return this job, which has no launcher."""
+        return self
+
+    def _write_config(self, configuration: Configuration, folder: Path) -> dict[str, object]:
+        config = render_deepspeed_config(
+            configuration,
+            self.facts,
+            nvme_path=self.cluster.nvme_path if self.cluster else "",
+            on_cuda=self.cluster is not None and self.cluster.device.is_gpu,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "ds_config.json", json.dumps(config, indent=2) + "\n")
+        return config
+
+
+@dataclass(frozen=True)
+class OwnProgram(BuiltInJob):
+    """A user's own program, started with a DeepSpeed JSON in place of the built-in one.
+
+    Attributes:
+        folder: where it starts; None for the folder of its DeepSpeed JSON.
+    """
+
+    words: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def shown(self) -> str:
+        """The command of each rank."""
+        return shlex.join(self.words)
+
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
+        """Write the DeepSpeed JSON, which the program is given by its last argument."""
+        config = self._write_config(configuration, folder)
+        path = "ds_config.json" if self.folder is None else str(folder / "ds_config.json")
+        return Start(
+            (*self.words, "--deepspeed_config", path),
+            str(self.folder or folder),
+            {},
+            config,
+            environment(configuration, self.knobs),
+        )
+
+    def about(self, configuration: Configuration) -> tuple[str, ...]:
+        """Return what the program is given."""
+        return ("Your own program. joulefront gives it the DeepSpeed JSON and nothing else.",)
+
+    def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
+        """Return nothing: how it compiles is the program's."""
+        return {}

@@ -1,0 +1,161 @@
+"""Interface of jobs: what a search, a node and the launch files need of what is trained.
+
+`Job` is implemented by the built-in program (`tuner.workload.built_in_job`), by a user's script
+(`tuner.workload.scripts.script_job`) and by a recording (`tuner.problem.recording`), which has no
+ranks to start. `LaunchableJob` adds what the node that starts the ranks needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.space import SearchSpace
+from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.script_facts import Launcher
+from tuner.workload.scripts.script_job import ScriptJob
+
+
+@runtime_checkable
+class Job(Protocol):
+    """A job that is tuned."""
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        ...
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """The knobs that the user declares."""
+        ...
+
+    @property
+    def steps(self) -> int | None:
+        """Number of optimizer steps to the solution; None if unknown."""
+        ...
+
+    @property
+    def sizes(self) -> TrainingJob | None:
+        """The sizes that predictions need; None if they are unknown."""
+        ...
+
+    def today(self) -> Configuration:
+        """Return the user's present configuration."""
+        ...
+
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
+        """Write the files of a configuration to a folder, and return the start of its ranks.
+
+        InputError if it cannot be started so; OSError if a file cannot be written.
+        """
+        ...
+
+
+class LaunchableJob(Job, Protocol):
+    """A job whose ranks a node can start.
+
+    Attributes:
+        launcher: the launcher of the user's command.
+        taken, secrets: variables of the command whose values are not kept, and those given now.
+    """
+
+    @property
+    def facts(self) -> TrainingJob:
+        """Batch, lengths and knobs, as study.toml keeps them."""
+        ...
+
+    @property
+    def launcher(self) -> Launcher | None: ...
+
+    @property
+    def taken(self) -> tuple[str, ...]: ...
+
+    @property
+    def secrets(self) -> Mapping[str, str]: ...
+
+    @property
+    def shown(self) -> str:
+        """The command of each rank, for people."""
+        ...
+
+    @property
+    def ranks_today(self) -> int:
+        """Number of ranks that it is started on today."""
+        ...
+
+    def about(self, configuration: Configuration) -> tuple[str, ...]:
+        """Return sentences on the program, for people who read the file that starts it."""
+        ...
+
+    @property
+    def needed_modules(self) -> Sequence[str]:
+        """The modules without which no rank starts."""
+        ...
+
+    @property
+    def imported_modules(self) -> Sequence[str]:
+        """Further modules that are worth importing once for all ranks."""
+        ...
+
+    @property
+    def needs_hook(self) -> bool:
+        """True if the program needs the hook outside a probe, too."""
+        ...
+
+    @property
+    def hook_on_cores(self) -> bool:
+        """True if the program needs the hook wherever a core is a device."""
+        ...
+
+    @property
+    def today_name(self) -> str:
+        """Where today's configuration comes from; "" if it is a default."""
+        ...
+
+    @property
+    def searched_knobs(self) -> tuple[Knob, ...]:
+        """The declared knobs; InputError if the program cannot take one."""
+        ...
+
+    def narrowed(self, space: SearchSpace) -> SearchSpace:
+        """Return the space with knobs that cannot be set fixed at present values."""
+        ...
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each reason against running a configuration; empty if none."""
+        ...
+
+    def sentences(self, searched: Collection[str]) -> tuple[str, ...]:
+        """Return which knobs an inspection found and why not others; empty without one."""
+        ...
+
+    def binding(self, configuration: Configuration) -> str:
+        """Return the rule by which ranks are bound (`tuner.workload.node.vendor_binding`)."""
+        ...
+
+    def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
+        """Return the variables of ranks on this node alone; InputError if it lacks something."""
+        ...
+
+    def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
+        """Return the start of a look at the program, until its first steps."""
+        ...
+
+    def inspected_again(
+        self, script: Script, ranks: int, launcher: Launcher | None
+    ) -> ScriptJob | None:
+        """Return the job of an earlier inspection for the same command, or None."""
+        ...
+
+    def with_program(self, script: Script) -> LaunchableJob:
+        """Return this job with a command of the user's that trains; InputError if it cannot."""
+        ...
+
+    def as_typed(self) -> LaunchableJob:
+        """Return this job with the words that its launcher is given, and without the launcher."""
+        ...

@@ -1,0 +1,38 @@
+"""Facts of what a script trains today, and where each comes from."""
+
+from __future__ import annotations
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.today_facts import TodayFacts
+from tuner.workload.scripts.script_facts import ScriptFacts
+
+
+def facts_today(job: ScriptFacts, own: Configuration, today: Configuration) -> TodayFacts:
+    """Return the facts of a script under today's configuration; `own` is its command's."""
+    launcher = job.launcher
+    by_launcher = launcher is not None and launcher.words and launcher.processes
+    sources = {"ranks": launcher.kind if by_launcher and launcher else "no launcher says more"}
+    knobs = {**today.launch, **today.live}
+    for name in knobs:
+        if name in job.placeholders:
+            sources[name] = "the command"
+        elif job.told.get(name) and job.driver is not None:
+            sources[name] = job.driver.driver.name
+    replicas = today.data_parallel
+    micro = today.micro_batch if job.frame.micro_batch else 0
+    times = job.frame.accumulation
+    if job.global_batch and micro:
+        times = job.global_batch // (micro * replicas)
+    sources |= job.frame.sources
+    if (today.micro_batch, replicas) != (own.micro_batch, own.data_parallel):
+        sources |= dict.fromkeys(("micro_batch", "accumulation"), "--today")
+    return TodayFacts(
+        ranks=today.world_size,
+        replicas=replicas,
+        global_batch=job.global_batch,
+        micro_batch=micro,
+        accumulation=times,
+        steps=job.steps,
+        knobs=knobs,
+        sources=sources,
+    )
