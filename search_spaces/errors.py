@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self
 
 #: Names that a sentence lists; with a close match at hand fewer are of use.
 MOST_LISTED, MOST_LISTED_WITH_MATCH = 15, 8
@@ -30,14 +30,14 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Subclasses have other arguments than their sentence; errors of remote workers are pickled.
-        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+        return (type(self)._rebuilt, (self.args, dict(self.__dict__)))
 
-
-def _rebuild(kind: type[InputError], args: tuple[Any, ...], state: dict[str, Any]) -> InputError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+    @classmethod
+    def _rebuilt(cls, args: tuple[Any, ...], state: dict[str, Any]) -> Self:
+        error = cls.__new__(cls)
+        error.args = args
+        error.__dict__.update(state)
+        return error
 
 
 class UnknownName(InputError):

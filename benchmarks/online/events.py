@@ -104,7 +104,7 @@ def event(problem: Problem, seed: int) -> Event:
     seconds = highest_s = 0.0
     met_s, drawn = math.inf, []
     while seconds < BEFORE_S + EVENT_S:
-        follower.target_W = target_W if seconds >= BEFORE_S else None
+        follower.follow(target_W if seconds >= BEFORE_S else None)
         begun_s, stalled_s = seconds - BEFORE_S, follower.stalled_s
         chunk_s, energy_J, least_s = job.chunk(setting, earlier, fresh_s)
         seconds, highest_s, fresh_s = seconds + chunk_s, highest_s + least_s, fresh_s - chunk_s

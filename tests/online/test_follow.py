@@ -241,7 +241,7 @@ def test_no_job_draws_more_than_its_target_for_long_or_much_less_without_need(
     above_s = longest_s = spare_J = all_J = 0.0
     target_W = 350 if exponent < 1 else 285
     while now_s < 3600:
-        follower.target_W = target_W if now_s > 120 else None
+        follower.follow(target_W if now_s > 120 else None)
         time_s = step_s * (0.6 + 0.4 * 1400 / clocks[setting])
         powers_W = (80 + 300 * (clocks / 1400) ** exponent) * _changed(kind, now_s)
         steps = max(1, math.ceil(1 / time_s))

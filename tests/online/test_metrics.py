@@ -126,7 +126,7 @@ def test_a_meter_that_fails_leaves_no_old_power() -> None:
 def test_a_followed_target_is_told() -> None:
     run = Run()
     follower = PowerFollower([0.0, 0.1], max_slowdown=None, window_s=8.0, settle_s=2.0)
-    follower.target_W = 285.0
+    follower.follow(285.0)
     run.devices.step()
     run.metrics.look(follower, 1400)
     found = parsed(run.metrics)

@@ -57,6 +57,10 @@ class Pace:
             self._flying = True
             self._sleep(max(0.0, self._due_s - self._clock()))
 
+    def show_on(self, receiver: Callable[[Progress], None]) -> None:
+        """Send each further event to a receiver, at its time."""
+        self.notify = receiver
+
     def simulated_s(self) -> float:
         """Return the seconds that the simulated cluster has spent so far."""
         passed_s = sum(self._walls_s)
@@ -78,7 +82,7 @@ def played(args: argparse.Namespace) -> Iterator[Any]:
         return
     pace = Pace(args.seconds)
     with LiveView(clock=pace.simulated_s, lines=False, title=LABEL) as view:
-        pace.notify = view
+        pace.show_on(view)
         yield pace
 
 

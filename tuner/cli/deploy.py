@@ -170,8 +170,12 @@ def add(commands: Commands) -> None:
     add_shared(apply, "--point")
     apply.add_argument("--out", metavar="DIR", help="output folder (default: best in the run)")
 
-    run = commands.of_run("run", _run, "train as recommended, and compare with the expectation")
-    run.usage = "tuner run [RUN] [options] [-- PROGRAM ...]"
+    run = commands.of_run(
+        "run",
+        _run,
+        "train as recommended, and compare with the expectation",
+        usage="tuner run [RUN] [options] [-- PROGRAM ...]",
+    )
     add_shared(run, "--point")
     text = (
         "steps of the built-in program (default: the job's), or of the tuned training, if "

@@ -121,8 +121,12 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
-    optimize = commands.command("optimize", _optimize, "tune a job on this machine or cluster")
-    optimize.usage = "tuner optimize [OPTIONS] [JOB | -- COMMAND ...]"
+    optimize = commands.command(
+        "optimize",
+        _optimize,
+        "tune a job on this machine or cluster",
+        usage="tuner optimize [OPTIONS] [JOB | -- COMMAND ...]",
+    )
     job = optimize.add_argument_group("the job and what to try")
     add = job.add_argument
     add_shared(job, "JOB")

@@ -224,7 +224,11 @@ class Quantity(argparse.Action):
         self.unit = unit
 
     def __call__(
-        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
     ) -> None:
         """Store the quantity that was typed."""
         try:

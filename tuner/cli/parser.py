@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help; a list of commands is in its description (`Commands.describe`)."""
         self.usage = self.usage or usage_of(self)
+        action: argparse.Action
         for action in self._subparsers._group_actions if self._subparsers else ():
             action.help = SUPPRESS
         if not self._first:
@@ -133,25 +134,33 @@ class Commands:
             dest=dest, metavar="COMMAND", prog=parser.prog, parser_class=Parser
         )
 
-    def _parser(self, name: str, what: str, hint: str = "") -> Parser:
-        added: Parser = self._parsers.add_parser(name, help=what, description=what, hint=hint)
+    def _parser(self, name: str, what: str, *, hint: str = "", usage: str | None = None) -> Parser:
+        added: Parser = self._parsers.add_parser(
+            name, help=what, description=what, hint=hint, usage=usage
+        )
         self._whats[name] = what
         return added
 
     def command(
-        self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
+        self,
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+        what: str,
+        *,
+        hint: str = "",
+        usage: str | None = None,
     ) -> Parser:
         """Add a command; `run` takes its arguments and returns the exit code."""
-        added = self._parser(name, what, hint)
+        added = self._parser(name, what, hint=hint, usage=usage)
         added.add_argument("--json", action="store_true", help="print the answer as JSON")
         added.set_defaults(run_command=run)
         return added
 
     def of_run(
-        self, name: str, run: Callable[[argparse.Namespace], int], what: str, *, hint: str = ""
+        self, name: str, run: Callable[[argparse.Namespace], int], what: str, **options: Any
     ) -> Parser:
-        """Add a command about an existing run."""
-        added = self.command(name, run, what, hint=hint)
+        """Add a command about an existing run; the options are those of `command`."""
+        added = self.command(name, run, what, **options)
         added.add_argument(
             "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
         )
@@ -161,8 +170,8 @@ class Commands:
 
     def family(self, name: str, what: str) -> Commands:
         """Add a command that has commands of its own, and return their registry."""
-        added = self._parser(name, what)
-        added.usage = f"{added.prog} COMMAND [OPTIONS]"
+        prog = f"{self.parser.prog} {name}"
+        added = self._parser(name, what, usage=f"{prog} COMMAND [OPTIONS]")
 
         def print_help(args: argparse.Namespace) -> int:
             added.print_help()

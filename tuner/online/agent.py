@@ -142,7 +142,8 @@ def tune_training(
             metrics.begin(meter, platform.facts().devices, request.max_slowdown)
         ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
         offered, ended, problem = _offered(training, governor)
-        training.started, ends = reading(meter), start()
+        training.begin(reading(meter))
+        ends = start()
         follow, live = partial(_follow, ends, marks, ranks, metrics), None
         if not ended:
             live, ended, problem = _tune(training, governor, offered, follow)

@@ -169,15 +169,15 @@ def tuning(**options: Unpack[TuningOptions]) -> Iterator[TunedBlock]:
     if _open:
         raise InputError("a block of tuner.tuning is open already; leave it first")
     rank, ranks, store = rank_group()
-    block, owner, key = TunedBlock(), os.getpid(), f"joulefront/tuning/{_blocks}"
+    owner, key = os.getpid(), f"joulefront/tuning/{_blocks}"
     _blocks += 1
     outer = sys.modules.get("joulefront_hook")
     if outer is not None and outer.state.link is not None:  # in a probe or `tuner run --tune`
-        block.outcome = TuningOutcome(
-            0, request.max_slowdown, ended="fixed", problem="the program runs under tuner already"
-        )
-        yield block
+        problem = "the program runs under tuner already"
+        outcome = TuningOutcome(0, request.max_slowdown, ended="fixed", problem=problem)
+        yield TunedBlock(outcome=outcome)
         return
+    block = TunedBlock()
     agent, code = _Agent(block, request) if rank == 0 else None, 1
     try:
         _open = True

@@ -130,6 +130,13 @@ class Period:
     energy_J: float = 0.0
     beyond_s: float = 0.0
 
+    def add(self, chunk: Chunk) -> None:
+        """Add whole steps that ran in this time."""
+        self.seconds += chunk.seconds
+        self.energy_J += chunk.energy_J
+        if self.target_W is not None and chunk.energy_J > self.target_W * chunk.seconds:
+            self.beyond_s += chunk.seconds
+
 
 class PowerFollower(OnlineTuner):
     """Choice of the fastest live setting within a target of power, by the meter's scope, with any
@@ -143,16 +150,17 @@ class PowerFollower(OnlineTuner):
         self.unmet = ""
         self._limited = max_slowdown is not None
 
+    def follow(self, target_W: float | None) -> None:
+        """Choose by this target from the next steps on; None: without a limit."""
+        self.target_W = target_W
+
     def add(self, chunk: Chunk) -> Decision:
         """Add whole steps that ran at the decided setting; return the decision for the next."""
         last = self.periods[-1] if self.periods else Period(None)
         changed = last.target_W != self.target_W
         if changed or not self.periods:
             self.periods.append(last := Period(self.target_W))
-        last.seconds += chunk.seconds
-        last.energy_J += chunk.energy_J
-        if self.target_W is not None and chunk.energy_J > self.target_W * chunk.seconds:
-            last.beyond_s += chunk.seconds
+        last.add(chunk)
         super().add(chunk)
         if changed:
             self._go(self._decide())

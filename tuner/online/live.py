@@ -21,6 +21,7 @@ from tuner.online.settings import (
 )
 from tuner.online.windows import Chunk
 from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor, GovernorError, KnobRefused
 from tuner.workload.meters import Meter, Reading
@@ -57,6 +58,18 @@ class Training:
         if why:
             self.say(f"{earlier.name} is not used: {why}")
             self.request = replace(self.request, earlier=None)
+
+    def keep_knobs(self, knobs: Sequence[Knob]) -> None:
+        """Leave out every declared knob but these."""
+        self.request = replace(self.request, knobs=tuple(knobs))
+
+    def begin(self, started: Reading | None) -> None:
+        """Note the meter's reading as the command starts; None if it failed."""
+        self.started = started
+
+    def stop_recording(self) -> None:
+        """Keep nothing more for the next run."""
+        self.record = None
 
 
 class LiveTuning:
@@ -141,7 +154,7 @@ class LiveTuning:
         for knob in knobs:
             if knob not in known:
                 self._say(f"the script registers no live knob {knob.name!r} in its first step")
-        training.request = replace(training.request, knobs=known)
+        training.keep_knobs(known)
         self._choose_from(self._plain)  # with what is known by now
         self._lower_stages()
         self._opened = mark, training.meter.read()
@@ -211,12 +224,13 @@ class LiveTuning:
             try:
                 training.record.add(self.settings[setting], window, epoch=epoch, ranks=ranks)
             except OSError as error:
-                training.record = None
+                training.stop_recording()
                 self._say(f"what is learned is not kept for the next run: {error}")
 
     def _ask(self, signal: Signal) -> None:
         assert isinstance(self.tuner, PowerFollower)
-        self.tuner.target_W, target_W = signal.target_W, self.tuner.target_W
+        target_W = self.tuner.target_W
+        self.tuner.follow(signal.target_W)
         self._tell("signal", signal.problem)
         if target_W is not None and (unmet := self.tuner.unmet):
             # Once for each target, however often it comes to that.

@@ -71,6 +71,25 @@ class Saved:
         self.before = before  # saved just before: needed just after
         self.used = False
 
+    def leave(self, out: Any) -> None:
+        """Note the event after which the copy out is done."""
+        self.out = out
+
+    def free(self) -> torch.Tensor | None:
+        """Let go of the device's own tensor, and return it if it was still held."""
+        tensor, self.tensor = self.tensor, None
+        return tensor
+
+    def return_to_device(self, tensor: torch.Tensor, there: Any) -> None:
+        """Note the tensor on the device, and the event after which it is there."""
+        self.back = tensor, there
+
+    def use(self) -> "tuple[torch.Tensor, Any, Saved | None]":
+        """Hand over the tensor on the device, its event, and what was saved just before."""
+        tensor, there = self.back
+        before, self.before, self.back, self.used = self.before, None, None, True
+        return tensor, there, before
+
 
 class SideStream:
     """Copies on a side stream, for one forward pass and its backward pass."""
@@ -88,10 +107,10 @@ class SideStream:
         self._stream.wait_stream(self._runtime.current_stream())  # it must be computed first
         with self._runtime.stream(self._stream):
             saved.host.copy_(tensor, non_blocking=True)
-        saved.out = self._mark()
+        saved.leave(self._mark())
         self._leaving.append(saved)
         while self._leaving and self._leaving[0].out.query():
-            self._leaving.popleft().tensor = None
+            self._leaving.popleft().free()
         return saved
 
     def unpack(self, saved: Any) -> torch.Tensor:
@@ -99,9 +118,7 @@ class SideStream:
         if isinstance(saved, torch.Tensor):
             return saved
         self._fetch(saved)
-        tensor, there = saved.back
-        before, saved.before = saved.before, None
-        saved.back, saved.used = None, True
+        tensor, there, before = saved.use()
         if before is not None and not before.used:
             self._fetch(before)
         stream = self._runtime.current_stream()
@@ -114,13 +131,13 @@ class SideStream:
     def _fetch(self, saved: Saved) -> None:
         if saved.back is not None:
             return
-        tensor, saved.tensor = saved.tensor, None
+        tensor = saved.free()
         if tensor is None or saved.out.query():
             with self._runtime.stream(self._stream):
                 tensor = torch.empty_like(saved.host, device=saved.device)
                 tensor.copy_(saved.host, non_blocking=True)
         # else: it never left, for the copy out is still reading it.
-        saved.back = tensor, self._mark()
+        saved.return_to_device(tensor, self._mark())
 
     def _mark(self) -> Any:
         event = self._runtime.Event()
