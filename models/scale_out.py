@@ -1,6 +1,6 @@
 """Predictions for other sizes: the models' constants corrected by probes, with intervals.
 
-Every constant has an uncertainty (`UNCERTAIN`). Probes correct those that they exercise, by
+Every constant has an uncertainty (`UNCERTAIN`). Probes correct those that they exercise, by damped
 Gauss-Newton on log step time and log power; the others keep it, so a prediction over a network that
 no probe crossed is as uncertain as the network's constants. Deviations that no constant explains
 are added: a level, a share per doubling of the GPUs beyond the probed sizes, and one of each
@@ -51,13 +51,27 @@ UNCERTAIN = {
 #: of the GPUs away from the probed sizes, of a launch, and of a window within its launch. Sailor's
 #: plans, each predicted without itself, are off by 3 % in the median and 6 % at worst.
 LEVEL, PER_DOUBLING, OWN, WITHIN = 0.05, 0.02, 0.035, 0.01
-#: Step of the derivatives by a constant's log, and rounds of the fit.
-STEP, ROUNDS = 0.02, 8
+#: Step of the derivatives by a constant's log.
+STEP = 0.02
+#: Rounds of the fit at most.
+ROUNDS = 8
+#: The fit ends with the first round that lowers the misfit by less. Near an optimum the misfit
+#: exceeds its minimum by at least the square of the distance in prior standard deviations: 0.01.
+GAIN = 1e-4
+#: A step that moves no constant by more, in prior standard deviations, is none.
+STILL = 0.1
+#: Shares of a step that are tried until one lowers the misfit.
+SHARES = (1.0, 0.5, 0.25, 0.125)
+#: Misfits per figure (a correct model's is 1 on average) up to which one start is enough: in any
+#: case, and if the first start's optimum hides dispatch in some window.
+EXPLAINED, EXPLAINED_IF_HIDDEN = 1.0, 0.5
+#: A fit that comes this near to another's optimum, in prior standard deviations, ends there too.
+NEAR = 0.25
 #: Constants that are shares: at most this.
 AT_MOST = {"lowest_voltage": 0.97, "voltage_knee": 0.97, "dispatch_hidden": 1.0}
 #: Constants that have no effect below a bound: dispatch that the device's work hides moves no
-#: predicted time. The fit approaches them from these logs above the prior, too, and keeps whichever
-#: mode is the likelier: a slow host, or a slow device.
+#: predicted time. The fit approaches them from these logs above the prior, too, if the first start
+#: leaves room for another mode, and keeps the likelier one: a slow host, or a slow device.
 FROM = {"operator_s": 2.0, "compiled_operator_s": 2.0}
 
 #: Constants -> logs of the figures, shape (n, outputs): step time, and power where it was measured.
@@ -106,6 +120,17 @@ class Scaled:
         return Corrected.of(self.log.sum(axis=1), self._spread(self.rows.sum(axis=1), 2))
 
 
+@dataclass(frozen=True)
+class _Optimum:
+    """End of a fit from one start: misfit, mean and covariance of the parameters, derivatives."""
+
+    misfit: float
+    mean: np.ndarray
+    covariance: np.ndarray
+    rows: np.ndarray
+    converged: bool
+
+
 def predictor(
     job: TrainingJob, cluster: Cluster, configurations: Sequence[Configuration]
 ) -> Predict:
@@ -115,8 +140,7 @@ def predictor(
 
 def _predictor(prior: Correctable, configurations: Sequence[Configuration]) -> Predict:
     def predict(constants: Constants) -> np.ndarray:
-        figures = prior.with_constants(constants).predict(configurations)
-        return np.log(np.column_stack([figures.step_time_s, figures.power_W]))
+        return np.log(prior.with_constants(constants).time_and_power(configurations))
 
     return predict
 
@@ -152,41 +176,75 @@ class ScaleOut:
         self._mean = np.zeros(len(self._prior))
         self._root = np.diag(self._prior)
         if len(measured):
-            starts = [np.zeros(len(self._prior)), self._mean.copy()]
-            starts[1][: len(self._names)] = [FROM.get(name, 0.0) for name in self._names]
-            fits = [self._fitted(start, predict, gpus, launches, measured) for start in starts]
-            _, self._mean, covariance = min(fits, key=lambda fit: fit[0])
+            _, number = np.unique([str(each) for each in launches], return_inverse=True)
+            alike = number[:, None] == number[None, :]
+            self._noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
+            best = self._optimum(self._mean, predict, gpus, measured)
+            if self._other_mode_possible(best, measured.size):
+                start = np.zeros(len(self._prior))
+                start[: len(self._names)] = [FROM.get(name, 0.0) for name in self._names]
+                other = self._optimum(start, predict, gpus, measured, best.mean)
+                best = min(best, other, key=lambda each: each.misfit)
+            self._mean, covariance = best.mean, best.covariance
             self._root = np.linalg.cholesky(covariance + 1e-14 * np.eye(len(covariance)))
 
-    def _fitted(
+    def _other_mode_possible(self, best: _Optimum, figures: int) -> bool:
+        places = [place for place, name in enumerate(self._names) if name in FROM]
+        shows = (best.rows[:, 0, places] != 0).any(axis=1)
+        most = EXPLAINED if shows.all() else EXPLAINED_IF_HIDDEN
+        return not best.converged or best.misfit > most * figures
+
+    def _misfit(
+        self, theta: np.ndarray, predict: Predict, gpus: Sequence[int], measured: np.ndarray
+    ) -> float:
+        # Twice the negative log density of the posterior, but for a constant.
+        off = measured - self._medians(theta, predict, gpus)
+        misfit = np.einsum("no,nm,mo->", off, self._noise, off)
+        return float(misfit + ((theta / self._prior) ** 2).sum())
+
+    def _optimum(
         self,
-        start: np.ndarray,
+        theta: np.ndarray,
         predict: Predict,
         gpus: Sequence[int],
-        launches: Sequence[object],
         measured: np.ndarray,
-    ) -> tuple[float, np.ndarray, np.ndarray]:
-        # Returns (misfit: twice the negative log posterior density, mean, covariance).
-        _, number = np.unique([str(each) for each in launches], return_inverse=True)
-        alike = number[:, None] == number[None, :]
-        noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
-        self._mean = start
+        other: np.ndarray | None = None,
+    ) -> _Optimum:
+        # The misfit never rises: a figure bends where one part of a step begins to hide behind
+        # another, and undamped steps jump to and fro across such a bend.
+        misfit, converged = self._misfit(theta, predict, gpus, measured), False
         for _ in range(ROUNDS):
-            log, rows = self._linear(predict, gpus)
-            off = measured - log + np.einsum("nop,p->no", rows, self._mean)
-            precision = np.diag(self._prior**-2)
-            pull = np.zeros(len(self._prior))
-            for output in range(self._outputs):
-                weighed = rows[:, output].T @ noise
-                precision += weighed @ rows[:, output]
-                pull += weighed @ off[:, output]
-            covariance = np.linalg.inv(precision)
+            log, rows = self._linear(theta, predict, gpus)
+            step, covariance = self._step(theta, log, rows, measured)
             # The derivatives do not hold for a step of more than a prior deviation.
-            step = covariance @ pull - self._mean
-            self._mean = self._mean + step / max(1.0, float(np.abs(step / self._prior).max()))
-        off = measured - self.medians(predict, gpus)
-        misfit = np.einsum("no,nm,mo->", off, noise, off) + ((self._mean / self._prior) ** 2).sum()
-        return float(misfit), self._mean, covariance
+            step /= max(1.0, float(np.abs(step / self._prior).max()))
+            before = misfit
+            for share in SHARES:
+                lower = self._misfit(theta + share * step, predict, gpus, measured)
+                if lower < misfit:
+                    theta, misfit = theta + share * step, lower
+                    break
+            if before - misfit < GAIN:
+                # Where no share of a long step helps, a bend is in the way.
+                converged = misfit < before or bool((np.abs(step) < STILL * self._prior).all())
+                break
+            if other is not None and (np.abs(theta - other) < NEAR * self._prior).all():
+                break
+        return _Optimum(misfit, theta, covariance, rows, converged)
+
+    def _step(
+        self, theta: np.ndarray, log: np.ndarray, rows: np.ndarray, measured: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # Returns the Gauss-Newton step, and the covariance of the linear model that it solves.
+        off = measured - log + np.einsum("nop,p->no", rows, theta)
+        precision = np.diag(self._prior**-2)
+        pull = np.zeros(len(self._prior))
+        for output in range(self._outputs):
+            weighed = rows[:, output].T @ self._noise
+            precision += weighed @ rows[:, output]
+            pull += weighed @ off[:, output]
+        covariance = np.linalg.inv(precision)
+        return covariance @ pull - theta, covariance
 
     def _constants(self, theta: np.ndarray) -> Constants:
         values = {
@@ -202,8 +260,10 @@ class ScaleOut:
         """Constants corrected by the probes."""
         return self._constants(self._mean)
 
-    def _linear(self, predict: Predict, gpus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        theta, count, k = self._mean, len(self._names), self._outputs
+    def _linear(
+        self, theta: np.ndarray, predict: Predict, gpus: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        count, k = len(self._names), self._outputs
         here = predict(self._constants(theta))[:, :k]
         n = len(here)
         rows = np.zeros((n, k, len(theta)))
@@ -222,14 +282,17 @@ class ScaleOut:
 
     def correct(self, predict: Predict, gpus: Sequence[int]) -> Scaled:
         """Return the figures of other configurations, at any size."""
-        return Scaled(*self._linear(predict, gpus), self._root)
+        return Scaled(*self._linear(self._mean, predict, gpus), self._root)
 
     def medians(self, predict: Predict, gpus: Sequence[int]) -> np.ndarray:
         """Return the corrected logs alone, (n, outputs), for many configurations."""
+        return self._medians(self._mean, predict, gpus)
+
+    def _medians(self, theta: np.ndarray, predict: Predict, gpus: Sequence[int]) -> np.ndarray:
         count, k = len(self._names), self._outputs
         growth = np.log2(np.asarray(gpus, dtype=float)) - self.centre
-        level, slope = self._mean[count : count + k], self._mean[count + k :]
-        return np.asarray(predict(self.constants)[:, :k] + level + growth[:, None] * slope)
+        level, slope = theta[count : count + k], theta[count + k :]
+        return np.asarray(predict(self._constants(theta))[:, :k] + level + growth[:, None] * slope)
 
     @classmethod
     def of_prior(

@@ -60,6 +60,10 @@ class Prior(Protocol):
 class Correctable(Prior, Protocol):
     """Prior whose constants measurements can correct."""
 
+    def time_and_power(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return step time and power alone, shape (n, 2)."""
+        ...
+
     @property
     def constants(self) -> Constants:
         """Constants that it predicts by."""
@@ -197,19 +201,18 @@ class AnalyticModel:
         """Return step time, power and memory; arrays of shape (len(configurations),)."""
         return self._predict(self._layout_of(configurations))
 
+    def time_and_power(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return step time and power alone, shape (n, 2)."""
+        time, power, _ = self._run_all(self._layout_of(configurations))
+        return np.column_stack([time, power])
+
     def predict_groups(self, groups: Sequence[tuple[Settings, tuple[Settings, ...]]]) -> Prediction:
         """Return the figures of launches with their live settings, one group after the other."""
         batch, compiled = self.job.global_batch, self.job.compiled
         return self._predict(layout_of_groups(groups, batch, compiled=compiled))
 
     def _predict(self, layout: Layout) -> Prediction:
-        time, power, clock = (np.empty(len(layout.row)) for _ in range(3))
-        for group in self._groups(layout):
-            clocks, slot, step = self._run(group)
-            joules = self._joules(group, clocks, slot, step)
-            time[group.members] = step
-            power[group.members] = sum(joules.values()) / step
-            clock[group.members] = clocks @ group.stages.count / group.stages.count.sum()
+        time, power, clock = self._run_all(layout)
         device, host = self._memory(layout.launches)
         return Prediction(
             step_time_s=time,
@@ -218,6 +221,17 @@ class AnalyticModel:
             host_memory_bytes=host[layout.row],
             clock_MHz=clock * self._top_MHz,
         )
+
+    def _run_all(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        # Returns step time, power and mean clock (a share of the highest) of each configuration.
+        time, power, clock = (np.empty(len(layout.row)) for _ in range(3))
+        for group in self._groups(layout):
+            clocks, slot, step = self._run(group)
+            joules = self._joules(group, clocks, slot, step)
+            time[group.members] = step
+            power[group.members] = sum(joules.values()) / step
+            clock[group.members] = clocks @ group.stages.count / group.stages.count.sum()
+        return time, power, clock
 
     def memory_bytes(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """Return the peak bytes on the device of the fullest rank."""

@@ -13,6 +13,7 @@ import pytest
 import tuner
 from benchmarks.validation.scale_out import compare
 from tuner.cli.main import main
+from tuner.models import scale_out
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.scale_out import LEVEL, OWN, PER_DOUBLING, UNCERTAIN, ScaleOut, predictor
 from tuner.results.predict import forecast
@@ -105,6 +106,73 @@ def test_its_intervals_hold_on_clusters_that_the_models_misjudge() -> None:
     found = {figure.name: figure.value for figure in figures}
     assert all(value >= 0.85 for name, value in found.items() if name.endswith("coverage"))
     assert all(value < 10 for name, value in found.items() if name.endswith("median_error"))
+
+
+class Exhaustive(ScaleOut):
+    """A fit from both starts, always."""
+
+    def _other_mode_possible(self, *_: object) -> bool:
+        return True
+
+
+#: Deviations of the truth from the prior, in log.
+MODES = {
+    "as assumed": {},
+    "slow host": {"operator_s": 2.5, "compiled_operator_s": 2.5},
+    "fast host": {"operator_s": -2.0, "compiled_operator_s": -2.0},
+    "slow device": {"memory_efficiency": -1.2, "matrix_efficiency": -0.3, "operator_s": -1.0},
+    "slow device and host": {"memory_efficiency": -1.0, "operator_s": 2.0},
+    "hungry device": {"compute_W": 0.5, "awake_W": 0.8, "memory_efficiency": -0.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "cluster"),
+    [
+        pytest.param(mode, cluster, marks=[] if mode == "slow host" else pytest.mark.slow)
+        for mode in MODES
+        for cluster in ("cpu-2", "h100-32")
+    ],
+)
+def test_the_stopping_rule_and_the_skipped_start_keep_the_prediction(
+    mode: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a host or a device so slow that the other one's work hides or shows."""
+    gpus = 2 if cluster == "cpu-2" else 8
+    job = load_job("tiny-gpt") if cluster == "cpu-2" else JOB
+    where = enlarged(load_cluster(cluster), gpus)
+    base = constants_of(where.device)
+    true = replace(
+        base, **{name: getattr(base, name) * float(np.exp(x)) for name, x in MODES[mode].items()}
+    )
+    few = [
+        Configuration.of(data_parallel=gpus, micro_batch=b, zero_stage=z)
+        for b, z in ((1, 0), (4, 0), (2, 2), (4, 3))
+    ]
+    every = [
+        Configuration.of(data_parallel=gpus, micro_batch=b, zero_stage=z)
+        for b in (1, 2, 4)
+        for z in (0, 1, 2, 3)
+    ]
+    noise = np.random.default_rng(7).normal(0, 0.01, size=(len(few), 2))
+    for count in (1, 2, 4):
+        chosen = few[:count]
+        predict = predictor(job, where, chosen)
+        given = {
+            "gpus": [gpus] * count,
+            "launches": list(range(count)),
+            "measured": predict(true) + noise[:count],
+        }
+        quick = ScaleOut(base, predict, **given)
+        with monkeypatch.context() as patch:
+            patch.setattr(scale_out, "GAIN", 1e-9)
+            patch.setattr(scale_out, "ROUNDS", 16)
+            thorough = Exhaustive(base, predict, **given)
+        said, wanted = (
+            line.medians(predictor(job, where, every), [gpus] * len(every))
+            for line in (quick, thorough)
+        )
+        assert np.abs(said - wanted).max() < 0.01
 
 
 def test_every_uncertain_constant_is_one() -> None:

@@ -176,5 +176,13 @@ class JobStepsPrior:
     def predict(self, configurations: Sequence[Configuration]) -> Prediction:
         """Predict as `Prior.predict`, with the time of the steps that replace one of the job's."""
         predicted = self.plain.predict(configurations)
-        shares = np.array([steps_a_job_step(c, self.job) for c in configurations], dtype=float)
-        return replace(predicted, step_time_s=predicted.step_time_s * shares)
+        return replace(predicted, step_time_s=predicted.step_time_s * self._shares(configurations))
+
+    def time_and_power(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return step time and power alone, shape (n, 2)."""
+        both = self.plain.time_and_power(configurations)
+        both[:, 0] *= self._shares(configurations)
+        return both
+
+    def _shares(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        return np.array([steps_a_job_step(c, self.job) for c in configurations], dtype=float)
