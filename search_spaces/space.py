@@ -79,6 +79,17 @@ class SearchSpace:
         kept = {n: choice for n, choice in self.choices.items() if n not in self.changing}
         return replace(self, choices=kept)
 
+    def to_knobs(self) -> dict[str, Any]:
+        """Return the table [knobs] of a space file."""
+        table: dict[str, Any] = {}
+        for name, choice in self.choices.items():
+            if isinstance(choice, Auto):
+                own = {k: v for k, v in vars(choice).items() if k != "kind" and v}
+                table[name] = own or choice.kind
+            else:
+                table[name] = list(choice)
+        return table
+
     def values(self, job: TrainingJob, cluster: Cluster) -> dict[str, tuple[Value, ...]]:
         """Return the values of each knob for this job on this cluster, before any rule.
 
@@ -305,11 +316,16 @@ def load_space(name_or_path: str | Path | None = None) -> SearchSpace:
     file, name = find_file("spaces", text, "space")
     data = read_toml(file, f"space {text!r}")
     check_keys(data, ("name", "what", "knobs"), f"space {name!r}")
-    knobs = data.get("knobs")
-    if not isinstance(knobs, dict) or not knobs:
+    what = str(data.get("what", ""))
+    return read_space(str(data.get("name", name)), data.get("knobs"), what=what)
+
+
+def read_space(name: str, knobs: Any, *, what: str = "") -> SearchSpace:
+    """Return a space from the table [knobs] of its file, or of a study (`SearchSpace.to_knobs`)."""
+    if not isinstance(knobs, Mapping) or not knobs:
         raise InputError(f"space {name!r} has no table [knobs]; name at least one knob there")
     choices = {knob: _read_choice(knob, choice, name) for knob, choice in knobs.items()}
-    return SearchSpace(str(data.get("name", name)), choices, str(data.get("what", "")))
+    return SearchSpace(name, choices, what)
 
 
 def _read_choice(name: str, choice: Any, space: str) -> tuple[Value, ...] | Auto:

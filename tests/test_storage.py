@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tomllib
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -121,21 +122,35 @@ def test_the_driver_keeps_little_of_what_is_in_the_trace(finished_study) -> None
         )
 
 
-# Newer releases.
+# Other releases.
 
 
-def test_a_study_of_a_newer_release_is_refused_in_a_sentence(
-    tmp_path: Path, capsys, finished_study
+@pytest.mark.parametrize("schema", ["schema = 99", "schema = 1", ""])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["show", "study"],
+        ["choose", "study", "--deadline", "1h"],
+        ["show", "study", "--html"],
+        ["optimize", "tiny-gpt", "--executor", "simulated", "--cluster", "a100-8"],
+    ],
+)
+def test_a_study_of_another_release_is_refused_in_a_sentence(
+    tmp_path: Path, capsys, finished_study, command: list[str], schema: str
 ) -> None:
     run = RunFolder(finished_study.copy_into(tmp_path))
-    assert (run.read_study() or {})["schema"] == 1
     text = run.study_file.read_text()
-    run.study_file.write_text(text.replace("schema = 1", "schema = 99"))
-    assert main(["show", "study", "--runs-dir", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "schema 99" in said
-    assert "newer" in said
-    assert len(said.splitlines()) == 1
+    version = tomllib.loads(text)["versions"]["joulefront"]
+    run.study_file.write_text(text.replace("schema = 2", schema))
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    if command[0] == "optimize":
+        command = [*command, "--name", "study"]
+    assert main([*command, "--runs-dir", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert f"was written by joulefront {version}" in message
+    assert "give another name" in message
+    assert len(message.splitlines()) == 1
+    assert {path: path.read_bytes() for path in before} == before
 
 
 # Passwords.

@@ -5,18 +5,23 @@ from __future__ import annotations
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import recorded_problem
 from tuner.problem.run_folder import RunFolder, write_toml
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
 from tuner.study.load import load_spec
-from tuner.testing.studies import write_table
+from tuner.testing.studies import problem_of_job, write_table
 from tuner.workload.probe import WindowPolicy
 
 
@@ -95,6 +100,63 @@ def test_why_a_choice_is_not_verified():
     assert why_unverified(False, {}) == NoVerdict("not_requested")
     assert why_unverified(False, {"trace": "x"}) == NoVerdict("recorded_trace")
     assert why_unverified(False, {"table": "x", "varies": False}) == NoVerdict("no_spread")
+
+
+SPACE = """
+[knobs]
+data_parallel = "auto"
+micro_batch = { max = 4 }
+zero_stage = [0, 1]
+optimizer_offload = ["none", "cpu"]
+"""
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"baseline": "dp2 mb2 zero1"},
+        {"allow_changed_training": True},
+        {"max_gpus": 1},
+        {"plan": True},
+    ],
+)
+def test_the_candidates_are_those_of_the_request(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """Also where the file of the space has gone since."""
+    space = tmp_path / "space.toml"
+    space.write_text(SPACE)
+    knobs = [Knob("dropout", (0, 1), baseline=0, how="env:DROPOUT", changes_training=True)]
+    job = replace(load_job("tiny-gpt"), knobs=() if "max_gpus" in asked else tuple(knobs))
+    problem = problem_of_job(job, "cpu-2", str(space), **asked)
+    spec = StudySpec(name="one", run_dir=tmp_path / "runs" / "one", problem=problem)
+    folder = written(spec, constraints={"max_gpus": asked.get("max_gpus")})
+    space.unlink()
+    found = load_spec(folder, ()).problem
+    assert found.candidates.configurations == problem.candidates.configurations
+    assert found.identity == problem.identity
+
+
+def test_what_this_machine_cannot_build_is_not_a_candidate_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "space.toml").write_text(SPACE)
+    monkeypatch.setattr("tuner.workload.node.machine.detect_cluster", lambda: load_cluster("cpu-2"))
+    monkeypatch.setattr(from_job, "cannot_build", lambda op, gpus=False: f"no {op}")
+    problem = problem_of_job("tiny-gpt", "auto", str(tmp_path / "space.toml"))
+    folder = written(StudySpec(name="one", run_dir=tmp_path / "runs" / "one", problem=problem))
+    monkeypatch.undo()
+    found = load_spec(folder, ()).problem.candidates
+    assert found.configurations == problem.candidates.configurations
+    assert {c.get("optimizer_offload") for c in found} == {"none"}
+
+
+def test_candidates_that_another_version_enumerates_otherwise_are_left_to_the_records(
+    tmp_path: Path,
+) -> None:
+    problem = problem_of_job("tiny-gpt", "cpu-2")
+    spec = StudySpec(name="one", run_dir=tmp_path / "runs" / "one", problem=problem)
+    space = {**problem.identity["space"], "configurations": len(problem.candidates) + 1}
+    assert len(load_spec(written(spec, space=space), ()).problem.candidates) == 0
 
 
 def test_the_file_is_toml(spec: StudySpec):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from tuner.models.memory_margin import CANDIDATE_FACTOR
 from tuner.problem.baseline import Baseline, default_name, read_baseline
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
-from tuner.problem.problem import REAL_COST, Problem, space_section
+from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import (
@@ -39,11 +40,16 @@ class Question:
     """What a request names, as it is found: what a search and a plan have in common.
 
     Attributes:
+        request: what was asked.
+        predicted: it leaves alone what no model knows, and keeps what the built-in program cannot
+            run yet.
         job: with the declared knobs that are searched.
         space_name: as given, which may be a path.
         whole, space: the space of that name, and what of it is searched.
     """
 
+    request: JobRequest
+    predicted: bool
     job: TrainingJob
     cluster: Cluster
     space_name: str
@@ -68,6 +74,7 @@ class Question:
             identity: further sections of study.toml.
         """
         today = baseline or self.today.configuration
+        changed = self.request.allow_changed_training
         return Problem(
             name=self.job.name,
             candidates=candidates,
@@ -75,7 +82,8 @@ class Question:
             baseline=today,
             identity={
                 **identity_of(self.job, self.cluster, space),
-                "baseline": {"name": self.today.name, "configuration": today.key},
+                "baseline": baseline_section(self.today.name, today),
+                "request": {"allow_changed_training": changed, "predicted": self.predicted},
                 **(identity or {}),
             },
             job=self.job,
@@ -97,9 +105,11 @@ def question_of(request: JobRequest, *, plan: bool = False) -> Question:
         why = f"space {LARGE!r} is searched for {why} ({without})"
     name = name or (LARGE if why else SMALL)
     today = baseline_of(request.baseline, job, cluster)
-    whole = load_space(name)
+    whole = name if isinstance(name, SearchSpace) else load_space(name)
+    name = name.name if isinstance(name, SearchSpace) else str(name)
+    searched = request.allowed(whole)
     notes += [*today.notes, *([why] if why else [])]
-    return Question(job, cluster, str(name), whole, request.allowed(whole), today, tuple(notes))
+    return Question(request, plan, job, cluster, name, whole, searched, today, tuple(notes))
 
 
 def _why_large(job: TrainingJob, cluster: Cluster) -> str:
@@ -127,8 +137,9 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     inspected = bool(found.notes)
     _leave_out_unfitting(found, asked, plan)
     found.notes += asked.notes
+    usable = asked.whole
     if request.cluster == "auto":
-        _leave_out_unusable_here(found, cluster, request.clocks)
+        usable = _leave_out_unusable_here(found, asked, request.clocks)
     configuration = asked.today.configuration
     allowed = _allowed(found, most, asked.space_name, configuration)
     if not inspected:
@@ -145,7 +156,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
         candidates = Candidates.from_configurations([configuration, *candidates])
     return asked.problem(
         candidates.where(lambda launch: _uses_at_most(launch, most)),
-        space_section(asked.space_name, candidates),
+        {**space_section(asked.space_name, candidates), "knobs": usable.to_knobs()},
         baseline=configuration,
         cost=replace(REAL_COST, micro_batches=not job.why_accumulation_stays),
         notes=tuple(found.notes),
@@ -225,7 +236,9 @@ def _runnable(asked: Question, plan: bool) -> _Found:
     return found
 
 
-def _leave_out_unusable_here(found: _Found, cluster: Cluster, clocks: bool) -> None:
+def _leave_out_unusable_here(found: _Found, asked: Question, clocks: bool) -> SearchSpace:
+    """Leave out what this machine cannot build or compile; return the space without it."""
+    cluster, space = asked.cluster, asked.whole
     on_gpus = cluster.device.is_gpu
     if clocks and on_gpus and not cluster.clock_control:
         from tuner.workload.platforms import platform_of
@@ -236,12 +249,31 @@ def _leave_out_unusable_here(found: _Found, cluster: Cluster, clocks: bool) -> N
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""
     for what, why, needs in (
-        ("optimizer_offload=cpu", no_adam, lambda c: c.get("optimizer_offload") == "cpu"),
-        ("offload to nvme", no_drive, lambda c: "nvme" in c.launch.values()),
-        ("compilation", cannot_compile(), lambda c: c.get("compilation") != "none"),
+        ("optimizer_offload=cpu", no_adam, lambda *knob: knob == ("optimizer_offload", "cpu")),
+        ("offload to nvme", no_drive, lambda name, value: value == "nvme"),
+        ("compilation", cannot_compile(), _compiles),
     ):
         if why:
-            found.keep([c for c in found.candidates if not needs(c)], why, f"{what} is")
+            kept = [c for c in found.candidates if not any(needs(*k) for k in c.launch.items())]
+            found.keep(kept, why, f"{what} is")
+            space = _without(space, needs, asked)
+    return space
+
+
+def _compiles(knob: str, value: Value) -> bool:
+    return knob == "compilation" and value != "none"
+
+
+def _without(
+    space: SearchSpace, needs: Callable[[str, Value], bool], asked: Question
+) -> SearchSpace:
+    """Return a space without the values of knobs that need something."""
+    choices = dict(space.choices)
+    for name, values in space.values(asked.job, asked.cluster).items():
+        kept = tuple(value for value in values if not needs(name, value))
+        if len(kept) < len(values):
+            choices[name] = kept
+    return replace(space, choices={name: each for name, each in choices.items() if each != ()})
 
 
 def _uses_at_most(launch: Settings, gpus: int | None) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.problem import REAL_COST, Problem, space_section
+from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration
@@ -88,7 +88,7 @@ def _identity(
     **more: Any,
 ) -> Any:
     space = space_section(f"recorded {what}", candidates)
-    of_baseline = {"name": name, "configuration": baseline.key}
+    of_baseline = baseline_section(name, baseline)
     return plain({**more, "recorded": recorded, "space": space, "baseline": of_baseline})
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED, Knob, check_knobs, fixed, load_pack, parse_knob
+from tuner.search_spaces.declared import Knob, check_knobs, fixed, load_pack, parse_knob
 from tuner.search_spaces.job import TrainingJob, job_of
 from tuner.search_spaces.options import option
 from tuner.workload.built_in_job import launchable
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
-    from tuner.search_spaces.space import Candidates, SearchSpace
+    from tuner.search_spaces.space import SearchSpace
 
 Given = Configuration | str | Path | Sequence[str | Path] | None
 
@@ -28,7 +28,7 @@ class JobRequest:
 
     job: TrainingJob | Script | str | Path | None = None
     cluster: Cluster | str = "auto"
-    space: str | None = None
+    space: str | SearchSpace | None = None
     constraints: Constraints = field(default_factory=Constraints)
     baseline: Given = None
     knobs: Sequence[Knob | str] = ()
@@ -67,16 +67,6 @@ class JobRequest:
     def allowed(self, space: SearchSpace) -> SearchSpace:
         """Return what of a space is searched."""
         return space if self.allow_changed_training else space.same_training()
-
-    def about(self, job: TrainingJob, cluster: Cluster, searched: Candidates) -> dict[str, Any]:
-        """Return the arguments by which what a run searched is asked about again."""
-        changed = any(CHANGED in launch for launch in searched.launches)
-        return {"job": job, "cluster": cluster, "allow_changed_training": changed}
-
-    def either_way(self) -> Iterator[JobRequest]:
-        """Yield the request with changed training and without, which study.toml does not say."""
-        for changed in (True, False):
-            yield replace(self, allow_changed_training=changed)
 
     def searched_knobs(self, job: TrainingJob, *, plan: bool) -> tuple[TrainingJob, list[str]]:
         """Return the job with the declared knobs that are searched, and notes on them."""

@@ -8,7 +8,6 @@ is what study.toml keeps of it, and what a resumed study is compared with.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -115,16 +114,19 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **each}
 
 
-def digest_of(candidates: Candidates) -> str:
-    """Return a digest that identifies a set of candidates, whatever their order."""
-    keys = "\n".join(sorted(each.key for each in candidates.whole.configurations))
-    return hashlib.sha256(keys.encode()).hexdigest()[:16]
-
-
 def space_section(name: str, candidates: Candidates) -> dict[str, Any]:
     """Return the section [space] of study.toml."""
-    count = len(candidates.whole)
-    return {"name": name, "configurations": count, "digest": digest_of(candidates)}
+    return {"name": name, "configurations": len(candidates.whole)}
+
+
+def baseline_section(name: str, baseline: Configuration) -> dict[str, Any]:
+    """Return the section [baseline] of study.toml."""
+    return {
+        "name": name,
+        "configuration": baseline.key,
+        "launch": baseline.launch.to_json(),
+        "live": baseline.live.to_json(),
+    }
 
 
 # Where the global batch is a knob (`TrainingJob.steps_at`, or its noise scale), configurations need

@@ -27,8 +27,8 @@ from tuner.workload.node.rights import private_folder
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.trace import read_trace
 
-#: Version of study.toml. A reader takes this one and older ones; the first release wrote none.
-STUDY_SCHEMA = 1
+#: Version of study.toml. A reader takes this one alone.
+STUDY_SCHEMA = 2
 
 
 #: What in study.toml is a table.
@@ -36,6 +36,7 @@ _SECTIONS = (
     "job",
     "cluster",
     "space",
+    "request",
     "recorded",
     "constraints",
     "settings",
@@ -119,20 +120,20 @@ class RunFolder:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read {self.study_file}: {error}") from error
-        schema = study.get("schema", STUDY_SCHEMA)
-        if type(schema) is not int or schema > STUDY_SCHEMA:
+        if (schema := study.get("schema")) != STUDY_SCHEMA:
+            versions = study.get("versions")
+            by = versions.get("joulefront") if isinstance(versions, Mapping) else None
             raise InputError(
-                f"{self.study_file} has schema {schema!r}, and this release reads {STUDY_SCHEMA} "
-                "and older; a newer joulefront wrote it"
+                f"{self.study_file} was written by joulefront {by or 'of an unknown version'} "
+                f"(schema {schema}), and this one reads schema {STUDY_SCHEMA} only; give another "
+                "name to start a new run"
             )
         for name in _SECTIONS:
             if not isinstance(study.get(name, {}), Mapping):
                 raise InputError(f"{self.study_file}: {name} must be a table")
         for name in ("space", "baseline"):  # which name knobs
-            for key, value in study.get(name, {}).items():
-                for text in (key, *(value if isinstance(value, list) else [value])):
-                    if isinstance(text, str):
-                        plain_text(text, f"a text of [{name}] in {self.study_file}")
+            for text in _texts(study.get(name, {})):
+                plain_text(text, f"a text of [{name}] in {self.study_file}")
         return study
 
     def write_study(self, data: Mapping[str, Any]) -> None:
@@ -170,6 +171,19 @@ class RunFolder:
             yield
         finally:
             os.close(fd)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts of a TOML value, names in tables included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield name
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def new_name(stem: str, runs_dir: str | Path) -> str:

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from tuner.problem.constraints import Constraints
+from tuner.problem.job_request import JobRequest
 from tuner.problem.problem import Problem, versions
 from tuner.problem.run_folder import STUDY_SCHEMA
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
 from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.space import SearchSpace, read_space
 from tuner.search_spaces.typed import read_fields
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -90,6 +93,33 @@ def why_unverified(
     if "table" in recorded and not recorded.get("varies", True):
         return NoVerdict("no_spread")
     return NoVerdict("not_requested")
+
+
+def parse_space(study: Mapping[str, Any]) -> SearchSpace | None:
+    """Return the space of study.toml; None if it has no knobs, as that of a recording."""
+    section = study.get("space", {})
+    if "knobs" not in section:
+        return None
+    return read_space(str(section.get("name", "")), section["knobs"])
+
+
+def parse_request(study: Mapping[str, Any]) -> JobRequest | None:
+    """Return what a study asked about its job; None of a recording and of a plan."""
+    job, cluster, space = parse_job(study), parse_cluster(study), parse_space(study)
+    if job is None or cluster is None or space is None or "recorded" in study:
+        return None
+    request, baseline = study.get("request", {}), study.get("baseline", {})
+    return JobRequest(
+        job,
+        cluster,
+        space,
+        constraints=Constraints(max_gpus=study.get("constraints", {}).get("max_gpus")),
+        baseline=Configuration(
+            Settings.from_json(baseline.get("launch", {}), "[baseline] of study.toml"),
+            Settings.from_json(baseline.get("live", {}), "[baseline] of study.toml"),
+        ),
+        allow_changed_training=request.get("allow_changed_training") is True,
+    )
 
 
 def parse_job(study: Mapping[str, Any]) -> TrainingJob | None:

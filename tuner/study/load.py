@@ -5,9 +5,8 @@ People edit files, so what study.toml says is checked here, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from tuner.planning.plan import PLAN_FILE, plan_result, read_plan
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.from_recording import table_problem
-from tuner.problem.job_request import JobRequest
-from tuner.problem.problem import Problem, digest_of, in_job_steps
+from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import (
@@ -31,15 +29,14 @@ from tuner.problem.study_spec import (
     StudySpec,
     parse_cluster,
     parse_job,
+    parse_request,
     why_unverified,
 )
 from tuner.results.result import Result
 from tuner.results.state import build_result
 from tuner.search_spaces.candidates import Candidates
-from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.options import read_options
 from tuner.workload.probe import ProbeRecord, WindowPolicy
 
@@ -100,12 +97,12 @@ def _problem(
         raise InputError(f"{folder.study_file} names neither a job nor a recording")
     return Problem(
         name=job.name if job else str(recorded.get("table", folder.name)),
-        candidates=_candidates(study, visited, job, cluster),
+        candidates=_candidates(study, visited),
         steps=int(steps),
         baseline=None,
         identity={
             name: study[name]
-            for name in ("job", "cluster", "recorded", "space", "baseline", "plan")
+            for name in ("job", "cluster", "recorded", "space", "request", "baseline", "plan")
             if name in study
         },
         job=job,
@@ -114,52 +111,30 @@ def _problem(
     )
 
 
-def _candidates(
-    study: Mapping[str, Any],
-    visited: Sequence[Configuration],
-    job: TrainingJob | None,
-    cluster: Cluster | None,
-) -> Candidates:
+def _candidates(study: Mapping[str, Any], visited: Sequence[Configuration]) -> Candidates:
     """Return the candidates that were searched if they can be enumerated again, else the visited.
 
     Those never visited are what a result predicts (`Result.predicted`).
     """
-    space, recorded = study.get("space", {}), study.get("recorded", {})
-    count = space.get("configurations", 0)
-    if type(count) is not int or not 0 < count <= MOST_ENUMERATED:
-        return Candidates.from_configurations(visited)
-    try:
-        if "path" in recorded:
-            again = iter([table_problem(Path(recorded["path"]), recorded.get("group"), None)[0]])
-        else:
-            again = _problems(study, visited, job, cluster)
-        for found in again:
-            if digest_of(found.candidates) == space.get("digest"):
-                return found.candidates
-    except (InputError, OSError, KeyError, TypeError):  # it has gone since, or was edited
-        pass
+    count = study.get("space", {}).get("configurations", 0)
+    if type(count) is int and 0 < count <= MOST_ENUMERATED:
+        try:
+            found = _searched(study)
+        except (InputError, OSError, TypeError):  # a file has gone, or the study was edited
+            found = None
+        if found is not None and len(found.whole) == count:
+            return found
     return Candidates.from_configurations(visited)
 
 
-def _problems(
-    study: Mapping[str, Any],
-    visited: Sequence[Configuration],
-    job: TrainingJob | None,
-    cluster: Cluster | None,
-) -> Iterator[Problem]:
-    """Yield what the job may have been asked for: the digest of the candidates tells which."""
-    if job is None or cluster is None or "recorded" in study:
-        return
-    key = study.get("baseline", {}).get("configuration")
-    asked = JobRequest(
-        job,
-        cluster,
-        study["space"]["name"],
-        constraints=Constraints(max_gpus=study.get("constraints", {}).get("max_gpus")),
-        baseline=next((each for each in visited if each.key == key), None),
-    )
-    for plan, request in product((False, True), asked.either_way()):
-        yield problem_of_job(request, plan=plan)
+def _searched(study: Mapping[str, Any]) -> Candidates | None:
+    recorded, request = study.get("recorded", {}), parse_request(study)
+    if "path" in recorded:
+        return table_problem(Path(recorded["path"]), recorded.get("group"), None)[0].candidates
+    if request is None:
+        return None
+    predicted = study.get("request", {}).get("predicted") is True
+    return problem_of_job(request, plan=predicted).candidates
 
 
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:

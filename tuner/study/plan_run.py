@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tuner.planning.correction import Correction, correction
 from tuner.planning.plan import plan_result, plan_table, write_plan
-from tuner.problem.from_job import question_of
+from tuner.problem.from_job import Question, question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
-from tuner.problem.study_spec import SessionEnd, StudySpec
+from tuner.problem.study_spec import SessionEnd, StudySpec, parse_space
 from tuner.results.predict import charged, measured_windows
 from tuner.results.result import Result
 from tuner.search_spaces.candidates import Candidates
@@ -45,18 +45,8 @@ def run_plan(
     )
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
-    every = asked.whole.choices
-    kept = [f"not in play: {name}: {CHANGES}" for name in every if name not in asked.space.choices]
-    corrected = [corrects.sentence] if corrects else []
-    for sentence in (
-        *asked.notes,
-        not_searched(asked.whole),
-        *not_predicted(every),
-        *kept,
-        *corrected,
-    ):
-        if sentence:
-            notify(Progress("note", None, sentence))
+    for sentence in _notes(asked, corrects):
+        notify(Progress("note", None, sentence))
     table = plan_table(
         job,
         cluster,
@@ -87,6 +77,20 @@ def run_plan(
     return result
 
 
+def _notes(asked: Question, corrects: Correction | None) -> list[str]:
+    """Return what is and is not searched and predicted, and by what the models are corrected."""
+    every = asked.whole.choices
+    kept = (name for name in every if name not in asked.space.choices)
+    sentences = [
+        *asked.notes,
+        not_searched(asked.whole),
+        *not_predicted(every),
+        *(f"not in play: {name}: {CHANGES}" for name in kept),
+        corrects.sentence if corrects else "",
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
 def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Correction]:
     if not request.gpus:
         raise InputError("--run needs --gpus, the numbers of GPUs to predict")
@@ -101,8 +105,10 @@ def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Corr
     launches = [record.request.launch.key for record in windows.records]
     asked = replace(
         request,
-        **request.about(problem.job, enlarged(cluster, max(request.gpus)), problem.candidates),
-        space=str(problem.identity["space"]["name"]),
+        job=problem.job,
+        cluster=enlarged(cluster, max(request.gpus)),
+        space=parse_space(problem.identity),
+        allow_changed_training=problem.identity["request"]["allow_changed_training"],
         constraints=request.constraints if request.constraints.given else spec.constraints,
     )
     return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)

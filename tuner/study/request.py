@@ -102,6 +102,7 @@ class StudyRequest(JobRequest):
     def prepared(self, notify: Notify | None) -> tuple[Problem, RunFolder, StudyRequest]:
         """Return the problem, the run folder and the request; a script is started once."""
         from tuner.problem.from_job import cluster_of, problem_of_job
+        from tuner.problem.study_spec import parse_space
 
         asked, name, script = self, self.name, self.script
         inspected: ScriptJob | None = None
@@ -114,7 +115,7 @@ class StudyRequest(JobRequest):
             asked = replace(self, job=inspected, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and "recorded" not in before:
-            asked = replace(asked, space=before.get("space", {}).get("name"))
+            asked = replace(asked, space=parse_space(before))
         problem = problem_of_job(asked, plan=self.simulated)
         if inspected is not None and len(problem.candidates) < 2 and before is None:
             raise _nothing_to_try(inspected, script.command if script else "")

@@ -295,7 +295,7 @@ def _check_peaks(constraints: Constraints, problem: Problem) -> None:
 def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
-    names = ("job", "cluster", "recorded", "space")
+    names = ("job", "cluster", "recorded", "space", "request")
     now, then = (
         {name: study[name] for name in names if name in study}
         for study in (problem.identity, before)

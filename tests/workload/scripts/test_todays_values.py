@@ -178,20 +178,6 @@ def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
     assert blank_job(Script("train.py", cwd=tmp_path), on_two, nodes=2).devices == 4
 
 
-def test_ranks_that_train_alone_close_every_launch_of_several() -> None:
-    from tuner.search.observations import Observations, ParameterEncoding
-    from tuner.search_spaces.candidates import Candidates
-    from tuner.search_spaces.configuration import Configuration
-
-    every = [Configuration.of(data_parallel=d, micro_batch=m) for d in (1, 2) for m in (1, 2)]
-    candidates = Candidates.from_configurations(every)
-    seen = Observations(ParameterEncoding(candidates), np.arange(len(candidates)))
-    failed = next(i for i, c in enumerate(candidates) if c.data_parallel == 2)
-    seen._add_failure(failed, {"failure": "alone"})
-    left = {c.data_parallel for i, c in enumerate(candidates) if i not in seen.failed_launches}
-    assert (left, len(seen.failed_launches)) == ({1}, 2)
-
-
 def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
     from tuner.display.text import answer_lines
     from tuner.results.recommendation import choose
