@@ -21,7 +21,6 @@ class Ticker:
     """
 
     def __init__(self, action: Callable[[], None], *, period_s: float, name: str) -> None:
-        self.ticks = 0
         self.lost = 0
         self._action = action
         self._period_s = period_s
@@ -33,7 +32,6 @@ class Ticker:
         due_s = time.monotonic()
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
             self._action()
-            self.ticks += 1
             due_s += self._period_s
             late = int((time.monotonic() - due_s) / self._period_s)
             if late > 0:
