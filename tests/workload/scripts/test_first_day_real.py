@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 
 from tuner.cli.main import main
+from tuner.problem.today_facts import today_facts
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
@@ -203,14 +204,15 @@ def test_without_a_launcher_a_script_has_no_rank(runner: LocalRunner, tmp_path: 
     assert "bare" not in job.start(Configuration.of(more), tmp_path / "two").options
 
 
-def test_the_length_is_that_of_the_loop_or_close_to_it(runner: LocalRunner, tmp_path: Path) -> None:
-    assert look(runner, tmp_path, PLAIN).steps == 40
-    assert look(runner, tmp_path, PLAIN, steps=41).steps == 41  # epochs are rounded
-    fewer = look(runner, tmp_path, PLAIN, steps=20)  # a loop may be left early
-    assert fewer.steps == 20
-    assert fewer.frame.sources["steps"].startswith("--steps; at most 40 by ")
-    endless = "done = 0\nwhile done < 10**9:\n    train(DataLoader(data, 8))\n    done += 500"
-    assert look(runner, tmp_path, endless, steps=1000).steps == 1000  # nobody reaches that bound
+def test_the_length_of_a_plain_loop_is_unknown_until_the_user_states_it(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
+    job = look(runner, tmp_path, PLAIN)
+    facts = today_facts(job, None)
+    assert job.steps is None
+    assert facts is not None
+    assert "per optimizer step (--steps N gives the total)" in facts.lines[1]
+    assert look(runner, tmp_path, PLAIN, steps=41).steps == 41
 
 
 def test_a_script_that_ends_too_early_is_told_how_many_steps_it_needs(
