@@ -21,7 +21,7 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge
 from tuner.workload.key_files import changed_text, read_key, renamed, value_at
-from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Variables that joulefront sets for each rank.
 _OWN = (
@@ -144,7 +144,7 @@ def _variable(knob: Knob, env: Mapping[str, str]) -> str | None:
     return env.get(name)
 
 
-def resolved(declared: Knob, job: ScriptFacts) -> Knob:
+def resolved(declared: Knob, job: ScriptTraining) -> Knob:
     """Return a declared knob of a script with `how` and the baseline filled in.
 
     InputError if it cannot be applied, or its baseline contradicts what is found, in an inspection
@@ -170,7 +170,7 @@ def resolved(declared: Knob, job: ScriptFacts) -> Knob:
     return knob
 
 
-def _found(knob: Knob, job: ScriptFacts) -> Knob:
+def _found(knob: Knob, job: ScriptTraining) -> Knob:
     (way, key), cwd, named = knob.target, Path(job.cwd), job.config_word
     if way.endswith(FILE_KINDS) and named and (cwd / way).resolve() == named[1].resolve():
         value_at(job.file_config, key, named[1].name)

@@ -23,7 +23,7 @@ from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU
 from tuner.testing.studies import TOML, modelled_study, request, write_table
 from tuner.workload.probe import ProbeRequest
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.table import load_table
 
@@ -163,7 +163,7 @@ def test_scripts_of_a_users_script(name: str, word: str, out: str, cwd: str) -> 
             words=("train.py", word),
             cwd=str(start_in),
             devices=2,
-            frame=Framework(reads=("micro_batch",), config={"train_batch_size": 8}),
+            frame=ScriptFacts(reads=("micro_batch",), config={"train_batch_size": 8}),
         )
         write_launch_files((Configuration.of(data_parallel=2), job, CPU), folder)
         words = sandbox.run(folder / "launch.sh")

@@ -14,7 +14,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InvalidValue
 from tuner.testing.scripts import CPU, script_job
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 WORKERS = Knob("workers", (0, 2), live=True)
@@ -22,7 +22,7 @@ WORKERS = Knob("workers", (0, 2), live=True)
 
 def job_in(folder: Path, *, launcher: bool = False) -> ScriptJob:
     before = f"{sys.executable} -m torch.distributed.run --nproc_per_node 2 " if launcher else ""
-    frame = Framework("torch", micro_batch=4, accumulation=1, live={"workers": 0})
+    frame = ScriptFacts("torch", micro_batch=4, accumulation=1, live={"workers": 0})
     return script_job(f"{before}train.py --depth 2", folder, frame, (WORKERS,))
 
 

@@ -20,17 +20,17 @@ from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import Launcher, kinds
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
 )
 CONFIG = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
-DEEPSPEED = Framework(
+DEEPSPEED = ScriptFacts(
     "deepspeed", config=CONFIG, micro_batch=4, accumulation=1, follows=True, measured=True
 )
-TRAINER = Framework(
+TRAINER = ScriptFacts(
     "torch",
     "transformers",
     micro_batch=4,
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job_of(command: str, folder: Path, frame: Framework) -> ScriptJob:
+def job_of(command: str, folder: Path, frame: ScriptFacts) -> ScriptJob:
     blank = blank_job(Script(command, cwd=folder), GPU)
     return replace(blank, global_batch=16, steps=100, frame=frame)
 

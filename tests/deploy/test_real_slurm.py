@@ -26,7 +26,7 @@ from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU as CORES
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 pytestmark = [
@@ -217,7 +217,7 @@ def test_job_sbatch_trains_on_both_nodes(
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     blank = blank_job(Script("train.py", cwd=tmp_path), CPU, nodes=2)
-    frame = Framework("torch", micro_batch=4, accumulation=1)
+    frame = ScriptFacts("torch", micro_batch=4, accumulation=1)
     job = replace(blank, global_batch=8, steps=2, frame=frame)
     folder = tmp_path / "best"
     write_launch_files((job.baseline, job, CPU), folder)

@@ -15,7 +15,7 @@ from tuner.search_spaces.space import Candidates
 from tuner.study.load import load_spec
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import record, write_table
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.trace import TraceWriter
 
 
@@ -23,7 +23,7 @@ from tuner.workload.trace import TraceWriter
 def run(tmp_path: Path) -> RunFolder:
     """Return the run of a script whose length is unknown, with one probe."""
     folder = RunFolder.named(tmp_path, "script")
-    job = script_job("train.py", tmp_path, Framework("torch"), steps=None, global_batch=0)
+    job = script_job("train.py", tmp_path, ScriptFacts("torch"), steps=None, global_batch=0)
     today = Configuration.of({"data_parallel": 2, "micro_batch": 4})
     candidates = Candidates.from_configurations([today])
     problem = Problem(

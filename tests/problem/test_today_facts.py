@@ -11,9 +11,9 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 
-SEEN = Framework(
+SEEN = ScriptFacts(
     "torch",
     micro_batch=8,
     accumulation=2,
@@ -43,12 +43,12 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     again = parse_job(json.loads(json.dumps(problem.identity)))
     assert again.today_facts() == facts
     assert "counted" not in json.loads(
-        script_job("train.py", tmp_path, Framework()).to_json()["frame"]
+        script_job("train.py", tmp_path, ScriptFacts()).to_json()["frame"]
     )
 
 
 def test_what_is_unknown_is_null_and_says_what_would_tell_it(tmp_path: Path) -> None:
-    job = script_job("train.py", tmp_path, Framework("torch"), global_batch=0, steps=None)
+    job = script_job("train.py", tmp_path, ScriptFacts("torch"), global_batch=0, steps=None)
     facts = replace(job, devices=1).today_facts()
     assert facts is not None
     assert facts.lines[0] == (

@@ -29,7 +29,7 @@ from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.measure.window import Conductor
 from tuner.workload.probe import Failure, Measurement, WindowPolicy
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 JOB = replace(load_job(), global_batch=128)
@@ -63,10 +63,10 @@ def test_finding_10_where_it_cannot_be_done_one_sentence_says_so() -> None:
     )
     one = Configuration.of(data_parallel=1, micro_batch=1)
     for frame, possible in (
-        (Framework(kind="deepspeed"), True),
-        (Framework(kind="torch", owner="transformers"), True),
-        (Framework(kind="deepspeed", owner="accelerate"), False),
-        (Framework(kind="torch"), False),
+        (ScriptFacts(kind="deepspeed"), True),
+        (ScriptFacts(kind="torch", owner="transformers"), True),
+        (ScriptFacts(kind="deepspeed", owner="accelerate"), False),
+        (ScriptFacts(kind="torch"), False),
     ):
         why = replace(script, frame=frame).why_accumulation_stays
         plan = accumulation_plan(one, replace(script, frame=frame), why)

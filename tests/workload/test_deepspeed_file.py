@@ -15,7 +15,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.testing.scripts import script_job
 from tuner.workload.deepspeed_file import is_deepspeed_file, read_deepspeed
 from tuner.workload.hook import engine
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 
 EXPECTED = {
     "train_batch_size": 16,
@@ -109,7 +109,7 @@ def test_without_hjson_plain_json_is_read_and_comments_are_explained(
 def test_a_script_with_a_commented_file_is_changed_in_a_copy(tmp_path: Path) -> None:
     pytest.importorskip("hjson")
     (tmp_path / "ds.json").write_text(COMMENTS)
-    frame = Framework("deepspeed", config=EXPECTED, micro_batch=2, accumulation=4, follows=True)
+    frame = ScriptFacts("deepspeed", config=EXPECTED, micro_batch=2, accumulation=4, follows=True)
     knob = "ds.json:zero_optimization.reduce_bucket_size=100000000,200000000"
     job = script_job("train.py --ds ds.json", tmp_path, frame, [knob], global_batch=16)
     assert job.baseline.get("reduce_bucket_size") == 200000000

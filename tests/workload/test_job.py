@@ -15,7 +15,7 @@ from tuner.testing.scripts import CPU, script_job
 from tuner.workload.built_in_job import BuiltInJob, launchable
 from tuner.workload.job import Job, LaunchableJob
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 
 TINY = load_job("tiny-gpt")
 
@@ -30,20 +30,20 @@ def _own_program(folder: Path) -> LaunchableJob:
 
 
 def _script(folder: Path) -> LaunchableJob:
-    frame = Framework("torch", micro_batch=4, accumulation=1)
+    frame = ScriptFacts("torch", micro_batch=4, accumulation=1)
     return script_job("train.py --lr 0.1", folder, frame)
 
 
 def _unknown_script(folder: Path) -> LaunchableJob:
     """Return a script of unknown length, batch and model, as a plain loop is."""
-    return script_job("train.py", folder, Framework("torch"), steps=None, global_batch=0)
+    return script_job("train.py", folder, ScriptFacts("torch"), steps=None, global_batch=0)
 
 
 def _module(folder: Path) -> LaunchableJob:
     package = folder / "package"
     package.mkdir()
     (package / "__main__.py").touch()
-    return script_job("python -m package --once", folder, Framework("torch"), steps=1)
+    return script_job("python -m package --once", folder, ScriptFacts("torch"), steps=1)
 
 
 JOBS = (_built_in, _own_program, _script, _unknown_script, _module)

@@ -17,7 +17,7 @@ from tuner.testing.scripted_ranks import ScriptedClock, ScriptedRanks
 from tuner.workload.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, limits_of
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.probe import Failure, ProbeRequest, WindowPolicy
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 WINDOW = WindowPolicy()
@@ -86,7 +86,7 @@ def test_a_72b_model_has_time_for_its_steps() -> None:
 
 
 def test_the_inspections_time_is_no_part_of_the_job() -> None:
-    looked = replace(SCRIPT, frame=Framework(kind="torch", first_step_s=17.0))
+    looked = replace(SCRIPT, frame=ScriptFacts(kind="torch", first_step_s=17.0))
     again = ScriptJob.from_json(looked.to_json())
     assert again == looked
     assert again.frame.first_step_s == 0.0

@@ -16,7 +16,7 @@ from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts import inspection
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job, inspect_script
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: A node of two cores with made-up figures.
@@ -24,7 +24,7 @@ CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), device
 
 
 def script_job(
-    command: str, folder: Path, frame: Framework, knobs: Sequence[Knob | str] = (), **changes: Any
+    command: str, folder: Path, frame: ScriptFacts, knobs: Sequence[Knob | str] = (), **changes: Any
 ) -> ScriptJob:
     """Return the job of a command on two cores, as if it had been inspected.
 

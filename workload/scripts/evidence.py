@@ -15,7 +15,7 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import micro_batches
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 
@@ -128,7 +128,7 @@ class Today:
     """What a script trains today, 0 if unknown; `driver_holds` if its driver agrees."""
 
     global_batch: int
-    frame: Framework
+    frame: ScriptFacts
     driver_holds: bool = True
     notes: tuple[str, ...] = ()
 
@@ -158,7 +158,7 @@ def _of_engine(
     follows = altered and bool(batch) and batch[0] == facts["micro_batch"]
     follows = (follows or bool(facts.get("training_data"))) and not facts.get("owner")
     sources = dict.fromkeys(("micro_batch", "accumulation"), "DeepSpeed's engine")
-    frame = Framework(
+    frame = ScriptFacts(
         config=config, micro_batch=micro, accumulation=times, follows=follows, sources=sources
     )
     return Today(whole, frame)
@@ -214,7 +214,7 @@ def _of_steps(
             f"the global batch is not known (--global-batch N tells it): {counted.how or 'unseen'}"
         )
     agree = bool(counted.steps) and (micro, times) == (counted.micro_batch, counted.accumulation)
-    frame = Framework(
+    frame = ScriptFacts(
         config=config, micro_batch=micro, accumulation=times, counted=agree, sources=sources
     )
     return Today(whole, frame, holds, tuple(notes))

@@ -3,7 +3,7 @@
 The script is started as it runs today, on all devices of its nodes and under the hook, and stopped
 after its first steps. The batch is split differently where that is possible
 (`ScriptJob.inspection_start`); a script that does not start this way is started once
-more unchanged. What was seen becomes the `Framework` of a `ScriptJob`.
+more unchanged. What was seen becomes the `ScriptFacts` of a `ScriptJob`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
-from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Framework
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
-#: Facts of the hook that are fields of `Framework`, by the same name.
+#: Facts of the hook that are fields of `ScriptFacts`, by the same name.
 _SEEN = (
     *("owner", "client_optimizer", "can_checkpoint", "checkpoints", "compiled", "stages"),
     *("live", "own"),
@@ -150,7 +150,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         blank = replace(blank, sequence_length=length, steps=steps, program=driven.program)
     micro, times = _batches_of_command(script, blank)
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
-    frame = Framework(micro_batch=micro, accumulation=times)
+    frame = ScriptFacts(micro_batch=micro, accumulation=times)
     job = replace(blank, global_batch=whole, frame=frame)
     _require_todays_values(job, script.knobs)
     return job.declares(script.knobs)

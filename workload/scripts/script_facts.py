@@ -1,24 +1,15 @@
-"""Facts about a user's script: its command today, and what one inspected launch has shown."""
+"""Plain facts about a script: its launcher, and what one inspected launch has shown."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from tuner.search_spaces.declared import read_knobs
-from tuner.search_spaces.errors import InputError, check_integer
-from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.program import Program
-from tuner.workload.deepspeed_file import is_deepspeed_file, read_deepspeed
-from tuner.workload.scripts.frameworks.driven import Bound, Driven
-from tuner.workload.scripts.frameworks.settings import Settings
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 #: A script's global batch is the user's: the number of steps at another one is unknown.
@@ -83,7 +74,7 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Framework:
+class ScriptFacts:
     """Facts about a script's training from one inspected launch; what is not known is 0 or "".
 
     Attributes:
@@ -150,148 +141,15 @@ class Framework:
             return "cpu"
         return str((self.zero.get(section) or {}).get("device", "none"))
 
-
-#: Fields of `Framework` that are written down only where they say something.
-_LATER_FACTS = (
-    *("compiled", "counted", "sources", "own", "given", "carries", "keeps"),
-    *("micro_batch_stays", "ranks_stay"),
-)
-
-
-@dataclass(frozen=True)
-class ScriptFacts(TrainingJob):
-    """Facts about a job that a user's script trains.
-
-    `model` may be empty, and `sequence_length` and `global_batch` 0, if unknown. What
-    needs them is then left out: the analytic prediction and parallelism inside the model, the knobs
-    that split the batch, and figures of the whole training.
-
-    Attributes:
-        devices: ranks that it starts on today.
-        assumed: what was not told and is taken, one sentence each.
-        secrets: values that words and launcher name as `{env:NAME}`; they are not written down.
-    """
-
-    words: tuple[str, ...] = ()
-    cwd: str = "."
-    devices: int = 1
-    frame: Framework = field(default_factory=Framework, hash=False)
-    assumed: tuple[str, ...] = ()
-    launcher: Launcher | None = None
-    driver: Bound | None = None
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name, least in (("global_batch", 0), ("devices", 1)):
-            check_integer(f"{name} of script {self.name!r}", getattr(self, name), least=least)
-        if self.steps is not None:
-            check_integer(f"steps of script {self.name!r}", self.steps)
-
-    # ---- what is written down
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
-        facts = asdict(self.frame)
-        del facts["first_step_s"]
-        for name in _LATER_FACTS:
-            if not facts[name]:
-                del facts[name]
-        frame = json.dumps(facts, sort_keys=True)
-        listed = {"words": list(self.words), "assumed": list(self.assumed)}
-        data = {**super().to_json(), **listed, "frame": frame}
-        del data["launcher"], data["driver"], data["secrets"]
-        if self.launcher is not None:
-            data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
-        return data | ({"driver": self.driver.to_json()} if self.driver else {})
+    def to_json(self) -> str:
+        """Return the facts that differ from the defaults, as JSON text."""
+        usual, data = asdict(ScriptFacts()), asdict(replace(self, first_step_s=0.0))
+        told = {name: value for name, value in data.items() if value != usual[name]}
+        return json.dumps(told, sort_keys=True)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote; InputError if it is no such job."""
-        try:
-            told = json.loads(data["frame"])
-            sequences = ("reads", "turns", "given")
-            frame = Framework(**told | {name: tuple(told.get(name, ())) for name in sequences})
-            listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
-            names = ({item.name for item in fields(cls)} - {"secrets"}) & set(data)
-            given = {name: data[name] for name in names} | {**listed, "frame": frame}
-            if "launcher" in data:
-                given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
-            if "driver" in data:
-                given["driver"] = Bound.from_json(data["driver"])
-            if "knobs" in data:
-                given["knobs"] = read_knobs(data["knobs"], "the job")
-            if "program" in data:
-                given["program"] = Program.from_table(data["program"], "the job")
-            return cls(**given)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"this is not the job of a script: {error}") from error
-
-    # ---- what can be turned
-
-    @cached_property
-    def placeholders(self) -> Mapping[str, str]:
-        """The names of the command's placeholders, each with today's value or ""."""
-        return {name: value for word in self.words for name, value in PLACEHOLDER.findall(word)}
-
-    @cached_property
-    def driven(self) -> Driven | None:
-        """The driver of the recognised framework, applied to this command."""
-        if self.driver is None:
-            return None
-        env = {**os.environ, **(self.launcher.env if self.launcher else {})}
-        command, given = self.driver.driver.command, self.driver.given
-        settings = Settings(command, self.words, Path(self.cwd), env, given)
-        return Driven(self.driver, settings, self.devices, self.sequence_length, self.placeholders)
-
-    @cached_property
-    def told(self) -> Mapping[str, str]:
-        """Knobs that the command takes by a placeholder or its framework, with today's value."""
-        framework = self.driven.today if self.driven else {}
-        return {**{name: str(value) for name, value in framework.items()}, **self.placeholders}
-
-    @cached_property
-    def config_word(self) -> tuple[int, Path] | None:
-        """Index of the word that names a DeepSpeed configuration, and the file, or None."""
-        for position, word in enumerate(self.words):
-            path = Path(self.cwd) / word.rpartition("=")[2]
-            if path.suffix == ".json" and path.is_file() and is_deepspeed_file(path):
-                return position, path
-        return None
-
-    @cached_property
-    def file_config(self) -> Mapping[str, Any]:
-        """The DeepSpeed configuration that the command names; empty if it names none."""
-        named = self.placeholders.get("deepspeed_config")
-        path = Path(self.cwd) / named if named else self.config_word and self.config_word[1]
-        return read_deepspeed(path) if path else {}
-
-    @property
-    def under_deepspeed(self) -> bool:
-        """True if DeepSpeed trains the script, or the command gives it a configuration."""
-        return self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
-
-    @property
-    def why_accumulation_stays(self) -> str:
-        """Why the accumulation cannot change while the script runs; "" if it can."""
-        frame = self.frame
-        if frame.owner == "transformers" or (frame.on_deepspeed and not frame.owner):
-            return ""
-        return (
-            "whole steps are measured: the accumulation of a running script can be set where its "
-            "loop is transformers' Trainer or its own over a DeepSpeed engine"
-        )
-
-    @property
-    def taken(self) -> tuple[str, ...]:
-        """The variables whose values are not written down, but needed where ranks start."""
-        return names_taken([*self.words, *(self.launcher.env.values() if self.launcher else ())])
-
-    @property
-    def compiled(self) -> bool:
-        """True if the inspected launch showed a compiled model."""
-        return self.frame.compiled
-
-    @property
-    def on_deepspeed(self) -> bool:
-        """False if the script has another framework, whose driver says what it refuses."""
-        return self.driver is None or self.frame.on_deepspeed
+    def from_json(cls, text: str) -> ScriptFacts:
+        """Read what `to_json` wrote; TypeError or ValueError if it is no such text."""
+        data = json.loads(text)
+        listed = {name: tuple(data.get(name, ())) for name in ("reads", "turns", "given")}
+        return cls(**{**data, **listed})

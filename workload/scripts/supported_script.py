@@ -10,14 +10,15 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED, with_baseline
 from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.scripts.routes import KnobSupport, support_of, today_of
-from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
+from tuner.workload.scripts.script_facts import LAUNCH
+from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Part of a configuration's name even at their defaults; of the others only what is not.
 _ALWAYS_NAMED = ("data_parallel", "micro_batch", "zero_stage")
 
 
 @dataclass(frozen=True)
-class SupportedScript(ScriptFacts):
+class SupportedScript(ScriptTraining):
     """Script with its present configuration and the support of each knob."""
 
     @cached_property

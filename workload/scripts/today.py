@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.today_facts import TodayFacts
-from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_training import ScriptTraining
 
 
-def facts_today(job: ScriptFacts, own: Configuration, today: Configuration) -> TodayFacts:
+def facts_today(job: ScriptTraining, own: Configuration, today: Configuration) -> TodayFacts:
     """Return the facts of a script under today's configuration; `own` is its command's."""
     launcher = job.launcher
     by_launcher = launcher is not None and launcher.words and launcher.processes

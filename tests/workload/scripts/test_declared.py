@@ -25,15 +25,15 @@ from tuner.testing.studies import problem_of_job
 from tuner.workload.declared_knobs import export_words, program_knobs, read_at_start
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
-TORCH = Framework("torch", micro_batch=4, accumulation=1, reads=("fused",), own={"fused": False})
-DEEPSPEED = Framework("deepspeed", config={"zero_optimization": {"overlap_comm": True}})
+TORCH = ScriptFacts("torch", micro_batch=4, accumulation=1, reads=("fused",), own={"fused": False})
+DEEPSPEED = ScriptFacts("deepspeed", config={"zero_optimization": {"overlap_comm": True}})
 
 
 def job(
-    folder: Path, command: str, *knobs: Knob | str, frame: Framework = TORCH, env: str = ""
+    folder: Path, command: str, *knobs: Knob | str, frame: ScriptFacts = TORCH, env: str = ""
 ) -> ScriptJob:
     return script_job(command, folder, frame, knobs)
 

@@ -15,7 +15,7 @@ from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
 from tuner.workload.hook.counting import GROUPS
 from tuner.workload.scripts.proving import Argument, _with_placeholder, proven
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 ARGUMENTS = {
@@ -60,7 +60,7 @@ class Program:
 
 
 def job_of(folder: Path, words: str = "", ranks: int = 1, times: int = 4, **more: Any) -> ScriptJob:
-    frame = Framework(kind="torch", micro_batch=8, accumulation=times, counted=True)
+    frame = ScriptFacts(kind="torch", micro_batch=8, accumulation=times, counted=True)
     named = {"devices": ranks, "global_batch": 8 * times * ranks, **more}
     return script_job(f"train.py {words}".strip(), folder, frame, **named)
 
@@ -235,7 +235,7 @@ def test_the_launch_that_proves_all_at_once_changes_both_parts(
     tmp_path: Path, micro: int, times: int, ranks: int, devices: int, first: str
 ) -> None:
     program = Program()
-    frame = Framework(kind="torch", micro_batch=micro, accumulation=times, counted=True)
+    frame = ScriptFacts(kind="torch", micro_batch=micro, accumulation=times, counted=True)
     words = f"train.py --batch-size {micro} --accum {times}"
     job = script_job(words, tmp_path, frame, devices=ranks, global_batch=micro * times * ranks)
     named = {"batch_size": (micro, "--batch-size"), "accum": (times, "--accum")}
@@ -283,8 +283,8 @@ def test_batch_norm_leaves_it_alone_where_a_framework_would_turn_it(
     "changes",
     [
         {"global_batch": 0},
-        {"frame": Framework(kind="deepspeed", micro_batch=8, accumulation=4, counted=True)},
-        {"frame": Framework(kind="torch", micro_batch=8, accumulation=4)},  # not counted
+        {"frame": ScriptFacts(kind="deepspeed", micro_batch=8, accumulation=4, counted=True)},
+        {"frame": ScriptFacts(kind="torch", micro_batch=8, accumulation=4)},  # not counted
     ],
 )
 def test_what_is_not_known_is_not_split(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -20,13 +20,13 @@ from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
 from tuner.workload.scripts.routes import CARRIERS, ROUTES, Route, support_of, today_of
-from tuner.workload.scripts.script_facts import LAUNCH, Framework
+from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
 CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}
-TORCH = Framework("torch", micro_batch=4, accumulation=1, counted=True)
-DEEPSPEED = Framework(
+TORCH = ScriptFacts("torch", micro_batch=4, accumulation=1, counted=True)
+DEEPSPEED = ScriptFacts(
     "deepspeed", config=CONFIG, micro_batch=4, accumulation=1, follows=True, measured=True
 )
 TRAINER = replace(
@@ -149,7 +149,7 @@ def test_a_configuration_is_applied_and_todays_changes_nothing(
 def test_a_script_without_evidence_gets_a_reason_for_every_knob(
     route: Route, tmp_path: Path
 ) -> None:
-    plain = script_job("train.py", tmp_path, Framework("torch"), global_batch=0)
+    plain = script_job("train.py", tmp_path, ScriptFacts("torch"), global_batch=0)
     for name in LAUNCH:
         assert route.support(plain, name) is None
         assert isinstance(route.why_not(plain, name), str)

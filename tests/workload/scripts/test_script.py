@@ -24,7 +24,7 @@ from tuner.workload import hook
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.knob_support import knob_sentences, restrict_space
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 GPU = Cluster(
@@ -43,12 +43,12 @@ CONFIG = {
         "offload_param": {"device": "cpu"},
     },
 }
-FRAMEWORK = Framework(
+FRAMEWORK = ScriptFacts(
     "deepspeed", config=CONFIG, micro_batch=4, accumulation=2, follows=True, measured=True
 )
 
 
-def job(command: str, folder: Path, frame: Framework = FRAMEWORK, **changes: object) -> ScriptJob:
+def job(command: str, folder: Path, frame: ScriptFacts = FRAMEWORK, **changes: object) -> ScriptJob:
     (folder / "ds.json").write_text(json.dumps(CONFIG))
     return script_job(command, folder, frame, **{"global_batch": 16, **changes})
 
@@ -141,16 +141,16 @@ STATES = {"zero_stage", "optimizer_offload", "parameter_offload"}
             BATCH | STATES | {"activation_checkpointing"},
         ),
         # Plain torch.
-        ("train.py", Framework("torch"), set()),
-        ("train.py --b {micro_batch=4}", Framework("torch"), set()),
-        ("train.py --b {micro_batch=4} --a {gradient_accumulation}", Framework("torch"), BATCH),
+        ("train.py", ScriptFacts("torch"), set()),
+        ("train.py --b {micro_batch=4}", ScriptFacts("torch"), set()),
+        ("train.py --b {micro_batch=4} --a {gradient_accumulation}", ScriptFacts("torch"), BATCH),
         # Asked for by the script.
-        ("train.py", Framework("torch", reads=("activation_offload",)), {"activation_offload"}),
-        ("train.py", Framework("torch", reads=("pipeline_parallel",)), set()),
+        ("train.py", ScriptFacts("torch", reads=("activation_offload",)), {"activation_offload"}),
+        ("train.py", ScriptFacts("torch", reads=("pipeline_parallel",)), set()),
     ],
 )
 def test_only_what_the_frame_turns_is_offered(
-    tmp_path: Path, command: str, frame: Framework, expected: set[str]
+    tmp_path: Path, command: str, frame: ScriptFacts, expected: set[str]
 ) -> None:
     made = job(command, tmp_path, frame)
     assert turned(made) == expected
@@ -162,7 +162,7 @@ def test_only_what_the_frame_turns_is_offered(
 
 
 def test_parallelism_inside_the_model_needs_its_sizes(tmp_path: Path) -> None:
-    asks = Framework("torch", reads=("pipeline_parallel",))
+    asks = ScriptFacts("torch", reads=("pipeline_parallel",))
     made = job("train.py", tmp_path, asks)
     assert "--model-config" in made.offers["pipeline_parallel"].why
     llama = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4}

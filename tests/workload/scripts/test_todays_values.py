@@ -23,7 +23,7 @@ from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.script_facts import Framework
+from tuner.workload.scripts.script_facts import ScriptFacts
 
 SOURCE = """
 import argparse
@@ -94,7 +94,7 @@ def test_a_command_that_says_nothing_leaves_batch_and_length_unknown(tmp_path: P
 
 def unknown(folder: Path, **changes: object) -> StudyRequest:
     knobs = (Knob("pause", (1, 2), how="env:GLOO_PAUSE"),)
-    job = script_job("train.py", folder, Framework("torch"), knobs, steps=None, global_batch=0)
+    job = script_job("train.py", folder, ScriptFacts("torch"), knobs, steps=None, global_batch=0)
     return StudyRequest(
         job,
         CPU,
@@ -120,7 +120,7 @@ def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int | None) ->
     from tests.study.test_rules import spec_of
     from tuner.testing.studies import record
 
-    job = script_job("train.py", tmp_path, Framework("torch"), steps=steps)
+    job = script_job("train.py", tmp_path, ScriptFacts("torch"), steps=steps)
     spec = spec_of(tmp_path)
     spec = replace(spec, problem=replace(spec.problem, job=job, steps=steps or 1))
     state = StudyState(spec, [record()])
@@ -132,7 +132,7 @@ def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int | None) ->
 
 
 def test_baseline_changes_the_commands_own(tmp_path: Path) -> None:
-    frame = Framework("torch", micro_batch=32, accumulation=4)
+    frame = ScriptFacts("torch", micro_batch=32, accumulation=4)
     words = "train.py -b {micro_batch=32} -a {gradient_accumulation=4} -t {threads=2}"
     knobs = (Knob("threads", (1, 2)),)
     job = script_job(words, tmp_path, frame, knobs, global_batch=128, devices=1)
@@ -148,7 +148,7 @@ def test_nothing_to_turn_ends_after_the_look(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inspection alone is made up here; what it leads to is not."""
-    job = script_job("train.py", tmp_path, Framework("torch", micro_batch=32, accumulation=4))
+    job = script_job("train.py", tmp_path, ScriptFacts("torch", micro_batch=32, accumulation=4))
     job = replace(job, devices=1, global_batch=128)
     (tmp_path / "train.py").write_text(SOURCE)
     monkeypatch.setattr("tuner.study.request.job_of_script", lambda *_, **__: job)
@@ -184,7 +184,7 @@ def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
     from tuner.testing.results import small_result
 
     result = small_result()
-    job = script_job("train.py", tmp_path, Framework("torch"), steps=None, global_batch=0)
+    job = script_job("train.py", tmp_path, ScriptFacts("torch"), steps=None, global_batch=0)
     points = tuple(replace(point, of_step=True) for point in result.points)
     front = tuple(replace(point, of_step=True) for point in result.front_points)
     spent = replace(result.spent, payback_share=None)

@@ -11,7 +11,7 @@ from tuner.workload.scripts.routes.batch_split import BatchSplit, today_by
 from tuner.workload.scripts.routes.deepspeed import DeepSpeedConfig
 from tuner.workload.scripts.routes.hooked import FrameworkArguments, HookValues, ModelSwitch
 from tuner.workload.scripts.routes.words import DriverKeys, KeyFiles, Placeholders, Variables
-from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_training import ScriptTraining
 
 FRAMEWORK_ARGUMENTS = FrameworkArguments()
 MODEL_SWITCH = ModelSwitch()
@@ -28,12 +28,12 @@ _MUST_BUILD = (
 )
 
 
-def today_of(job: ScriptFacts) -> dict[str, Value]:
+def today_of(job: ScriptTraining) -> dict[str, Value]:
     """Return the present value of each knob that some route knows."""
     return today_by(ROUTES, job)
 
 
-def support_of(job: ScriptFacts, knob: str) -> KnobSupport:
+def support_of(job: ScriptTraining, knob: str) -> KnobSupport:
     """Return the support of a launch knob by the first route that has it, or the first reason."""
     routes = (BATCH_SPLIT,) if knob in SPLIT else CARRIERS
     for route in routes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
-from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Degrees of parallelism inside the model, which a script builds by the model's sizes.
 DEGREES = ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "expert_parallel")
@@ -70,31 +70,31 @@ class Draft:
 class Route:
     """One way in which knobs are set on a user's script."""
 
-    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the present values of the knobs that this route sets."""
         return {}
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Return the support of a launch knob, or of the accumulation; None if there is none."""
         return None
 
-    def why_not(self, job: ScriptFacts, knob: str) -> str:
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Return why a knob is not supported, a phrase, or "" if another route may know."""
         return ""
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Change the start of the ranks to this configuration."""
         raise NotImplementedError
 
 
-def taken_by_script(route: Route, job: ScriptFacts, knob: str) -> KnobSupport | None:
+def taken_by_script(route: Route, job: ScriptTraining, knob: str) -> KnobSupport | None:
     """Return the support of a knob that the script itself builds, or None."""
     if sizes_unknown(job, knob):
         return None
     return KnobSupport("the script takes it", route=route)
 
 
-def sizes_unknown(job: ScriptFacts, knob: str) -> str:
+def sizes_unknown(job: ScriptTraining, knob: str) -> str:
     """Return why a script cannot build a degree of parallelism, or ""."""
     if knob not in DEGREES or job.model:
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.scripts.routes.base import ACCUMULATION, DEGREES, Draft, KnobSupport, Route
-from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Reason against the knobs that split a batch of unknown size.
 NO_BATCH = "the global batch is not known (--global-batch N tells it)"
@@ -24,7 +24,7 @@ class BatchSplit(Route):
     def __init__(self, carriers: Sequence[Route]) -> None:
         self._carriers = carriers
 
-    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the micro-batch that the inspection showed, and the ranks that are left for it."""
         found = today_by(self._carriers, job)
         degrees: list[Any] = [found.get(name, 1) for name in DEGREES[:3]]
@@ -33,7 +33,7 @@ class BatchSplit(Route):
             **({"micro_batch": job.frame.micro_batch} if job.frame.micro_batch else {}),
         }
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support a part of the split if another part keeps the global batch."""
         frame = job.frame
         if knob == "data_parallel" and not frame.ranks_stay:
@@ -47,10 +47,10 @@ class BatchSplit(Route):
             return KnobSupport("with the ranks, so that the global batch stays", route=self)
         return self._carrier(job, "micro_batch") if self.accumulates(job) else None
 
-    def _stays(self, job: ScriptFacts) -> str:
+    def _stays(self, job: ScriptTraining) -> str:
         return "" if "micro_batch" in job.placeholders else job.frame.micro_batch_stays
 
-    def why_not(self, job: ScriptFacts, knob: str) -> str:
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Return which part of the split cannot follow."""
         frame = job.frame
         would = f"({{gradient_accumulation={frame.accumulation or 'N'}}} in the command would)"
@@ -72,28 +72,28 @@ class BatchSplit(Route):
             "command would set it)"
         )
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Have the hook compare the first batches of a probe with the configuration."""
         if draft.probe and draft.checks_batch:
             draft.options["micro_batch"] = configuration.micro_batch
         draft.options["counts"] = draft.probe and job.frame.counted
 
-    def sets_micro_batch(self, job: ScriptFacts) -> bool:
+    def sets_micro_batch(self, job: ScriptTraining) -> bool:
         """Return True if the micro-batch of a script can be set."""
         return self._carrier(job, "micro_batch") is not None
 
-    def accumulates(self, job: ScriptFacts) -> bool:
+    def accumulates(self, job: ScriptTraining) -> bool:
         """Return True if the accumulation can be chosen to keep the global batch."""
         if not job.global_batch:
             return False
         return job.frame.keeps == "accumulation" or self._carrier(job, ACCUMULATION) is not None
 
-    def _carrier(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def _carrier(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         found = (route.support(job, knob) for route in self._carriers)
         return next((support for support in found if support is not None), None)
 
 
-def today_by(routes: Sequence[Route], job: ScriptFacts) -> dict[str, Value]:
+def today_by(routes: Sequence[Route], job: ScriptTraining) -> dict[str, Value]:
     """Return the present values that some routes know; of several the first one's."""
     found: dict[str, Value] = {}
     for route in reversed(routes):

@@ -13,7 +13,8 @@ from tuner.workload.declared_knobs import deepspeed_settings
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.hook import merge
 from tuner.workload.scripts.routes.base import ACCUMULATION, Draft, KnobSupport, Route
-from tuner.workload.scripts.script_facts import OFFLOADS, OLD_OFFLOADS, ScriptFacts
+from tuner.workload.scripts.script_facts import OFFLOADS, OLD_OFFLOADS
+from tuner.workload.scripts.script_training import ScriptTraining
 
 #: A probe of twenty steps is no experiment, so nothing of it is logged.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
@@ -25,7 +26,7 @@ class DeepSpeedConfig(Route):
     The user's choices (optimizer, scheduler, precision, global batch) are kept.
     """
 
-    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the values of the configuration, and the stages of DeepSpeed's pipeline."""
         frame = job.frame
         tensor = frame.config.get("tensor_parallel") or {}
@@ -38,7 +39,7 @@ class DeepSpeedConfig(Route):
             **{knob: "cpu" if place == "cpu" else "none" for knob, place in places.items()},
         }
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support ZeRO and offload, and the batch if the script leaves it to DeepSpeed."""
         frame, under = job.frame, job.under_deepspeed
         if knob == "micro_batch" and frame.follows:
@@ -59,7 +60,7 @@ class DeepSpeedConfig(Route):
         values = tuple(value for value in KNOBS[knob].choices if value != "nvme")
         return KnobSupport("DeepSpeed's configuration", values, self)
 
-    def why_not(self, job: ScriptFacts, knob: str) -> str:
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Name DeepSpeed's absence, or today's place of a state."""
         if knob != "zero_stage" and knob not in OFFLOADS:
             return ""
@@ -67,11 +68,11 @@ class DeepSpeedConfig(Route):
             return "the script does not train under DeepSpeed"
         return f"today's offload to {self._kept_place(job, knob)} is kept"
 
-    def _kept_place(self, job: ScriptFacts, knob: str) -> str:
+    def _kept_place(self, job: ScriptTraining, knob: str) -> str:
         place = job.frame.device(OFFLOADS[knob])
         return "" if place in ("none", "cpu") else place
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Write the merged configuration to the folder, and name it in the command."""
         base = job.frame.config or job.file_config
         # "auto" is filled in by transformers from its own arguments, which the command sets.
@@ -94,7 +95,7 @@ class DeepSpeedConfig(Route):
             draft.words[draft.words.index(named)] = f"{before}{equals}{draft.config_file}"
 
     def _changes(
-        self, job: ScriptFacts, configuration: Configuration, draft: Draft
+        self, job: ScriptTraining, configuration: Configuration, draft: Draft
     ) -> dict[str, Any]:
         """Return a configuration's changes to the settings (DeepSpeed 0.19); None removes a key.
 
@@ -121,7 +122,9 @@ class DeepSpeedConfig(Route):
             changes |= self._optimizer_on_host(job)
         return merge(changes, declared)
 
-    def _zero(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> dict[str, Any]:
+    def _zero(
+        self, job: ScriptTraining, configuration: Configuration, draft: Draft
+    ) -> dict[str, Any]:
         zero: dict[str, Any] = {}
         if draft.offers["zero_stage"].turned:
             zero["stage"] = configuration.zero_stage
@@ -135,7 +138,7 @@ class DeepSpeedConfig(Route):
                 zero |= {old: None for old in OLD_OFFLOADS[section] if old in job.frame.zero}
         return zero
 
-    def _optimizer_on_host(self, job: ScriptFacts) -> dict[str, Any]:
+    def _optimizer_on_host(self, job: ScriptTraining) -> dict[str, Any]:
         optimizer = job.frame.config.get("optimizer") or {}
         if job.frame.client_optimizer or not optimizer:
             return {"zero_force_ds_cpu_optimizer": False}

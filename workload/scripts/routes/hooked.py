@@ -19,13 +19,14 @@ from tuner.workload.scripts.routes.base import (
     sizes_unknown,
     taken_by_script,
 )
-from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, ScriptFacts
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS
+from tuner.workload.scripts.script_training import ScriptTraining
 
 
 class HookValues(Route):
     """What the script reads by `joulefront_hook.configuration()`."""
 
-    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the values that the script itself gives where it reads a knob."""
         found: dict[str, Value] = {}
         for name in job.frame.reads:
@@ -36,15 +37,15 @@ class HookValues(Route):
                 found[name] = own
         return found
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support each knob that the script was seen to read."""
         return taken_by_script(self, job, knob) if knob in job.frame.reads else None
 
-    def why_not(self, job: ScriptFacts, knob: str) -> str:
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Name what the script's own parallelism needs."""
         return sizes_unknown(job, knob) if knob in job.frame.reads else ""
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Give the hook the whole configuration, and live knobs where no agent sets them."""
         asked = {name: configuration.get(name) for name in LAUNCH}
         asked[ACCUMULATION] = configuration.accumulation(job.global_batch)
@@ -59,13 +60,13 @@ class HookValues(Route):
 class FrameworkArguments(Route):
     """Batch arguments of Trainer, Accelerate or Lightning, which the hook sets."""
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support the arguments that the inspected framework was given."""
         if knob not in job.frame.turns:
             return None
         return KnobSupport(f"{job.frame.owner or 'its framework'}'s own argument", route=self)
 
-    def set_by_hook(self, job: ScriptFacts) -> tuple[str, ...]:
+    def set_by_hook(self, job: ScriptTraining) -> tuple[str, ...]:
         """Return the arguments that no key or placeholder of the command sets."""
         turns = job.frame.turns
         if job.driven is None or not job.driven.accumulates:
@@ -75,7 +76,7 @@ class FrameworkArguments(Route):
             return turns
         return tuple(name for name in turns if name not in (*told, ACCUMULATION))
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Have the hook set the arguments."""
         values = {"micro_batch": configuration.micro_batch}
         values[ACCUMULATION] = configuration.accumulation(job.global_batch)
@@ -88,17 +89,17 @@ class ModelSwitch(Route):
 
     knob = "activation_checkpointing"
 
-    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the switch's position."""
         return {self.knob: "full" if job.frame.checkpoints else "none"}
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support the switch's two positions."""
         if knob != self.knob or not job.frame.can_checkpoint:
             return None
         return KnobSupport("the model's own switch", ("none", "full"), self)
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Have the hook set the switch, unless another route sets the knob."""
         if draft.offers[self.knob].route is self:
             draft.options[self.knob] = configuration.get(self.knob)

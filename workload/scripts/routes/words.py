@@ -18,26 +18,27 @@ from tuner.workload.scripts.routes.base import (
     sizes_unknown,
     taken_by_script,
 )
-from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
+from tuner.workload.scripts.script_facts import LAUNCH
+from tuner.workload.scripts.script_training import ScriptTraining
 
 
 class Placeholders(Route):
     """Placeholders of the command, such as {micro_batch=8}."""
 
-    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the values that the placeholders state."""
         stated = {name: text for name, text in job.placeholders.items() if name in LAUNCH and text}
         return {name: int(text) if text.isdigit() else text for name, text in stated.items()}
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support each knob that has a placeholder."""
         return taken_by_script(self, job, knob) if knob in job.placeholders else None
 
-    def why_not(self, job: ScriptFacts, knob: str) -> str:
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Name what the script's own parallelism needs."""
         return sizes_unknown(job, knob) if knob in job.placeholders else ""
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Fill the placeholders in; those of a rank stay."""
         values = {name: str(configuration.get(name)) for name in LAUNCH}
         values |= self._batch(job, configuration)
@@ -45,7 +46,7 @@ class Placeholders(Route):
         values |= text_values(configuration, job.knobs)
         draft.words = [filled(word, values) for word in draft.words]
 
-    def _batch(self, job: ScriptFacts, configuration: Configuration) -> dict[str, str]:
+    def _batch(self, job: ScriptTraining, configuration: Configuration) -> dict[str, str]:
         # An argument may carry more than its part of the batch.
         times = job.frame.accumulation  # an unknown global batch leaves the script's own
         if job.global_batch:
@@ -60,11 +61,11 @@ class Placeholders(Route):
 class DriverKeys(Route):
     """Keys of a recognised framework in the command, its file or the environment."""
 
-    def today(self, job: ScriptFacts) -> Mapping[str, Value]:
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the values of the keys."""
         return job.driven.today if job.driven is not None else {}
 
-    def support(self, job: ScriptFacts, knob: str) -> KnobSupport | None:
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support each knob whose key the installed framework has."""
         driven = job.driven
         if driven is None:
@@ -78,11 +79,11 @@ class DriverKeys(Route):
         named = driver.knobs[knob].keys[0] if knob in driver.knobs else "number of ranks"
         return KnobSupport(f"{driver.name}'s {named}", levels, self)
 
-    def why_not(self, job: ScriptFacts, knob: str) -> str:
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Return the driver's reason."""
         return job.driven.against.get(knob, "") if job.driven is not None else ""
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Write the keys that differ from today's, and those that keep a probe silent."""
         if job.driven is None:
             return
@@ -99,7 +100,7 @@ class DriverKeys(Route):
 class KeyFiles(Route):
     """Keys of the user's files, for declared knobs."""
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Write changed copies of the files, and name them in the command."""
         words = with_files(draft.words, Path(job.cwd), configuration, job.knobs, draft.folder)
         draft.words = list(words)
@@ -108,6 +109,6 @@ class KeyFiles(Route):
 class Variables(Route):
     """Environment variables, for declared knobs."""
 
-    def apply(self, job: ScriptFacts, configuration: Configuration, draft: Draft) -> None:
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Set the variables."""
         draft.env |= environment(configuration, job.knobs)

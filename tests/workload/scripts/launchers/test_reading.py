@@ -412,12 +412,6 @@ def test_the_command_after_two_dashes(
     assert "tuner optimize --ray ADDRESS -- torchrun --nnodes=2 train.py" in said
 
 
-def test_a_launcher_of_an_older_study_is_read() -> None:
-    launcher = Launcher("accelerate", ("accelerate", "launch"), ("train.py",), 4)
-    older = {**launcher.to_json(), "config": "a.yaml"}
-    assert Launcher.from_json(older) == launcher
-
-
 # ---- TRL, in an environment of its own
 
 
