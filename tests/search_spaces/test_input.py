@@ -274,3 +274,10 @@ def test_every_error_travels_between_processes() -> None:
         assert type(again) is type(error)
         assert str(again) == str(error)
         assert vars(again) == vars(error)
+
+
+def test_a_mark_that_windows_writes_is_read_over(tmp_path):
+    file = tmp_path / "job.toml"
+    text = 'sequence_length = 128\nglobal_batch = 16\nsteps = 10\n[model]\nconfig = "tiny-gpt"\n'
+    file.write_text(text.replace("\n", "\r\n"), encoding="utf-8-sig")
+    assert load_job(file).steps == 10
