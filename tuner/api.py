@@ -24,6 +24,7 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.callbacks import Notify
 from tuner.study.request import PlanRequest, StudyRequest
+from tuner.workload.meters.own import own_meter
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def optimize(
     executor: str | Executor | None = None,
     ray_address: str | None = None,
     device_kind: str | None = None,
+    meter: str | None = None,
     storage: str | None = None,
     name: str | None = None,
     runs_dir: str | Path = "runs",
@@ -131,6 +133,8 @@ def optimize(
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
         device_kind: the kind of device to use there; the most frequent one if not given.
+        meter: a meter of your own on every node that probes: "MODULE:CLASS", or an entry point of
+            the group "joulefront.meters" (docs/your-meter.md). It is not saved with the run.
         storage: URL of the study's database; a journal in the run folder if not given.
         name: name of the run. An existing run is continued.
         runs_dir: folder of the run folders.
@@ -169,7 +173,7 @@ def search_for(
     from tuner.executors.choose import executor_of
     from tuner.study.session import Session
 
-    with _receiver(progress, on_progress) as notify:
+    with own_meter(request.meter), _receiver(progress, on_progress) as notify:
         problem, run, request = request.checked(notify).prepared(notify)
         if request.plan is not None:
             from tuner.study.plan_run import probes_of_plan
@@ -199,11 +203,12 @@ def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
     """Return what `optimize` would do; nothing is started or written."""
     from tuner.study.dry_run import describe, describe_script
 
-    request = request.checked(on_progress)
-    if request.script is not None:
-        return describe_script(request.script, request)
-    problem, run, request = request.prepared(on_progress)
-    return describe(problem, request, run)
+    with own_meter(request.meter):
+        request = request.checked(on_progress)
+        if request.script is not None:
+            return describe_script(request.script, request)
+        problem, run, request = request.prepared(on_progress)
+        return describe(problem, request, run)
 
 
 def plan(

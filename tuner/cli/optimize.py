@@ -142,7 +142,7 @@ def add(commands: Commands) -> None:
     add_shared(optimize, "--trust")
     where = optimize.add_argument_group("where to run it")
     add_shared(where, "--cluster")
-    add_options(where, StudyRequest, only=("executor", "ray_address"))
+    add_options(where, StudyRequest, only=("executor", "ray_address", "meter"))
     add_shared(where, "--device-kind")
     _add_study(optimize)
     optimize.show_first(

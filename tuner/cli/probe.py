@@ -151,8 +151,10 @@ def _request(
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.ray_cluster import survey
+        from tuner.workload.meters.own import own_meter
 
-        seen = survey(args.ray, device_kind=args.device_kind)
+        with own_meter(args.meter):
+            seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     if args.record_nvml is not None:
@@ -166,9 +168,11 @@ def _doctor(args: argparse.Namespace) -> int:
         recording.write(args.record_nvml)
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
+    from tuner.workload.meters.own import own_meter
     from tuner.workload.node.facts import look
 
-    facts = look()
+    with own_meter(args.meter):
+        facts = look()
     answer(args, facts.to_json(), facts.lines(verbose=args.verbose))
     return OK if facts.ready or args.brief else FAILED
 
@@ -239,6 +243,9 @@ def add(commands: Commands) -> None:
         "--ray", metavar="ADDRESS", help="inspect this Ray cluster: auto or HOST:PORT"
     )
     add_shared(doctor, "--device-kind")
+    doctor.add_argument(
+        "--meter", metavar="MODULE:CLASS", help="inspect a meter of your own (docs/your-meter.md)"
+    )
     text = "record what the GPUs' driver answers, for a bug report, instead"
     doctor.add_argument("--record-nvml", type=Path, metavar="FILE", help=text)
     doctor.add_argument(

@@ -127,10 +127,10 @@ def tune_training(
     signal, cluster = request.signal(), detect_cluster()
     # An administrator's cluster file has no say here: what may be set is found out.
     platform = platform_of(cluster)
-    governor = platform.open_governor(replace(cluster, clock_control=True))
+    controlled = replace(cluster, clock_control=True)
     with (
-        _closing(governor),
         closing(platform.open_meter(cluster)) as meter,
+        _closing(platform.open_governor(controlled, meter.info)) as governor,
         closing(Marks(listener)) as marks,
     ):
         setup = Setup.of(cluster.device.name, meter.info)
@@ -234,10 +234,10 @@ def _follow(
 
 
 @contextlib.contextmanager
-def _closing(governor: Governor) -> Iterator[None]:
+def _closing(governor: Governor) -> Iterator[Governor]:
     # What it cannot put back ends no training with an error.
     try:
-        yield
+        yield governor
     finally:
         with contextlib.suppress(GovernorError):
             governor.close()

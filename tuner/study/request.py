@@ -55,6 +55,12 @@ class StudyRequest(JobRequest):
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
     )
     device_kind: str | None = None
+    meter: str | None = option(
+        None,
+        "meter of your own on every node: a class, or an entry point of joulefront.meters "
+        "(docs/your-meter.md; default: NVML, RAPL or an estimate)",
+        metavar="MODULE:CLASS",
+    )
     sampler: BaseSampler | ProbePlanner | None = None
     try_first: Sequence[str | Configuration] = option(
         (),
@@ -81,6 +87,10 @@ class StudyRequest(JobRequest):
         from tuner.executors.choose import check_executor
 
         check_executor(self.executor)
+        if self.meter is not None and self.simulated:
+            raise InputError(
+                f"executor simulated measures nothing; leave the meter {self.meter!r} out"
+            )
         if self.knobs:
             return self.declaring_knobs().checked(notify)
         cluster, executor = self.cluster, self.executor

@@ -41,7 +41,8 @@ from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
 from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.meters.own import TAKEN
+from tuner.workload.probe import MeterInfo, ProbeRecord
 from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pending
 
 #: Share by which the memory of the same machine may differ from one session to the next.
@@ -314,8 +315,12 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
             raise InputError(
                 f"the run {run.name!r} was measured by {then.name} ({then.scope} scope, "
                 f"{then.label}) and here the meter is {now.name} ({now.scope} scope, "
-                f"{now.label}); give another name"
+                f"{now.label}); {_with_meter(then)}give another name"
             )
+
+
+def _with_meter(then: MeterInfo) -> str:
+    return "" if then.name in TAKEN else "name the same meter (--meter), or "
 
 
 def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> tuple[str, ...]:

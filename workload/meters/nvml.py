@@ -237,6 +237,7 @@ class NvmlMeter:
             independent=sampled < len(self.gpus)
             and all(power is not None for power in self._powers.values()),
             twin=on_twin(),
+            tells_clocks=True,
         )
         if sampled:
             self._ticker = Ticker(

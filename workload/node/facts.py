@@ -19,6 +19,7 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters import MeterError
+from tuner.workload.meters.own import METER, opener_of
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -138,7 +139,7 @@ class NodeFacts:
             devices = f"{len(self.gpus)} x {self.gpus[0].name}, {self.cores:g} cores, {free}"
         meter = next((meter for meter in self.meters if meter.available), None)
         estimated = meter is not None and meter.name == "estimated"
-        energy = "nothing here meters or estimates it"
+        energy = "; ".join(["nothing here meters or estimates it", *(m.note for m in self.meters)])
         if meter is not None:
             how = "estimated, not metered" if estimated else f"metered by {meter.name}"
             energy = f"{how}: {meter.note}"
@@ -185,9 +186,14 @@ class NodeFacts:
         yield from (f"note      {note}" for note in self.notes)
 
 
-def _meter_facts(platforms: Iterable[Platform], core: str) -> Iterator[MeterFacts]:
+def _meter_facts(
+    platforms: Iterable[Platform], core: str, environ: Mapping[str, str]
+) -> Iterator[MeterFacts]:
     cores = Cluster("this-machine", load_device(core), 1)
-    for name, opened in (pair for each in platforms for pair in each.meters(cores).items()):
+    every = [pair for each in platforms for pair in each.meters(cores).items()]
+    if (own := opener_of(environ)) is not None:
+        every = [(environ[METER], own)]
+    for name, opened in every:
         try:
             meter = opened()
         except (MeterError, InputError) as error:
@@ -273,7 +279,7 @@ def look(
         driver=found.driver,
         gpus=gpus,
         gpu_note=f"none usable: {found.why_none}" if broken else found.why_none,
-        meters=tuple(_meter_facts((each for each, _ in looked), core)),
+        meters=tuple(_meter_facts((each for each, _ in looked), core, environ)),
         clock_control=clocks.can_set,
         clock_note=clocks.note,
         why_clocks_fixed="" if cluster and cluster.clock_control else clocks.why_not,

@@ -209,7 +209,7 @@ class Probe:
 
     def open_timeline(self) -> Timeline:
         """Start to sample power."""
-        state = None if self._platform.meter_tells_clocks else self.governor.delivered
+        state = None if self.meter.info.tells_clocks else self.governor.delivered
         return Timeline(self.meter, state=state)
 
     def spawn(self, listener: socket.socket, address: str) -> Ranks:

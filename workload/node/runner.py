@@ -72,7 +72,7 @@ class LocalRunner(Runner):
                 optional=[*_modelling_code(job.model), *started.imported_modules],
             ),
             meter=meter,
-            governor=governor or platform.open_governor(cluster),
+            governor=governor or platform.open_governor(cluster, meter.info),
             program=program,
             fresh=fresh,
             keep=keep,

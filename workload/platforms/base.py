@@ -13,9 +13,11 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor
 from tuner.workload.meters import Meter, MeterError
+from tuner.workload.meters.own import opener_of
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.readiness import Missing
+from tuner.workload.probe import MeterInfo
 
 #: Numbers of faults by UUID of the device and name, as a sentence calls them.
 Counters = Mapping[str, Mapping[str, int]]
@@ -67,8 +69,7 @@ class Platform:
     """What one kind of device provides on this node.
 
     `accelerator` is DeepSpeed's name of the devices on which ranks compute. Ranks that offload are
-    bound to the processor next to their device where `binds_offload`. The meter's samples hold the
-    clocks where `meter_tells_clocks`.
+    bound to the processor next to their device where `binds_offload`.
     """
 
     #: Libraries of the driver that imports may open and ranks then open anew: file, function that
@@ -76,7 +77,6 @@ class Platform:
     libraries: ClassVar[tuple[tuple[str, str, str, str], ...]] = ()
     accelerator: str = "cpu"
     binds_offload = False
-    meter_tells_clocks = False
 
     def __init__(
         self, environ: Mapping[str, str] | None = None, *, sys: str | Path = "/sys"
@@ -88,7 +88,16 @@ class Platform:
         raise NotImplementedError
 
     def open_meter(self, cluster: Cluster) -> Meter:
-        """Open the best meter for this node of `cluster`; InputError if none opens."""
+        """Open the user's own meter, else the best for this node of `cluster`.
+
+        Raises:
+            InputError: the user's meter does not open, or none of the platform's.
+        """
+        if (own := opener_of(self.environ)) is not None:
+            try:
+                return own()
+            except MeterError as error:
+                raise InputError(str(error)) from error
         reasons = []
         for opened in self.meters(cluster).values():
             try:
@@ -99,8 +108,12 @@ class Platform:
             f"the energy of cluster {cluster.name!r} cannot be metered: {'; '.join(reasons)}"
         )
 
-    def open_governor(self, cluster: Cluster) -> Governor:
-        """Return the governor of this node, or a fixed one with its reason."""
+    def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
+        """Return the governor of this node, or a fixed one with its reason.
+
+        Args:
+            meter: the meter in use; if None, the one that would be opened.
+        """
         raise NotImplementedError
 
     def why_fixed(self, cluster: Cluster) -> str:

@@ -13,10 +13,12 @@ from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.meters import Meter, MeterError
 from tuner.workload.meters.estimated import EstimatedMeter
+from tuner.workload.meters.own import opener_of
 from tuner.workload.meters.rapl import RaplMeter
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.readiness import missing_of_cores
 from tuner.workload.platforms.base import ClockFacts, Host, Platform
+from tuner.workload.probe import MeterInfo
 
 #: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".
 LOOPBACK_BPS = 5e9
@@ -30,9 +32,15 @@ class Cores(Platform):
     def _rapl(self) -> Meter:
         return RaplMeter(self.sys / "class" / "powercap")
 
-    def _no_energy(self) -> MeterError | None:
+    def _no_energy(self, meter: MeterInfo | None = None) -> MeterError | None:
+        # The reason why energy is estimated; None if the meter, or the one to be opened, counts it.
+        if meter is not None and not meter.estimated:
+            return None
+        own = opener_of(self.environ)
         try:
-            self._rapl().close()
+            with closing(self._rapl() if own is None else own()) as opened:
+                if own is not None and opened.info.estimated:
+                    return MeterError(f"meter {opened.info.name} estimates it")
         except MeterError as error:
             return error
         return None
@@ -46,10 +54,10 @@ class Cores(Platform):
             ),
         }
 
-    def open_governor(self, cluster: Cluster) -> Governor:
+    def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
         """Return the governor; a fixed one where energy is estimated, which knows no clock."""
         governor = CpuGovernor(self.sys)
-        if governor.can_set and (error := self._no_energy()):
+        if governor.can_set and (error := self._no_energy(meter)):
             governor.close()
             return FixedGovernor(
                 f"clocks are set only where energy is metered, and here it is estimated: {error}"
@@ -61,7 +69,7 @@ class Cores(Platform):
         with closing(CpuGovernor(self.sys, guarded=False)) as cores:
             missing = tuple(missing_of_cores(cores, no_energy.grant if no_energy else ""))
             if cores.can_set and no_energy:
-                note = "set only where energy is metered (RAPL)"
+                note = "set only where energy is metered"
                 return ClockFacts(False, note, missing=missing)
             note = "not permitted" if missing else cores.why_not
             return ClockFacts(cores.can_set, note, missing=missing)

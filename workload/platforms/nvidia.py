@@ -52,6 +52,7 @@ from tuner.workload.platforms.base import (
     Host,
     Platform,
 )
+from tuner.workload.probe import MeterInfo
 
 #: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A
 #: process in another container is seen by its memory only.
@@ -93,7 +94,6 @@ class Nvidia(Platform):
 
     libraries = (("libnvidia-ml.so.1", "nvmlShutdown", "pynvml", "nvmlInit"),)
     binds_offload = True
-    meter_tells_clocks = True
 
     @property
     def accelerator(self) -> str:  # type: ignore[override]
@@ -103,7 +103,7 @@ class Nvidia(Platform):
     def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
         return {"nvml": lambda: NvmlMeter(environ=self.environ)}
 
-    def open_governor(self, cluster: Cluster) -> Governor:
+    def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
         """Return the governor; it leaves clocks alone unless `Cluster.clock_control` is set."""
         try:
             return NvmlGovernor(environ=self.environ, leave_alone=not cluster.clock_control)

@@ -21,7 +21,7 @@ from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
-from tuner.workload.probe import Failure
+from tuner.workload.probe import Failure, MeterInfo
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -35,7 +35,7 @@ class Other(Platform):
     def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
         return {"own": lambda: EstimatedMeter(idle_W=60.0, max_W=400.0)}
 
-    def open_governor(self, cluster: Cluster) -> Governor:
+    def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
         return FixedGovernor("its clocks are the firmware's")
 
     def clocks(self) -> ClockFacts:
