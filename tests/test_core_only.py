@@ -10,7 +10,7 @@ from benchmarks.startup import HEAVY
 from tuner.testing.commands import finished
 
 MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard", "pandas")
-MISSING += ("pyarrow", "rich", "shtab", "wandb", "mlflow", "prometheus_client")
+MISSING += ("rich", "shtab", "wandb", "mlflow", "prometheus_client")
 SHIPPED = Path(__file__).parent / "data" / "cpu-tiny-gpt"
 
 CORE = """

@@ -100,7 +100,7 @@ def _tune(args: argparse.Namespace) -> int:
         Path(args.runs_dir) / "tuned" if args.tune else None,
         (*(k for pack in args.knobs for k in load_pack(pack).knobs), *map(parse_knob, args.knob)),
     )
-    require_trust(args, [*of_knobs(request.knobs)], "a file that you name")
+    require_trust(args, [*of_knobs(request.knobs)])
     output = 2 if args.json else None  # with --json standard output is the answer alone
     say = say_of(args, "tuner: ")
     with ExitStack() as publishing:

@@ -59,7 +59,7 @@ def _optimize(args: argparse.Namespace) -> int:
         return OK
     if args.executor != "simulated":
         starts = of_files(args.knobs, getattr(job, "framework", None), args.job)
-        require_trust(args, starts, "a file that you name")
+        require_trust(args, starts)
     with progress(args) as on_progress:
         result = search_for(request, progress=False, on_progress=on_progress)
     answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)

@@ -282,11 +282,11 @@ def script_of(args: argparse.Namespace) -> Script | None:
     return None
 
 
-def require_trust(args: argparse.Namespace, starts: Sequence[str], source: str) -> None:
+def require_trust(args: argparse.Namespace, starts: Sequence[str]) -> None:
     """Print what a file starts; without --trust, continue only after a yes at a terminal."""
     if not starts:
         return
-    print(f"tuner: {source} starts or sets this, with your rights:", file=sys.stderr)
+    print("tuner: a file that you name starts or sets this, with your rights:", file=sys.stderr)
     print(*(f"  {line}" for line in starts), sep="\n", file=sys.stderr, flush=True)
     if args.trust:
         return

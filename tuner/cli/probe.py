@@ -104,7 +104,7 @@ def _script_to_probe(args: argparse.Namespace, script: Script) -> tuple[Script, 
     from tuner.problem.job_request import with_knobs
     from tuner.workload.scripts.inspection import blank_job
 
-    require_trust(args, of_files(args.knobs, script.framework, None), "a file that you name")
+    require_trust(args, of_files(args.knobs, script.framework, None))
     script = with_knobs(script, (*args.knobs, *args.knob)).stating(args.what)
     cluster = cluster_of(args.cluster)
     return script, blank_job(script, cluster), cluster

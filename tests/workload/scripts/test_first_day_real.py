@@ -11,7 +11,6 @@ from textwrap import dedent
 import pytest
 
 from tuner.cli.main import main
-from tuner.problem.today_facts import today_facts
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
@@ -208,10 +207,8 @@ def test_the_length_of_a_plain_loop_is_unknown_until_the_user_states_it(
     runner: LocalRunner, tmp_path: Path
 ) -> None:
     job = look(runner, tmp_path, PLAIN)
-    facts = today_facts(job, None)
     assert job.steps is None
-    assert facts is not None
-    assert "per optimizer step (--steps N gives the total)" in facts.lines[1]
+    assert "per optimizer step (--steps N gives the total)" in job.today_facts().lines[1]
     assert look(runner, tmp_path, PLAIN, steps=41).steps == 41
 
 
