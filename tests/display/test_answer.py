@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 
 import pytest
 
-from tuner.display.html.answer_parts import top_part
+from tuner.display.report import render_report
 from tuner.display.text import _short_role, answer_lines, menu
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
@@ -100,7 +101,7 @@ def test_finding_19_a_ranking_of_parallelisms_is_said_to_be_the_programs():
     mixed = replace(result, job=job, points=(*result.points, split))
     assert "of this program" in View(mixed).notices
     assert View(mixed).notices in answer_lines(mixed)
-    assert View(mixed).notices in top_part(View(mixed), {})
+    assert View(mixed).notices in unescape(render_report(mixed))
     assert View(replace(mixed, job=None)).notices == ""  # a recorded table
     script = ScriptJob(
         name="mine", model={}, sequence_length=0, global_batch=8, steps=9, precision="fp32"

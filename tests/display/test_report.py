@@ -8,16 +8,19 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from jinja2 import UndefinedError
 from plotly.offline import get_plotlyjs_version
 
 from tuner.display.figures.style import DARK
-from tuner.display.html.pieces import json_in_html
+from tuner.display.html.environment import environment, in_script
+from tuner.display.notebook import result_html
 from tuner.display.plots import (
     figures,
     front_figure,
@@ -192,6 +195,39 @@ def test_it_loads_nothing(small: Page) -> None:
     assert "@import" not in css.read_text("utf-8")
 
 
+ATTACKS = (
+    "</script><img src=x onerror=alert(1)>",
+    "{{7*7}} {% raise %} {# gone #}",
+    '" onmouseover="alert(1)" \'><b>',
+    "]]><!--<svg/onload=alert(1)>",
+    "abc\u202efed\u2066x",
+    "&lt;b&gt; &amp;amp;",
+)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_text_of_the_user_adds_no_element_and_is_shown_as_it_is(attack: str) -> None:
+    page, plain = (Page(render_report(hostile_result(text))) for text in (attack, "plain"))
+
+    def names(each: Page) -> Counter[tuple[str, ...]]:
+        return Counter((tag, *sorted(attrs)) for tag, attrs in each.tags)
+
+    assert names(page) == names(plain)
+    assert page.text.count(attack) >= 10
+    assert page.data().keys() == plain.data().keys()
+    for shown in page.data()["front-points"]:  # what a click writes into the page
+        written = [shown["knobs"], *(lines for _, lines in shown["tiles"].values())]
+        assert {tag for text in written for tag, _ in Page(text).tags} <= {"code", "span", "br"}
+    notebook = [Page(result_html(hostile_result(text))) for text in (attack, "plain")]
+    assert names(notebook[0]) == names(notebook[1])
+    assert attack in notebook[0].text
+
+
+def test_a_template_that_names_an_unknown_value_raises() -> None:
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ nothing }}").render()
+
+
 def test_hostile_text_stays_text() -> None:
     result = hostile_result()
     page = Page(render_report(result, records=records_of(result)))
@@ -215,7 +251,7 @@ def test_hostile_text_stays_text() -> None:
 def test_json_cannot_end_its_script_element() -> None:
     # Plotly's own to_json escapes "<" today; the report must not rest on that.
     said = {"a": "</script><!-- & \u2028", "b": [1, None]}
-    text = json_in_html(json.dumps(said, ensure_ascii=False))
+    text = in_script(json.dumps(said, ensure_ascii=False))
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == said
 
@@ -246,7 +282,7 @@ def test_results_with_parts_missing(result: Result) -> None:
     assert result.choice.sentence in page.text
     assert "What each number means" in page.text
     for name, figure in page.data().items():
-        assert name in ("palette", "limit-points", "front-points") or figure["data"], name
+        assert name in ("palette", "limit-choices", "front-points") or figure["data"], name
 
 
 def test_what_cannot_be_met_is_said() -> None:

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.display.html.answer_parts import limits_part
-from tuner.display.report import write_report
+from tuner.display.html.answer import limit_values
+from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
 from tuner.results.choice_grid import choice_grid
@@ -153,11 +153,11 @@ def test_a_training_of_unknown_length_has_no_sliders() -> None:
 def test_a_front_of_one_point_has_no_sliders() -> None:
     only = point(Configuration.of(micro_batch=1), 10.0, 100.0, NVML)
     result = result_of("one", [only], only, best=0)
-    assert limits_part(View(result)) == ""
+    assert limit_values(View(result)) == {"sliders": []}
 
 
 def test_the_page_holds_no_text_of_the_user_as_markup() -> None:
     result = replace(in_kilowatt_hours(), name="</script><b>x")
-    part = limits_part(View(result))
+    part = render_report(result).partition('id="limit-choices">')[2].partition("</section>")[0]
     assert "<b>x" not in part
     assert part.count("</script>") == 1

@@ -1,38 +1,25 @@
 """The report: one self-contained HTML page, for a manager at the top and an engineer to the bottom.
 
-It is plain string building around the files in `templates/`: the style, the script that draws the
-figures, and plotly.js itself are written into the page, which loads nothing from anywhere (its
-content security policy forbids it). What decides is in `html.answer_parts`, what explains and what
-engineers check in `html.detail_parts`.
+The page is made of the files in `templates/`: the style, the script that draws the figures, and
+plotly.js itself are written into it, and it loads nothing from anywhere (its content security
+policy forbids it). Values of what decides are in `html.answer`, of what engineers check in
+`html.details`.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import string
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
 from importlib import resources
 from pathlib import Path
 
 from tuner.display import plots
 from tuner.display.figures.power import shown_timelines
 from tuner.display.figures.style import DARK
-from tuner.display.html.answer_parts import front_part, top_part
-from tuner.display.html.detail_parts import (
-    about_part,
-    explanation_part,
-    failures_part,
-    live_part,
-    plan_part,
-    power_part,
-    spent_part,
-    stragglers_part,
-    where_part,
-)
-from tuner.display.html.pieces import json_in_html, section, template
+from tuner.display.html.answer import front_values, top_values
+from tuner.display.html.details import detail_values
+from tuner.display.html.environment import render
 from tuner.display.view import View
 from tuner.results.parts import Explanation
 from tuner.results.result import Result
@@ -76,28 +63,15 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
     explanation = plots.explained(result)
     timelines, left_out = shown_timelines(result, records)
     figures = plots.figures(result, records, explanation=_bought(explanation), timelines=timelines)
-    parts = [
-        top_part(view, figures),
-        front_part(view),
-        plan_part(result),
-        live_part(figures),
-        where_part(view, explanation),
-        explanation_part(explanation, figures),
-        power_part(timelines, left_out, figures),
-        spent_part(view, figures),
-        stragglers_part(result),
-        failures_part(result),
-        about_part(view),
-        section("What each number means", template("meanings.html")),
-        "<footer>Written by joulefront. The figures are in this file; nothing is loaded from "
-        "elsewhere.</footer>",
-    ]
-    return string.Template(template("report.html")).substitute(
-        title=escape(f"{result.name} · joulefront"),
-        css=template("report.css"),
-        body="\n".join(part for part in parts if part),
-        palette=json_in_html(json.dumps(dict(DARK))),
+    return render(
+        "report.html",
+        view=view,
+        result=result,
+        figures=figures,
+        left_out=left_out,
+        palette=dict(DARK),
         plotly=packed_plotly(),
-        limits=template("limits.js"),
-        js=template("report.js"),
+        **top_values(view, figures),
+        **front_values(view),
+        **detail_values(view, explanation, timelines),
     )

@@ -61,12 +61,12 @@
     if (!point) return;
     document.getElementById("tiles-of").textContent = point.name;
     document.getElementById("tiles-knobs").innerHTML = point.knobs;
-    for (const [name, [value, ...lines]] of Object.entries(point.tiles)) {
+    for (const [name, [value, lines]] of Object.entries(point.tiles)) {
       const tile = document.querySelector(`[data-tile="${name}"]`);
       const [amount, ...unit] = value.split(" ");
       tile.querySelector(".value").firstChild.textContent = `${amount} `;
       tile.querySelector(".unit").textContent = unit.join(" ");
-      tile.querySelector(".lines").innerHTML = lines.filter(Boolean).join("<br>");
+      tile.querySelector(".lines").innerHTML = lines;
     }
   };
 

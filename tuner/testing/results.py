@@ -246,22 +246,22 @@ def attained(result: Result) -> Attainment:
     )
 
 
-def hostile_result() -> Result:
-    """Return a result with hostile text in every field that a user or a script can fill."""
-    launch = Settings({"optimizer": HOSTILE, HOSTILE: "</script>", "micro_batch": 2})
+def hostile_result(text: str = HOSTILE) -> Result:
+    """Return a result with a text in every field that a user or a script can fill."""
+    launch = Settings({"optimizer": text, text: "</script>", "micro_batch": 2})
     points = [
         replace(
             point(Configuration(launch, Settings(clock_MHz=clock)), 100.0 - i, 200.0 - i, NVML),
-            flags=(HOSTILE,),
-            meter=replace(NVML, source=HOSTILE),
+            flags=(text,),
+            meter=replace(NVML, source=text),
         )
         for i, clock in enumerate((900, 1200, 1500))
     ]
-    result = result_of(HOSTILE, points, points[0], best=0)
+    result = result_of(text, points, points[0], best=0)
     return replace(
         result,
-        choice=Choice(HOSTILE, False, HOSTILE),
-        stop=StopReason("node_failures", {"failures": 3}, HOSTILE),
-        failures=(failed(HOSTILE, "crash", HOSTILE, "log</script><!--" + HOSTILE, x=HOSTILE),),
-        about={HOSTILE: {HOSTILE: [HOSTILE, {"deep": {HOSTILE: HOSTILE}}]}},
+        choice=Choice(text, False, text),
+        stop=StopReason("node_failures", {"failures": 3}, text),
+        failures=(failed(text, "crash", text, "log</script><!--" + text, x=text),),
+        about={text: {text: [text, {"deep": {text: text}}]}},
     )
