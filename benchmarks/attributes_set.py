@@ -231,6 +231,8 @@ class Types:
                 return owner
             return owner if function.attr == "__new__" else self._of_class(module, function)
         name = _last_name(function)
+        if name == "cls" and scope.owner:
+            return scope.owner
         origin = self._imports[module.name].get(name, module.name)
         known = self.functions.get(f"{origin}.{name}")
         if known is not None:

@@ -177,6 +177,7 @@ def test_an_attribute_set_on_another_object_is_found(tmp_path: Path, text: str) 
         "class A(Executor):\n    def f(self, other: Executor):\n        other.waiting = 1",
         "class A:\n    @classmethod\n    def f(cls):\n        new = cls.__new__(cls)\n"
         "        new.waiting = 1",
+        "class A:\n    @classmethod\n    def f(cls):\n        a = cls(1)\n        a.waiting = 1",
         "class A:\n    def f(self):\n        def inner():\n            self.waiting = 1",
         "def f(each: Executor):\n    each.children[0] = 1",
     ],

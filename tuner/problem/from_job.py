@@ -136,14 +136,14 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     found = _runnable(asked, plan)
     inspected = bool(found.notes)
     _leave_out_unfitting(found, asked, plan)
-    found.notes += asked.notes
+    found.notes.extend(asked.notes)
     usable = asked.whole
     if request.cluster == "auto":
         usable = _leave_out_unusable_here(found, asked, request.clocks)
     configuration = asked.today.configuration
     allowed = _allowed(found, most, asked.space_name, configuration)
     if not inspected:
-        found.notes += knobs_in_play(allowed, asked.whole, job, cluster)
+        found.notes.extend(knobs_in_play(allowed, asked.whole, job, cluster))
     candidates = found.candidates
     sized = "global_batch" in launchable(job, cluster).narrowed(asked.whole).choices
     if sized and configuration.get("global_batch") is None:
@@ -230,9 +230,8 @@ def _runnable(asked: Question, plan: bool) -> _Found:
             f"no configuration of space {asked.space.name!r} can be run on {job.name!r}: {reasons}"
         )
     if found.notes:
-        found.candidates = Candidates.from_configurations(able)
-    else:
-        found.keep(able, "the built-in training program cannot run them yet")
+        return _Found(Candidates.from_configurations(able), found.notes)
+    found.keep(able, "the built-in training program cannot run them yet")
     return found
 
 

@@ -42,12 +42,14 @@ def _table_baseline(table: RecordedTable, configurations: Sequence[Configuration
     return max(first, key=lambda c: [_rank(value) for value in c.live.values()])
 
 
-def table_problem(folder: Path, group: str | None, steps: int | None) -> tuple[Problem, Runner]:
+def table_problem(
+    folder: Path, group: str | None, steps: int | None, *, seed: int = 0
+) -> tuple[Problem, Runner]:
     """Return the problem of a recorded table's group, and the runner that answers it."""
     from tuner.workload.replay import TableRunner
 
     table = load_table(folder)
-    runner = TableRunner(table, group)
+    runner = TableRunner(table, group, seed=seed)
     points = runner.group.points
     candidates = Candidates.from_configurations(point.configuration for point in points)
     baseline = _table_baseline(table, [point.configuration for point in points])
@@ -92,10 +94,10 @@ def _identity(
     return plain({**more, "recorded": recorded, "space": space, "baseline": of_baseline})
 
 
-def _trace_problem(path: Path, steps: int | None) -> tuple[Problem, Runner]:
+def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, Runner]:
     from tuner.workload.replay import TraceRunner
 
-    runner = TraceRunner(path)
+    runner = TraceRunner(path, seed=seed)
     study = RunFolder(runner.path.parent.parent).read_study() or {}
     job, cluster = parse_job(study), parse_cluster(study)
     launch_s = sorted(record.launch_s for record in runner.records)[len(runner.records) // 2]
@@ -130,15 +132,12 @@ def recorded_problem(
         check_integer("steps", steps)
     table = path if path.is_dir() else path.parent
     if (table / "table.toml").is_file() and path.suffix != ".jsonl":
-        problem, runner = table_problem(table, group, steps)
-    elif path.is_file() or (path / "trace" / "probes.jsonl").is_file():
+        return table_problem(table, group, steps, seed=seed)
+    if path.is_file() or (path / "trace" / "probes.jsonl").is_file():
         if group is not None:
             raise InputError(f"{path} is a trace; only a recorded table has groups")
-        problem, runner = _trace_problem(path, steps)
-    else:
-        raise InputError(
-            f"{path} is nothing to replay; it must be a folder with table.toml and table.csv, "
-            "a run folder, or a trace (probes.jsonl)"
-        )
-    runner.seed = seed  # type: ignore[attr-defined]
-    return problem, runner
+        return _trace_problem(path, steps, seed)
+    raise InputError(
+        f"{path} is nothing to replay; it must be a folder with table.toml and table.csv, "
+        "a run folder, or a trace (probes.jsonl)"
+    )

@@ -105,7 +105,7 @@ class CandidatePlanner(ProbePlanner):
         names = "delivered", "step_time_s", "power_W", "step_time_rse", "power_rse"
         columns = ([getattr(m, name) for m in observations.measured] for name in names)
         if self.surrogates.fit(*columns):
-            self._pool.tracked = None  # they are chosen anew: the hyperparameters changed
+            self._pool.choose_anew()  # the hyperparameters changed
 
     # -- planning ------------------------------------------------------------------------------
 

@@ -86,6 +86,10 @@ class CandidatePool:
         # Numbers of the candidates that are tracked; None until they are chosen anew.
         self.tracked: np.ndarray | None = None
 
+    def choose_anew(self) -> None:
+        """Choose the tracked candidates anew when they are next viewed."""
+        self.tracked = None
+
     def view(
         self, observations: Observations, closed: np.ndarray, chances: np.ndarray
     ) -> CandidateView:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.safe_files import write_text
 from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Degrees of parallelism inside the model, which a script builds by the model's sizes.
@@ -65,6 +67,20 @@ class Draft:
     def config_file(self) -> Path:
         """Path of the DeepSpeed configuration of this start."""
         return self.folder.resolve() / "ds_config.json"
+
+    def use_words(self, words: Sequence[str]) -> None:
+        """Replace the words of the command."""
+        self.words = list(words)
+
+    def add_variables(self, env: Mapping[str, str]) -> None:
+        """Set environment variables of the ranks."""
+        self.env |= env
+
+    def use_config(self, config: dict[str, Any]) -> None:
+        """Set the whole DeepSpeed configuration, and write its file."""
+        self.config = config
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.config_file, json.dumps(config, indent=2) + "\n")
 
 
 class Route:

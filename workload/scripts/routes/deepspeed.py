@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.safe_files import write_text
 from tuner.workload.declared_knobs import deepspeed_settings
 from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.hook import merge
@@ -86,9 +84,7 @@ class DeepSpeedConfig(Route):
         draft.options["deepspeed"] = changes
         if not base and not changes:
             return
-        draft.config = merge(base, changes)
-        draft.folder.mkdir(parents=True, exist_ok=True)
-        write_text(draft.config_file, json.dumps(draft.config, indent=2) + "\n")
+        draft.use_config(merge(base, changes))
         named = job.words[job.config_word[0]] if job.config_word else ""
         if named in draft.words:
             before, equals, _ = named.rpartition("=")

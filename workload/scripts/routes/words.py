@@ -44,7 +44,7 @@ class Placeholders(Route):
         values |= self._batch(job, configuration)
         values |= {"deepspeed_config": str(draft.config_file)}
         values |= text_values(configuration, job.knobs)
-        draft.words = [filled(word, values) for word in draft.words]
+        draft.use_words([filled(word, values) for word in draft.words])
 
     def _batch(self, job: ScriptTraining, configuration: Configuration) -> dict[str, str]:
         # An argument may carry more than its part of the batch.
@@ -90,8 +90,8 @@ class DriverKeys(Route):
         changes = job.driven.changes(configuration, draft.baseline, job.global_batch)
         changes |= framework_settings(configuration, job.knobs)
         words, env = job.driven.start(changes, draft.folder, tuple(draft.words), probe=draft.probe)
-        draft.words = list(words)
-        draft.env |= env
+        draft.use_words(words)
+        draft.add_variables(env)
         draft.options["env"] = {name: env[name] for name in env if name != "PYTHONPATH"}
         if "PYTHONPATH" in env:  # of a generated module
             draft.options["path"] = [env["PYTHONPATH"]]
@@ -103,7 +103,7 @@ class KeyFiles(Route):
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Write changed copies of the files, and name them in the command."""
         words = with_files(draft.words, Path(job.cwd), configuration, job.knobs, draft.folder)
-        draft.words = list(words)
+        draft.use_words(words)
 
 
 class Variables(Route):
@@ -111,4 +111,4 @@ class Variables(Route):
 
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Set the variables."""
-        draft.env |= environment(configuration, job.knobs)
+        draft.add_variables(environment(configuration, job.knobs))
