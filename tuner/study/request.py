@@ -316,11 +316,9 @@ def _launched_on_cluster(
 
 def _nothing_to_try(job: ScriptJob, command: str) -> NothingToTry:
     """Return the error that says why nothing can be turned on a script, and what to do."""
-    from tuner.workload.scripts.knob_support import why_nothing
-
     return NothingToTry(
         f"nothing to try: of the script {job.name!r} nothing can be turned here\n"
-        + "".join(f"  {sentence}\n" for sentence in why_nothing(job))
+        + "".join(f"  {sentence}\n" for sentence in job.why_nothing())
         + "Give it something to turn, for example\n"
         + f"  tuner optimize --knob NAME=VALUE,VALUE -- {command or shlex.join(job.words)} "
         + "--option {NAME=VALUE}"

@@ -20,16 +20,17 @@ from tuner.search_spaces.today_facts import TodayFacts
 from tuner.workload.declared_knobs import resolved
 from tuner.workload.hook import merge, split_differently
 from tuner.workload.scripts.command import Script, Start, asks_for_a_rank, imported_frameworks
-from tuner.workload.scripts.knob_support import knob_sentences, restrict_space
+from tuner.workload.scripts.knob_support import ScriptKnobs
 from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
     FRAMEWORK_ARGUMENTS,
     MODEL_SWITCH,
     ROUTES,
     Draft,
+    KnobSupport,
 )
 from tuner.workload.scripts.script_facts import LAUNCH, Launcher
-from tuner.workload.scripts.supported_script import SupportedScript
+from tuner.workload.scripts.script_training import ScriptTraining
 from tuner.workload.scripts.today import facts_today
 
 #: Variables of a probe, of which nothing is logged.
@@ -41,7 +42,7 @@ _QUIET_ENV = {
 
 
 @dataclass(frozen=True)
-class ScriptJob(SupportedScript):
+class ScriptJob(ScriptTraining):
     """Job that a user's script trains: its knobs, and its start under a configuration."""
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
@@ -56,6 +57,20 @@ class ScriptJob(SupportedScript):
                 left_out.append(f"knob {knob.name} is left out: {error}")
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
+
+    @cached_property
+    def _supported(self) -> ScriptKnobs:
+        return ScriptKnobs(self)
+
+    @property
+    def baseline(self) -> Configuration:
+        """The user's present configuration."""
+        return self._supported.baseline
+
+    @property
+    def offers(self) -> Mapping[str, KnobSupport]:
+        """The support of each launch knob."""
+        return self._supported.offers
 
     # ---- how it starts
 
@@ -113,7 +128,7 @@ class ScriptJob(SupportedScript):
     def needs_hook(self) -> bool:
         """True if the script needs the hook outside a probe too, to read or be set what it asks."""
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
-        switched = self.offers[MODEL_SWITCH.knob].route is MODEL_SWITCH
+        switched = self.offers[MODEL_SWITCH.knob].route == MODEL_SWITCH
         return bool(
             self.frame.reads
             or {"rank", "local_rank"} & {*self.placeholders}
@@ -198,11 +213,19 @@ class ScriptJob(SupportedScript):
 
     def narrowed(self, space: SearchSpace) -> SearchSpace:
         """Return the space with knobs that cannot be set fixed at present values."""
-        return restrict_space(space, self)
+        return self._supported.restricted(space)
 
     def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
         """Return which knobs can be set and why not others."""
-        return knob_sentences(self, searched)
+        return self._supported.sentences(searched)
+
+    def why_nothing(self) -> tuple[str, ...]:
+        """Return why none of the knobs that split the batch can be set, a sentence each."""
+        return self._supported.why_nothing()
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each knob value that this script cannot take; empty if none."""
+        return self._supported.refused(configuration)
 
     @property
     def searched_knobs(self) -> tuple[Knob, ...]:

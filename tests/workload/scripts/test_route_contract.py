@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,6 +156,18 @@ def test_a_script_without_evidence_gets_a_reason_for_every_knob(
         assert isinstance(route.why_not(plain, name), str)
         assert support_of(plain, name).why
         assert not support_of(plain, name).turned
+
+
+@every_route
+def test_a_job_that_was_sent_to_another_process_starts_the_same(
+    route: Route, tmp_path: Path
+) -> None:
+    case = CASES[type(route).__name__]
+    job = case.make(tmp_path)
+    start = job.start(other_of(job, case), tmp_path / "p")
+    sent = pickle.loads(pickle.dumps(job))
+    assert sent.start(other_of(job, case), tmp_path / "p") == start
+    assert sent.needs_hook == job.needs_hook
 
 
 # ---- two routes, or a wrong one

@@ -23,7 +23,6 @@ from tuner.testing.studies import problem_of_job
 from tuner.workload import hook
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.knob_support import knob_sentences, restrict_space
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -154,7 +153,7 @@ def test_only_what_the_frame_turns_is_offered(
 ) -> None:
     made = job(command, tmp_path, frame)
     assert turned(made) == expected
-    told = " ".join(knob_sentences(made))
+    told = " ".join(made.sentences())
     for name in made.offers:
         assert name in told
     for name, offer in made.offers.items():
@@ -293,7 +292,7 @@ def test_the_job_survives_study_toml(tmp_path: Path) -> None:
 
 def test_one_space_serves_every_script(tmp_path: Path) -> None:
     made = job("train.py", tmp_path, global_batch=64, devices=8)
-    narrowed = restrict_space(load_space("default"), made)
+    narrowed = made.narrowed(load_space("default"))
     launches = narrowed.candidates(made, GPU).launches
     assert {launch["data_parallel"] for launch in launches} == {1, 2, 4, 8}
     assert {launch["parameter_offload"] for launch in launches} == {"none", "cpu"}

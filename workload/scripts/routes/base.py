@@ -83,8 +83,9 @@ class Draft:
         write_text(self.config_file, json.dumps(config, indent=2) + "\n")
 
 
+@dataclass(frozen=True)
 class Route:
-    """One way in which knobs are set on a user's script."""
+    """One way in which knobs are set on a user's script; those of one class are equal."""
 
     def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the present values of the knobs that this route sets."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
@@ -15,18 +16,18 @@ from tuner.workload.scripts.script_training import ScriptTraining
 NO_BATCH = "the global batch is not known (--global-batch N tells it)"
 
 
+@dataclass(frozen=True)
 class BatchSplit(Route):
     """Split of the same global batch over ranks, micro-batches and accumulation.
 
     The other routes set its parts; this one says which splits keep the global batch.
     """
 
-    def __init__(self, carriers: Sequence[Route]) -> None:
-        self._carriers = carriers
+    carriers: tuple[Route, ...]
 
     def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the micro-batch that the inspection showed, and the ranks that are left for it."""
-        found = today_by(self._carriers, job)
+        found = today_by(self.carriers, job)
         degrees: list[Any] = [found.get(name, 1) for name in DEGREES[:3]]
         return {
             "data_parallel": max(1, job.devices // math.prod(degrees)),
@@ -89,7 +90,7 @@ class BatchSplit(Route):
         return job.frame.keeps == "accumulation" or self._carrier(job, ACCUMULATION) is not None
 
     def _carrier(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
-        found = (route.support(job, knob) for route in self._carriers)
+        found = (route.support(job, knob) for route in self.carriers)
         return next((support for support in found if support is not None), None)
 
 

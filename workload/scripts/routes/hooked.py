@@ -101,7 +101,7 @@ class ModelSwitch(Route):
 
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Have the hook set the switch, unless another route sets the knob."""
-        if draft.offers[self.knob].route is self:
+        if draft.offers[self.knob].route == self:
             draft.options[self.knob] = configuration.get(self.knob)
 
 

@@ -23,7 +23,6 @@ from tuner.search_spaces.space import load_space
 from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import read_driver
-from tuner.workload.scripts.knob_support import restrict_space
 from tuner.workload.scripts.script_job import ScriptJob
 
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
@@ -234,7 +233,7 @@ def test_a_space_with_zero_stages_searches_fsdp2_where_that_is_what_there_is(
 ) -> None:
     space = load_space("default")
     assert "sharding" not in space.choices
-    narrowed = restrict_space(space, titan(tmp_path))
+    narrowed = titan(tmp_path).narrowed(space)
     assert {*narrowed.choices["sharding"]} == {"deepspeed", "fsdp2", "fsdp2_no_reshard"}  # type: ignore[misc]
     assert narrowed.choices.get("zero_stage", (0,)) == (0,)
     found = _runnable(question_of(JobRequest(titan(tmp_path), NODE, "default")), plan=False)
@@ -242,12 +241,12 @@ def test_a_space_with_zero_stages_searches_fsdp2_where_that_is_what_there_is(
     assert shardings == {*narrowed.choices["sharding"]}  # type: ignore[misc]
     assert "sharding" in found.notes[0]
     assert "sharding" not in found.notes[1]
-    fixed = restrict_space(load_space("clocks"), titan(tmp_path))
+    fixed = titan(tmp_path).narrowed(load_space("clocks"))
     assert fixed.choices["sharding"] == ("deepspeed", "fsdp2")
     # Not a value that the framework cannot take.
-    sharded = restrict_space(load_space("clocks"), trainer(tmp_path)).choices["sharding"]
+    sharded = trainer(tmp_path).narrowed(load_space("clocks")).choices["sharding"]
     assert "deepspeed" not in sharded  # type: ignore[operator]
-    assert "sharding" not in restrict_space(space, megatron(tmp_path)).choices
+    assert "sharding" not in megatron(tmp_path).narrowed(space).choices
 
 
 def test_accelerates_mesh_holds_the_ranks_of_one_group(tmp_path: Path) -> None:
