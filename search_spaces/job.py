@@ -223,7 +223,7 @@ class TrainingJob:
         """Read a job file."""
         path = Path(path)
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the job {path}: {error}") from error
         except (ValueError, RecursionError) as error:

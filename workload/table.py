@@ -158,7 +158,7 @@ def _read_columns(data: Mapping[str, Any], path: Path) -> _Columns:
 
 def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
