@@ -9,7 +9,7 @@ import pytest
 
 import tuner
 from tuner.problem.limits import Limits
-from tuner.study.request import PlanRequest, StudyRequest
+from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
 from tuner.testing.commands import finished
 from tuner.testing.studies import write_table
 
@@ -104,13 +104,19 @@ def test_in_a_notebook_a_search_is_a_bar_that_moves(tmp_path):
 
 
 def test_every_field_of_a_request_is_an_argument():
-    optimize, plan = (inspect.signature(f).parameters.keys() for f in (tuner.optimize, tuner.plan))
+    optimize = {"job", "limits", *StudyOptions.__annotations__}
+    plan = inspect.signature(tuner.plan).parameters.keys()
     assert {item.name for item in fields(StudyRequest)} <= optimize
     assert plan - optimize == {item.name for item in fields(PlanRequest)} - optimize
 
 
 def test_both_functions_take_the_same_headline_keywords():
-    optimize, replay = (inspect.signature(f).parameters for f in (tuner.optimize, tuner.replay))
-    shared = ("constraints", "search", "on_progress")
-    for name in shared:
-        assert optimize[name].default is replay[name].default is None
+    replay = inspect.signature(tuner.replay).parameters
+    for name in ("constraints", "search", "on_progress"):
+        assert name in StudyOptions.__annotations__
+        assert replay[name].default is None
+
+
+def test_an_argument_that_optimize_does_not_have_is_refused():
+    with pytest.raises(TypeError, match="stoarge"):
+        tuner.optimize("tiny-gpt", stoarge="sqlite:///x")

@@ -12,7 +12,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from tuner.executors.base import Executor
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import JobRequest
@@ -20,10 +19,9 @@ from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.callbacks import Notify
-from tuner.study.request import PlanRequest, StudyRequest
+from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
 from tuner.workload.meters.own import own_meter
 from tuner.workload.scripts.command import Script
 
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
 
+#: Arguments of `optimize` on what it shows and writes.
+_SHOWN = ("report", "progress", "on_progress")
 Request = TypeVar("Request", bound=JobRequest)
 
 
@@ -53,37 +53,14 @@ def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
 def _request(given: dict[str, Any], kind: type[Request]) -> Request:
     """Return the request of a function's arguments by their names, its `limits` included."""
     values = {item.name: given[item.name] for item in fields(kind) if item.name in given}
-    values["constraints"] = (given["constraints"] or Constraints()).limited(**given["limits"])
+    values["constraints"] = (given.get("constraints") or Constraints()).limited(**given["limits"])
     if "search" in values:
         values["search"] = values["search"] or SearchSettings()
     return kind(**values)
 
 
 def optimize(
-    job: TrainingJob | Script | str | Path | None = None,
-    *,
-    cluster: Cluster | str = "auto",
-    space: str | None = None,
-    constraints: Constraints | None = None,
-    search: SearchSettings | None = None,
-    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    plan: str | Path | None = None,
-    try_first: Sequence[str | Configuration] = (),
-    clocks: bool = True,
-    knobs: Sequence[Knob | str] = (),
-    allow_changed_training: bool = False,
-    sampler: BaseSampler | ProbePlanner | None = None,
-    executor: str | Executor | None = None,
-    ray_address: str | None = None,
-    device_kind: str | None = None,
-    meter: str | None = None,
-    storage: str | None = None,
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
-    report: bool = True,
-    progress: bool = True,
-    on_progress: Notify | None = None,
-    **limits: Unpack[LimitOptions],
+    job: TrainingJob | Script | str | Path | None = None, **options: Unpack[StudyOptions]
 ) -> Result:
     """Tune a training job for energy and time on this machine or cluster.
 
@@ -99,52 +76,12 @@ def optimize(
 
         >>> result.choose(deadline="2h").point
 
-    The arguments come in groups: what is tuned (`job` to `space`), the search (`search` to
-    `sampler`), where it runs (`executor` to `storage`), the run with what it shows (`name` to
-    `on_progress`), and limits of the training (`constraints` and `limits`).
-
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Or your
             own training script as a `tuner.workload.scripts.command.Script`: it is started once
             to see which knobs can be turned on it (docs/your-script.md).
-        cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
-        space: the search space's name or path. If not given, an existing run keeps its own; a new
-            one searches "large", which has tensor and pipeline parallelism, on several nodes or if
-            the training states do not fit one device, else "default".
-        constraints: every limit on the training job, and the objective.
-        search: limits of the *search*, its seed, and how long it measures. A search ends when what
-            is left to find would not repay the next probe over the training. Without any limit it
-            also makes at most 40 probes, and uses at most 1 % of the training's energy once 8
-            launch settings are measured.
-        baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
-            the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
-            not given.
-        plan: the run of a plan (`plan`) whose most informative configurations are probed first.
-        try_first: configurations, or their names, that are probed first, in this order.
-        clocks: search clocks and power limits, too, where they can be set.
-        knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
-            packs such as "nccl", or files of them (docs/knobs.md).
-        allow_changed_training: search also knobs that change what is learnt.
-        sampler: any Optuna sampler for two objectives, instead of joulefront's own search
-            (docs/search.md).
-        executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
-            installed, else inline. "simulated" answers probes by predictions and measures nothing;
-            `plan` predicts every configuration of a cluster that is not here.
-        ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
-            "auto" its nodes are inspected, and the job may use all usable ones of one kind.
-        device_kind: the kind of device to use there; the most frequent one if not given.
-        meter: a meter of your own on every node that probes: "MODULE:CLASS", or an entry point of
-            the group "joulefront.meters" (docs/your-meter.md). It is not saved with the run.
-        storage: URL of the study's database; a journal in the run folder if not given.
-        name: name of the run. An existing run is continued.
-        runs_dir: folder of the run folders.
-        report: write report.html and the launch files at the end.
-        progress: show the search on standard error, in place at a terminal and as one line in a
-            notebook.
-        on_progress: called with each `Progress`.
-        limits: on the training job, as keywords: `budget_kJ=40` or `budget="11kWh"`, `deadline_s`
-            or `deadline="2h"`, `power_cap_W` or `power_cap="2kW"`, and `max_slowdown` (0.05 or
-            "5%"), the share by which it may take longer than today.
+        options: where it trains, what is searched and limited, and what is shown, as keywords
+            (`tuner.study.request.StudyOptions`).
 
     Returns:
         The front, the choice, and the cost of the search.
@@ -153,8 +90,11 @@ def optimize(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    request = _request(locals(), StudyRequest)
-    return search_for(request, report=report, progress=progress, on_progress=on_progress)
+    given: dict[str, Any] = {"job": job, **options}
+    shown = {name: given.pop(name) for name in _SHOWN if name in given}
+    limits = given.keys() - {item.name for item in fields(StudyRequest)}
+    given["limits"] = {name: given[name] for name in limits}
+    return search_for(_request(given, StudyRequest), **shown)
 
 
 def search_for(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import cast
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -19,15 +17,14 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.safe_files import write_text
-from tuner.search_spaces.space import SearchSpace, default_configuration
+from tuner.search_spaces.space import default_configuration
 from tuner.workload.declared_knobs import environment, program_knobs
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
-from tuner.workload.job import Job, LaunchableJob
+from tuner.workload.job import LaunchableJob
 from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_server import PRELOAD
 from tuner.workload.platforms import platform_of
 from tuner.workload.scripts.command import Script, Start
-from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.launchers.secrets import revealed
 
 #: The binding of the built-in program's ranks under offload: each has cores of its own, of those
@@ -52,46 +49,28 @@ def launchable(
         cluster: where the built-in program trains; None for GPUs of any kind.
         program: in place of the built-in program's file.
     """
-    if isinstance(job, Job):  # it starts itself
-        return cast(LaunchableJob, job)
+    if isinstance(job, LaunchableJob):  # it starts itself
+        return job
     return BuiltInJob(job, cluster, program or training_program())
 
 
 @dataclass(frozen=True)
-class BuiltInJob:
+class BuiltInJob(LaunchableJob):
     """Job that the built-in program trains, on a cluster if that is known."""
 
-    facts: TrainingJob
+    job: TrainingJob
     cluster: Cluster | None = None
     program: Path = field(default_factory=training_program)
 
-    launcher = None
-    needs_hook = hook_on_cores = False
-    needed_modules = PRELOAD
-    imported_modules = ()
-    taken = ()
-    secrets = MappingProxyType[str, str]({})
-    today_name = ""
+    @property
+    def facts(self) -> TrainingJob:
+        """Batch, lengths and knobs, as study.toml keeps them."""
+        return self.job
 
     @property
     def name(self) -> str:
         """Name of the job."""
-        return self.facts.name
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        """The knobs that the user declares."""
-        return self.facts.knobs
-
-    @property
-    def steps(self) -> int | None:
-        """Number of optimizer steps to the solution."""
-        return self.facts.steps
-
-    @property
-    def sizes(self) -> TrainingJob | None:
-        """The sizes that predictions need; None if they are unknown."""
-        return self.facts if self.facts.is_modelled else None
+        return self.job.name
 
     @property
     def searched_knobs(self) -> tuple[Knob, ...]:
@@ -99,31 +78,23 @@ class BuiltInJob:
         return program_knobs(check_knobs(self.knobs))
 
     @property
+    def needed_modules(self) -> Sequence[str]:
+        """The modules without which no rank starts."""
+        return PRELOAD
+
+    @property
     def shown(self) -> str:
         """The command of each rank."""
         return f"python {shlex.quote(str(self.program))} (synthetic data, no checkpoints)"
-
-    @property
-    def ranks_today(self) -> int:
-        """Number of ranks of today's configuration."""
-        return self.today().world_size
 
     def today(self) -> Configuration:
         """Return a plain data-parallel configuration, as a careful user would run it."""
         assert self.cluster is not None
         return with_baseline(default_configuration(self.facts, self.cluster), self.knobs)
 
-    def narrowed(self, space: SearchSpace) -> SearchSpace:
-        """Return the space; the program sets each of its knobs."""
-        return space
-
     def refused(self, configuration: Configuration) -> list[str]:
         """Return why the program cannot run a configuration yet, a phrase each."""
         return unrunnable(configuration, self.facts)
-
-    def sentences(self, searched: Collection[str]) -> tuple[str, ...]:
-        """Return nothing: the program is not inspected."""
-        return ()
 
     def binding(self, configuration: Configuration) -> str:
         """Return the rule by which ranks that offload are bound, or "".
@@ -168,13 +139,6 @@ class BuiltInJob:
         env |= platform_of(self.cluster).compile_environment
         return {name: value for name, value in env.items() if name not in os.environ}
 
-    def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
-        """Return the start of a probe: there is nothing to find out."""
-        return self.start(configuration, folder)
-
-    def inspected_again(self, script: Script, ranks: int, launcher: Launcher | None) -> None:
-        """Return None: no script was inspected."""
-
     def with_program(self, script: Script) -> LaunchableJob:
         """Return this job trained by a program of the user's; InputError if it has a launcher."""
         if script.launcher:
@@ -184,10 +148,6 @@ class BuiltInJob:
             )
         words = tuple(revealed(word, script.secrets) for word in script.words)
         return OwnProgram(self.facts, self.cluster, words=words, folder=script.cwd)
-
-    def as_typed(self) -> LaunchableJob:
-        """Return this job, which has no launcher."""
-        return self
 
     def _write_config(self, configuration: Configuration, folder: Path) -> dict[str, object]:
         config = render_deepspeed_config(

@@ -7,20 +7,20 @@ ranks to start. `LaunchableJob` adds what the node that starts the ranks needs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.launchers.secrets import require
 from tuner.workload.scripts.script_facts import Launcher
-from tuner.workload.scripts.script_job import ScriptJob
 
 
-@runtime_checkable
 class Job(Protocol):
     """A job that is tuned."""
 
@@ -56,106 +56,131 @@ class Job(Protocol):
         ...
 
 
-class LaunchableJob(Job, Protocol):
-    """A job whose ranks a node can start.
-
-    Attributes:
-        launcher: the launcher of the user's command.
-        taken, secrets: variables of the command whose values are not kept, and those given now.
-    """
+class LaunchableJob(ABC):
+    """A job whose ranks a node can start; by default its command has nothing of its own."""
 
     @property
+    @abstractmethod
     def facts(self) -> TrainingJob:
         """Batch, lengths and knobs, as study.toml keeps them."""
-        ...
 
     @property
-    def launcher(self) -> Launcher | None: ...
+    def knobs(self) -> tuple[Knob, ...]:
+        """The knobs that the user declares."""
+        return self.facts.knobs
 
     @property
-    def taken(self) -> tuple[str, ...]: ...
+    def steps(self) -> int | None:
+        """Number of optimizer steps to the solution; None if unknown."""
+        return self.facts.steps
 
     @property
-    def secrets(self) -> Mapping[str, str]: ...
+    def sizes(self) -> TrainingJob | None:
+        """The sizes that predictions need; None if they are unknown."""
+        return self.facts if self.facts.is_modelled else None
 
-    @property
-    def shown(self) -> str:
-        """The command of each rank, for people."""
-        ...
+    # ---- what it is today
 
-    @property
-    def ranks_today(self) -> int:
-        """Number of ranks that it is started on today."""
-        ...
-
-    def about(self, configuration: Configuration) -> tuple[str, ...]:
-        """Return sentences on the program, for people who read the file that starts it."""
-        ...
-
-    @property
-    def needed_modules(self) -> Sequence[str]:
-        """The modules without which no rank starts."""
-        ...
-
-    @property
-    def imported_modules(self) -> Sequence[str]:
-        """Further modules that are worth importing once for all ranks."""
-        ...
-
-    @property
-    def needs_hook(self) -> bool:
-        """True if the program needs the hook outside a probe, too."""
-        ...
-
-    @property
-    def hook_on_cores(self) -> bool:
-        """True if the program needs the hook wherever a core is a device."""
-        ...
+    @abstractmethod
+    def today(self) -> Configuration:
+        """Return the user's present configuration."""
 
     @property
     def today_name(self) -> str:
         """Where today's configuration comes from; "" if it is a default."""
-        ...
+        return ""
 
     @property
+    def ranks_today(self) -> int:
+        """Number of ranks that it is started on today."""
+        return self.today().world_size
+
+    @property
+    @abstractmethod
+    def shown(self) -> str:
+        """The command of each rank, for people."""
+
+    @abstractmethod
+    def about(self, configuration: Configuration) -> tuple[str, ...]:
+        """Return sentences on the program, for people who read the file that starts it."""
+
+    # ---- what can be set on it
+
+    @property
+    @abstractmethod
     def searched_knobs(self) -> tuple[Knob, ...]:
         """The declared knobs; InputError if the program cannot take one."""
-        ...
+
+    @abstractmethod
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each reason against running a configuration; empty if none."""
 
     def narrowed(self, space: SearchSpace) -> SearchSpace:
         """Return the space with knobs that cannot be set fixed at present values."""
-        ...
-
-    def refused(self, configuration: Configuration) -> list[str]:
-        """Return a phrase for each reason against running a configuration; empty if none."""
-        ...
+        return space
 
     def sentences(self, searched: Collection[str]) -> tuple[str, ...]:
         """Return which knobs an inspection found and why not others; empty without one."""
-        ...
+        return ()
 
-    def binding(self, configuration: Configuration) -> str:
-        """Return the rule by which ranks are bound (`tuner.workload.node.vendor_binding`)."""
-        ...
+    # ---- how its ranks start
 
-    def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
-        """Return the variables of ranks on this node alone; InputError if it lacks something."""
-        ...
+    @abstractmethod
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
+        """Write the files of a configuration, and return the start of its ranks (`Job.start`)."""
 
     def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
         """Return the start of a look at the program, until its first steps."""
-        ...
+        return self.start(configuration, folder)
 
-    def inspected_again(
-        self, script: Script, ranks: int, launcher: Launcher | None
-    ) -> ScriptJob | None:
-        """Return the job of an earlier inspection for the same command, or None."""
-        ...
+    def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
+        """Return the variables of ranks on this node alone; InputError if it lacks something."""
+        return {}
 
+    def binding(self, configuration: Configuration) -> str:
+        """Return the rule by which ranks are bound (`tuner.workload.node.vendor_binding`)."""
+        return self.launcher.binding if self.launcher is not None else ""
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """The launcher of the user's command."""
+        return None
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Variables of the command whose values are not kept."""
+        return ()
+
+    def require_secrets(self) -> None:
+        """Raise InputError if one of these variables has no value."""
+        require(self.taken, {})
+
+    @property
+    @abstractmethod
+    def needed_modules(self) -> Sequence[str]:
+        """The modules without which no rank starts."""
+
+    @property
+    def imported_modules(self) -> Sequence[str]:
+        """Further modules that are worth importing once for all ranks."""
+        return ()
+
+    @property
+    def needs_hook(self) -> bool:
+        """True if the program needs the hook outside a probe, too."""
+        return False
+
+    @property
+    def hook_on_cores(self) -> bool:
+        """True if the program needs the hook wherever a core is a device."""
+        return False
+
+    # ---- other commands
+
+    @abstractmethod
     def with_program(self, script: Script) -> LaunchableJob:
         """Return this job with a command of the user's that trains; InputError if it cannot."""
-        ...
 
     def as_typed(self) -> LaunchableJob:
         """Return this job with the words that its launcher is given, and without the launcher."""
-        ...
+        return self

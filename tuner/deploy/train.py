@@ -35,7 +35,6 @@ from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import Failure, NotApplied, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script, Start
-from tuner.workload.scripts.launchers.secrets import require
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.
 BLOCK_S = 5.0
@@ -194,7 +193,7 @@ def train(
     job = launchable(trained, cluster)
     own = job.with_program(script) if script is not None else None
     started = own or job
-    require(started.taken, started.secrets)
+    started.require_secrets()
     make = runner or (
         lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, say=say)
     )

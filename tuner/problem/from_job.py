@@ -227,7 +227,8 @@ def _runnable(asked: Question, plan: bool) -> _Found:
     if not able:
         reasons = "; ".join(why for c in every.configurations[:1] for why in job.refused(c))
         raise InputError(
-            f"no configuration of space {asked.space.name!r} can be run on {job.name!r}: {reasons}"
+            f"no configuration of space {asked.space.name!r} can be run on "
+            f"{asked.job.name!r}: {reasons}"
         )
     if found.notes:
         return _Found(Candidates.from_configurations(able), found.notes)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
@@ -25,6 +25,8 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import SearchSpace, read_space
 from tuner.search_spaces.typed import read_fields
 from tuner.workload.scripts.script_job import ScriptJob
+
+AnyJob = TypeVar("AnyJob", bound=TrainingJob)
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,25 @@ def parse_request(study: Mapping[str, Any]) -> JobRequest | None:
 
 def parse_job(study: Mapping[str, Any]) -> TrainingJob | None:
     """Return the job of study.toml or of a result's `about`; None if it has none."""
+    return parse_script(study) or _read_job(study, TrainingJob)
+
+
+def parse_script(study: Mapping[str, Any]) -> ScriptJob | None:
+    """Return the script's job of study.toml; None if it has none, or another job."""
+    section = study.get("job")
+    described = isinstance(section, Mapping) and "frame" in section
+    return _read_job(study, ScriptJob) if described else None
+
+
+def _read_job(study: Mapping[str, Any], kind: type[AnyJob]) -> AnyJob | None:
     section = study.get("job")
     if not isinstance(section, Mapping):
         return None
     try:
-        kind = ScriptJob if "frame" in section else TrainingJob
-        return kind.from_json({**section, "model": json.loads(section["model"])})
+        job = kind.from_json({**section, "model": json.loads(section["model"])})
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the [job] of study.toml is not a job: {error}") from error
+    return cast(AnyJob, job)
 
 
 def parse_cluster(study: Mapping[str, Any]) -> Cluster | None:

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
-from tuner.problem.job_request import JobRequest
+from tuner.problem.constraints import Constraints, LimitOptions
+from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.options import option
 from tuner.study.callbacks import Notify, Progress
-from tuner.workload.built_in_job import launchable
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
@@ -38,9 +39,77 @@ RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
 Say = Callable[[str], None]
 
 
+class StudyOptions(LimitOptions, total=False):
+    """Keyword arguments of `tuner.optimize`, and limits on the training job.
+
+    The limits are `budget_kJ=40` or `budget="11kWh"`, `deadline_s` or `deadline="2h"`,
+    `power_cap_W` or `power_cap="2kW"`, and `max_slowdown` (0.05 or "5%"), the share by which it may
+    take longer than today.
+
+    Attributes:
+        cluster: a `Cluster`, a name or path, or "auto" (the default) for the machine this runs on.
+        space: the search space's name or path. If not given, an existing run keeps its own; a new
+            one searches "large", which has tensor and pipeline parallelism, on several nodes or if
+            the training states do not fit one device, else "default".
+        constraints: every limit on the training job, and the objective.
+        search: limits of the *search*, its seed, and how long it measures. A search ends when what
+            is left to find would not repay the next probe over the training. Without any limit it
+            also makes at most 40 probes, and uses at most 1 % of the training's energy once 8
+            launch settings are measured.
+        baseline: what the user runs today: a `Configuration`, its short name ("dp8 mb4 zero1"), or
+            the path of a DeepSpeed JSON and knobs as a list; a plain data-parallel configuration if
+            not given.
+        plan: the run of a plan (`plan`) whose most informative configurations are probed first.
+        try_first: configurations, or their names, that are probed first, in this order.
+        clocks: search clocks and power limits, too, where they can be set (default: True).
+        knobs: knobs of your own: `tuner.Knob`, declarations such as "compile=false,true", names of
+            packs such as "nccl", or files of them (docs/knobs.md).
+        allow_changed_training: search also knobs that change what is learnt (default: False).
+        sampler: any Optuna sampler for two objectives, instead of joulefront's own search
+            (docs/search.md).
+        executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
+            installed, else inline. "simulated" answers probes by predictions and measures nothing;
+            `plan` predicts every configuration of a cluster that is not here.
+        ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
+            "auto" its nodes are inspected, and the job may use all usable ones of one kind.
+        device_kind: the kind of device to use there; the most frequent one if not given.
+        meter: a meter of your own on every node that probes: "MODULE:CLASS", or an entry point of
+            the group "joulefront.meters" (docs/your-meter.md). It is not saved with the run.
+        storage: URL of the study's database; a journal in the run folder if not given.
+        name: name of the run. An existing run is continued.
+        runs_dir: folder of the run folders (default: "runs").
+        report: write report.html and the launch files at the end (default: True).
+        progress: show the search on standard error, in place at a terminal and as one line in a
+            notebook (default: True).
+        on_progress: called with each `Progress`.
+    """
+
+    cluster: Cluster | str
+    space: str | None
+    constraints: Constraints | None
+    search: SearchSettings | None
+    baseline: Given
+    plan: str | Path | None
+    try_first: Sequence[str | Configuration]
+    clocks: bool
+    knobs: Sequence[Knob | str]
+    allow_changed_training: bool
+    sampler: BaseSampler | ProbePlanner | None
+    executor: str | Executor | None
+    ray_address: str | None
+    device_kind: str | None
+    meter: str | None
+    storage: str | None
+    name: str | None
+    runs_dir: str | Path
+    report: bool
+    progress: bool
+    on_progress: Notify | None
+
+
 @dataclass(frozen=True)
 class StudyRequest(JobRequest):
-    """Arguments of `tuner.optimize`, which documents them."""
+    """Arguments of `tuner.optimize`, as `StudyOptions` documents them."""
 
     search: SearchSettings = field(default_factory=SearchSettings)
     plan: str | Path | None = option(
@@ -238,7 +307,7 @@ def job_of_script(
     What `tuner.workload.scripts.inspection` saw is kept in study.toml with the job. Without the
     `address` of a Ray cluster this machine starts it.
     """
-    from tuner.problem.study_spec import parse_job
+    from tuner.problem.study_spec import parse_script
     from tuner.workload.scripts.inspection import (
         blank_job,
         inspect_script,
@@ -247,11 +316,10 @@ def job_of_script(
     )
 
     nodes = _nodes(script, cluster, address)
-    before = parse_job(run.read_study() or {})
+    before = parse_script(run.read_study() or {})
     if before is not None:
         ranks = nodes * ranks_today(script, cluster, nodes)
-        earlier = launchable(before, cluster)
-        again = earlier.inspected_again(script, ranks, launcher_on(script, cluster))
+        again = before.inspected_again(script, ranks, launcher_on(script, cluster))
         if again is not None:
             return again
     blank = blank_job(script, cluster, nodes)

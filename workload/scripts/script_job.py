@@ -12,15 +12,16 @@ from pathlib import Path
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.today_facts import TodayFacts
 from tuner.workload.declared_knobs import resolved
 from tuner.workload.hook import merge, split_differently
+from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.command import Script, Start, asks_for_a_rank, imported_frameworks
 from tuner.workload.scripts.knob_support import ScriptKnobs
+from tuner.workload.scripts.launchers.secrets import require
 from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
     FRAMEWORK_ARGUMENTS,
@@ -42,7 +43,7 @@ _QUIET_ENV = {
 
 
 @dataclass(frozen=True)
-class ScriptJob(ScriptTraining):
+class ScriptJob(ScriptTraining, LaunchableJob):
     """Job that a user's script trains: its knobs, and its start under a configuration."""
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
@@ -148,11 +149,6 @@ class ScriptJob(ScriptTraining):
         return self
 
     @property
-    def sizes(self) -> TrainingJob | None:
-        """The sizes that predictions need; None if they are unknown."""
-        return self if self.is_modelled else None
-
-    @property
     def splits_model(self) -> bool:
         """False: inspection shows what of its model the script can divide."""
         return False
@@ -245,13 +241,9 @@ class ScriptJob(ScriptTraining):
         """Return what is trained today, by default by the command."""
         return facts_today(self, self.baseline, today or self.baseline)
 
-    def binding(self, configuration: Configuration) -> str:
-        """Return the rule by which the command's launcher binds ranks, or ""."""
-        return self.launcher.binding if self.launcher is not None else ""
-
-    def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
-        """Return nothing: the environment is the user's."""
-        return {}
+    def require_secrets(self) -> None:
+        """Raise InputError if a variable whose value is not kept has none."""
+        require(self.taken, self.secrets)
 
     def with_program(self, script: Script) -> ScriptJob:
         """Return this job with another command."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from tuner.problem.today_facts import today_facts
 
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Configuration
