@@ -145,9 +145,17 @@ def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def best_of(
-    points: Sequence[Point], constraints: Constraints, baseline: Point | None, chance: Chance
+    points: Sequence[Point],
+    constraints: Constraints,
+    baseline: Point | None,
+    chance: Chance,
+    figures: JobFigures | None = None,
 ) -> tuple[Point, bool]:
-    """Return the point that is chosen of one or more, and True if it meets the limits."""
+    """Return the point that is chosen of one or more, and True if it meets the limits.
+
+    Args:
+        figures: `figures_of` the points, where many choices are made of the same ones.
+    """
     limits = constraints.limits
     if not limits and constraints.objective is None:
         if _rule(constraints, baseline) != BOTH or baseline is None:
@@ -155,7 +163,7 @@ def best_of(
         fits = [p for p in points if max(ratios_to(baseline, p)) <= 1 + SAME]
         # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
         return min(fits or points, key=lambda point: math.prod(ratios_to(baseline, point))), True
-    worst = np.broadcast_to(limits.worst_ratio(figures_of(points)), len(points))
+    worst = np.broadcast_to(limits.worst_ratio(figures or figures_of(points)), len(points))
     fits = [point for point, ratio in zip(points, worst, strict=True) if ratio <= 1]
     if not fits:
         pairs = zip(worst, points, strict=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tuner.formatting import Units
 from tuner.problem.constraints import Constraints
-from tuner.results.choice import best_of, front_of
+from tuner.results.choice import best_of, figures_of, front_of
 from tuner.results.parts import Point
 from tuner.results.result import Result
 
@@ -48,13 +48,14 @@ def choice_grid(result: Result, units: Units) -> ChoiceGrid | None:
     deadlines_s = _values([p.time_to_solution_s for p in shown], units.s, own.deadline_s)
     budgets_kJ = _values([p.energy_to_solution_kJ for p in shown], units.kJ, own.budget_kJ)
     points: list[Point] = []
+    figures = figures_of(judge.candidates)
 
     def cell(deadline_s: float | None, budget_kJ: float | None) -> tuple[int, bool]:
         if deadline_s is None and budget_kJ is None:
             point, met = result.choose().point, True
         else:
             asked = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
-            point, met = best_of(judge.candidates, asked, result.baseline, judge.chance)
+            point, met = best_of(judge.candidates, asked, result.baseline, judge.chance, figures)
         if point not in points:
             points.append(point)
         return points.index(point), met
