@@ -344,6 +344,8 @@ class Conductor:
         if (failure := _cause(events, self._explain_exit)) is not None:
             return failure
         self.ended_by_itself = self._over = True
+        if not self.done:
+            return Failure("ended", "the program ended by itself without an optimizer step")
         took_s, needed = self._last_at_s - self._first_at_s, ""
         if self._needed_s and took_s > 0:
             steps = math.ceil(self._needed_s * (self.done - 1) / took_s) + 1

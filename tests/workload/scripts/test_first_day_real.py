@@ -65,12 +65,6 @@ def look(runner: LocalRunner, folder: Path, body: str, words: str = "", **told: 
         (
             PLAIN,
             "",
-            {"steps": 1000},
-            "--steps is 1,000, but the script 'train' trains 40 optimizer",
-        ),
-        (
-            PLAIN,
-            "",
             {"global_batch": 64},
             "--global-batch is 64, but the script 'train' trains 1 x 8",
         ),
@@ -128,6 +122,15 @@ FULL = "raise OSError(errno.ENOSPC, 'No space left on device')"
             f"{TWO_STEPS}torch.save(net.state_dict(), open('/dev/full', 'wb'))",
             "after 2 optimizer steps: no space left: OSError",
         ),
+        (
+            "print('usage')",
+            "ended too early: the program ended by itself without",
+        ),
+        (
+            "raise PermissionError(13, 'Permission denied', '/data')",
+            "before its first optimizer step: crash: PermissionError: [Errno 13]",
+        ),
+        (f"{TWO_STEPS}import os\nos.kill(os.getpid(), 9)", "crash: rank 0 was killed by signal 9"),
         (f"{TWO_STEPS}raise MemoryError('2 GiB')", "after 2 optimizer steps: out of memory: "),
         (f"{TWO_STEPS}import os\nos.kill(os.getpid(), 7)", "crash: rank 0 was killed by signal 7"),
         (
