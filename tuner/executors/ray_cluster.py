@@ -32,7 +32,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.agent import Agent, Entered, unusable
 from tuner.workload.clocks.base import GovernorError
-from tuner.workload.meters.own import METER
+from tuner.workload.meters.own import variables
 from tuner.workload.multi_node.peer import PeerLost
 from tuner.workload.node.facts import NodeFacts
 
@@ -216,7 +216,7 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False)
             "env_vars": {
                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
                 "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-                **{name: os.environ[name] for name in (METER,) if name in os.environ},
+                **variables(os.environ),
             }
         },
     )

@@ -1,9 +1,10 @@
 """A meter of the user's own: a class that is named on the command line and checked on every call.
 
 `--meter MODULE:CLASS` (or the name of an entry point of the group `joulefront.meters`) replaces the
-meters of a node's platform. The name travels in the variable `JOULEFRONT_METER`, so that agents and
-child processes open the same meter; nothing that is saved with a study names it. A class is called
-without arguments and follows the protocol `Meter`.
+meters of a node's platform. The name travels in the variable `JOULEFRONT_METER`, and the folder in
+which it was given in another one, so that agents and child processes open the same meter; nothing
+that is saved with a study names it. A class is called without arguments and follows the protocol
+`Meter`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import Meter, MeterError, PowerSample, Reading
 from tuner.workload.probe import MeterInfo, Scope
 
-#: Variable that names the meter.
-METER = "JOULEFRONT_METER"
+#: Variables that name the meter, and the folder from which its module may be imported.
+METER, FOLDER = "JOULEFRONT_METER", "JOULEFRONT_METER_FOLDER"
 #: Group of the entry points.
 GROUP = "joulefront.meters"
 #: Seconds in which a call of a meter must return.
@@ -40,8 +41,12 @@ _CALLS = ("read", "boundary", "sample", "close")
 Answer = TypeVar("Answer")
 
 
-def meter_class(name: str) -> type:
-    """Return the class that is named MODULE:CLASS or by an entry point; InputError if none is."""
+def meter_class(name: str, folder: str | None = None) -> type:
+    """Return the class that is named MODULE:CLASS or by an entry point; InputError if none is.
+
+    Args:
+        folder: where modules are found besides the installed ones; None is the current folder.
+    """
     module, colon, attribute = name.partition(":")
     if not colon:
         found = {each.name: each.value for each in entry_points(group=GROUP)}
@@ -50,7 +55,7 @@ def meter_class(name: str) -> type:
             raise InputError(f"meter is {name!r}; it must be MODULE:CLASS or an entry point{known}")
         module, _, attribute = found[name].partition(":")
     try:
-        with _importable_from_here():
+        with _importable_from(folder or os.getcwd()):
             made = getattr(importlib.import_module(module), attribute, None)
     except Exception as error:
         raise InputError(
@@ -67,14 +72,13 @@ def meter_class(name: str) -> type:
 
 
 @contextlib.contextmanager
-def _importable_from_here() -> Iterator[None]:
+def _importable_from(folder: str) -> Iterator[None]:
     # The command `tuner` has its own folder on the path instead of the current one.
-    here = os.getcwd()
-    sys.path.append(here)
+    sys.path.append(folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
 
 
 @contextlib.contextmanager
@@ -84,21 +88,35 @@ def own_meter(name: str | None) -> Iterator[None]:
         yield
         return
     meter_class(name)
-    before = os.environ.get(METER)
-    os.environ[METER] = name
+    before = variables(os.environ)
+    os.environ.update({METER: name, FOLDER: os.getcwd()})
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[METER]
-        else:
-            os.environ[METER] = before
+        for each in (METER, FOLDER):
+            del os.environ[each]
+        os.environ.update(before)
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which another process opens the same meter; empty without one."""
+    return {name: environ[name] for name in (METER, FOLDER) if name in environ}
 
 
 def opener_of(environ: Mapping[str, str]) -> Callable[[], Meter] | None:
     """Return a function that opens the user's own meter; None if no meter is named."""
     name = environ.get(METER)
-    return None if not name else lambda: CheckedMeter(name, meter_class(name))
+    if not name:
+        return None
+
+    def opened() -> Meter:
+        try:
+            made = meter_class(name, environ.get(FOLDER))
+        except InputError as error:
+            raise MeterError(str(error)) from error
+        return CheckedMeter(name, made)
+
+    return opened
 
 
 def _described(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +16,10 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.errors import InputError
 from tuner.testing.meters import MeterContract
 from tuner.workload.meters import MeterError, PowerSample, Reading
-from tuner.workload.meters.own import METER, CheckedMeter, meter_class, own_meter
+from tuner.workload.meters.own import METER, CheckedMeter, meter_class, own_meter, variables
 from tuner.workload.node.facts import look
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms import platform_of
@@ -169,6 +171,24 @@ def test_a_module_beside_the_user_is_found_and_an_entry_point_by_its_name(
     assert meter_class("beside:Pdu") is Pdu
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert meter_class("unit") is Pdu
+
+
+def test_an_agent_in_another_folder_finds_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Ray, which starts its processes elsewhere."""
+    (tmp_path / "far.py").write_text("from tests.workload.meters.test_own import Pdu\n")
+    monkeypatch.chdir(tmp_path)
+    with own_meter("far:Pdu"):
+        passed = variables(os.environ)
+    monkeypatch.chdir("/")
+    cluster = load_cluster("cpu-2")
+    with closing(Cores(passed).open_meter(cluster)) as meter:
+        assert meter.info == INFO
+    assert not variables(os.environ)
+    with pytest.raises(InputError, match="module 'nowhere' cannot be imported"):
+        Cores({METER: "nowhere:Pdu"}).open_meter(cluster)
+    assert look(environ={METER: "nowhere:Pdu"}).meters[0].note.startswith("meter 'nowhere:Pdu'")
 
 
 @pytest.fixture
