@@ -79,6 +79,44 @@ class Flight:
         """Names of its nodes."""
         return ", ".join(dict.fromkeys(slot.name for slot in self.slots))
 
+    def launch(self, limit_s: float) -> None:
+        """Send the request to the agent of its first slot; its answer is due in `limit_s`."""
+        lead, *others = self.slots
+        peers = [(f"node {slot.name}", slot.agent) for slot in others]
+        self.result = lead.agent.run.remote(self.request.to_json(), peers, lead.address)
+        self.deadline_s = time.monotonic() + limit_s
+
+    def proceed(self, so_far: ProbeRecord) -> None:
+        """Send the agent further settings, or none, for the record that it reported."""
+        self.so_far, request = so_far, so_far.request
+        more = self.extend(request, so_far.measurements) if self.extend else ()
+        live = [each.to_json() for each in more]
+        self.result = self.slots[0].agent.continue_probe.remote(request.probe_id, live)
+
+    def call_again(self) -> None:
+        """Ask the agent for a sign of life if it is time to."""
+        if time.monotonic() >= self.ask_s:
+            self.result = self.slots[0].agent.pid.remote()
+
+    def wait_for_agent(self) -> bool:
+        """Note that the agent cannot be reached; return True to wait for it a little longer."""
+        now_s = time.monotonic()
+        self.unreachable_s = self.unreachable_s or now_s
+        if now_s - self.unreachable_s >= _UNREACHABLE_S:
+            return False
+        self.result, self.ask_s = None, now_s + _ASK_AGAIN_S
+        return True
+
+    def cancel(self) -> bool:
+        """Send a cancellation if it is overdue; return True if it was cancelled before."""
+        now_s = time.monotonic()
+        if self.result is None or self.unreachable_s or now_s < self.deadline_s:
+            return False
+        before, self.cancelled, self.deadline_s = self.cancelled, True, now_s + _CANCEL_S
+        if not before:
+            self.slots[0].agent.cancel.remote()
+        return before
+
 
 @dataclass
 class Queued:
@@ -92,6 +130,10 @@ class Queued:
     since_s: float = field(default_factory=time.monotonic)
     short_s: float = 0.0
     extend: Continuation | None = None
+
+    def note_nodes(self, nodes: int) -> None:
+        """Note the number of nodes that the cluster has now."""
+        self.short_s = (self.short_s or time.monotonic()) if self.need > nodes else 0.0
 
     def failure(self, nodes: int, listed: int) -> tuple[str, str] | None:
         """Return kind and sentence of the failure of a probe that waited too long, or None.
@@ -228,7 +270,7 @@ class RayExecutor:
     def _dispatch(self) -> None:
         for queued in tuple(self._queue):
             need, nodes = queued.need, len(self.pool.node_ids)
-            queued.short_s = (queued.short_s or time.monotonic()) if need > nodes else 0.0
+            queued.note_nodes(nodes)
             free: dict[str, Slot] = {}
             for slot in self.pool.free():
                 free.setdefault(slot.node, slot)
@@ -250,7 +292,7 @@ class RayExecutor:
             bundle_label_selector=[{"ray.io/node-id": slot.node} for slot in slots],
         )
         for slot in slots:
-            slot.taken = True
+            slot.take()
         now_s = time.monotonic()
         flight = Flight(queued.request, slots, lease, now_s, extend=queued.extend)
         self._flights.append(flight)
@@ -258,12 +300,10 @@ class RayExecutor:
             self._launch(flight)
 
     def _launch(self, flight: Flight) -> None:
-        lead, *others = flight.slots
-        peers = [(f"node {slot.name}", slot.agent) for slot in others]
-        flight.result = lead.agent.run.remote(flight.request.to_json(), peers, lead.address)
-        flight.deadline_s = time.monotonic() + flight.request.time_limit_s + _GRACE_S
-        if ops_needed(flight.request.launch, self._job):  # which the node may have to compile
-            flight.deadline_s += BUILD_LIMIT_S
+        # The node may have to compile ops first.
+        builds = ops_needed(flight.request.launch, self._job)
+        limit_s = flight.request.time_limit_s + _GRACE_S
+        flight.launch(limit_s + BUILD_LIMIT_S if builds else limit_s)
 
     def _tick(self) -> None:
         running = [flight.result for flight in self._flights if flight.result is not None]
@@ -279,8 +319,8 @@ class RayExecutor:
         for flight in [f for f in self._flights if f.result is None]:
             if not flight.unreachable_s:
                 self._await_lease(flight)
-            elif time.monotonic() >= flight.ask_s:
-                flight.result = flight.slots[0].agent.pid.remote()
+            else:
+                flight.call_again()
         self._keep_limits()
         if self.pool.is_stale:
             self._refresh_nodes()
@@ -306,21 +346,15 @@ class RayExecutor:
         self._flights.remove(flight)
         self._ray.util.remove_placement_group(flight.lease)
         for slot in flight.slots:
-            slot.taken = False
-            if aside_s:
-                slot.aside_s = time.monotonic() + aside_s
+            slot.release(aside_s)
 
     def _land(self, flight: Flight) -> None:
         lead = flight.slots[0]
         try:
             answer = self._ray.get(flight.result)
         except actor_is_gone(self._ray) as error:
-            now_s = time.monotonic()
-            flight.unreachable_s = flight.unreachable_s or now_s
-            waited_s = now_s - flight.unreachable_s
             unsure = isinstance(error, self._ray.exceptions.ActorUnavailableError)
-            if unsure and waited_s < _UNREACHABLE_S:
-                flight.result, flight.ask_s = None, now_s + _ASK_AGAIN_S
+            if unsure and flight.wait_for_agent():
                 return
             self._release(flight)
             self._lost(flight, error)
@@ -348,14 +382,10 @@ class RayExecutor:
                 self._done.append(record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:
-        flight.so_far, request = so_far, so_far.request
         # The agent's node may have no folder in common with this one.
-        save_partial(self._run_dir, partial_record(request, so_far.measurements, self.meter))
-        more = flight.extend(request, so_far.measurements) if flight.extend else ()
-        lead = flight.slots[0].agent
-        flight.result = lead.continue_probe.remote(
-            request.probe_id, [live.to_json() for live in more]
-        )
+        partial = partial_record(so_far.request, so_far.measurements, self.meter)
+        save_partial(self._run_dir, partial)
+        flight.proceed(so_far)
 
     def _lost(self, flight: Flight, error: Exception) -> None:
         lead, *others = flight.slots
@@ -381,16 +411,9 @@ class RayExecutor:
         self.pool.replace_agent(lead)
 
     def _keep_limits(self) -> None:
-        now = time.monotonic()
         for flight in self._flights:
-            if flight.result is None or flight.unreachable_s or now < flight.deadline_s:
-                continue
-            agent, flight.deadline_s = flight.slots[0].agent, now + _CANCEL_S
-            if not flight.cancelled:
-                flight.cancelled = True
-                agent.cancel.remote()
-            else:
-                self._ray.kill(agent)  # its ranks and fork server die with it
+            if flight.cancel():
+                self._ray.kill(flight.slots[0].agent)  # its ranks and fork server die with it
 
     def _fail_flight(
         self, flight: Flight, kind: str, sentence: str, log: str = "", host: str = ""

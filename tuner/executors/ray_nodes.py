@@ -50,6 +50,16 @@ class Slot:
         """Return True if a probe may be given this slot now."""
         return not self.taken and now_s >= self.aside_s
 
+    def take(self) -> None:
+        """Give it to a probe."""
+        self.taken = True
+
+    def release(self, aside_s: float = 0.0) -> None:
+        """Take it back from a probe, and leave it unused for some seconds."""
+        self.taken = False
+        if aside_s:
+            self.aside_s = time.monotonic() + aside_s
+
 
 class NodePool:
     """Slots on the nodes of a Ray cluster that have the cluster's devices.
@@ -239,9 +249,7 @@ class NodePool:
             (slot.node, slot.devices) == same for slot in (*self.slots, *self._entering.values())
         ):
             return
-        slot = self._place(node, lost.devices)
-        slot.amount = lost.amount
-        self._ask(slot)
+        self._ask(self._place(node, lost.devices, lost.amount))
 
     def close(self) -> None:
         """Close and kill every agent."""
@@ -254,13 +262,16 @@ class NodePool:
         self.slots.clear()
         self._entering.clear()
 
-    def _place(self, node: dict[str, Any], devices: tuple[str, ...] = ()) -> Slot:
+    def _place(
+        self, node: dict[str, Any], devices: tuple[str, ...] = (), amount: float | None = None
+    ) -> Slot:
         # A runner that measures answers one probe; one that only computes, as many as there is
         # room for, in one process.
         calls = 8 if self._make_runner is None else 8 + self._parts(node)
         agent = place_agent(node["NodeID"], self._run_dir, calls=calls, local=self._local)
         name, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
-        return Slot(node["NodeID"], name, address, agent, self._leasable(node), devices)
+        amount = self._leasable(node) if amount is None else amount
+        return Slot(node["NodeID"], name, address, agent, amount, devices)
 
     def _leasable(self, node: dict[str, Any]) -> float:
         return float(node["Resources"].get(self.resource, 0))
@@ -290,9 +301,8 @@ class NodePool:
             self.meter = entered.meter
         each, parts = self._cluster.devices_per_node, self._parts(node)
         if self._make_runner is not None:
-            slot.amount = float(each)
-            same = (slot.node, slot.name, slot.address, slot.agent, slot.amount)
-            self.slots += [slot, *(Slot(*same) for _ in range(parts - 1))]
+            same = (slot.node, slot.name, slot.address, slot.agent, float(each))
+            self.slots += [Slot(*same, slot.devices), *(Slot(*same) for _ in range(parts - 1))]
             return
         gpus = tuple(gpu.uuid for gpu in entered.facts.gpus)
         parts = min(parts, len(gpus) // each)
@@ -302,9 +312,8 @@ class NodePool:
             # An agent for each part, with GPUs of its own, also for one: the others are not its.
             self._ray.kill(slot.agent)
             for part in range(parts):
-                new = self._place(node, gpus[part * each : (part + 1) * each])
-                new.amount = float(each)
-                self._ask(new)
+                uuids = gpus[part * each : (part + 1) * each]
+                self._ask(self._place(node, uuids, float(each)))
             self.admit(LOOK_S, wait_for_all=True)
             return
         self.slots.append(slot)

@@ -8,7 +8,7 @@ that a running probe visited without a result are closed until its record says m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,12 +68,13 @@ class Observations:
             by name ("clock_MHz", of a stage "clock_MHz.0").
     """
 
-    def __init__(self, candidates: Candidates, launch_of: np.ndarray) -> None:
-        self._candidates, self._launch_of = candidates, launch_of
+    def __init__(
+        self, candidates: Candidates, launch_of: np.ndarray, pending: Sequence[int] = ()
+    ) -> None:
+        self._candidates, self._launch_of, self.pending = candidates, launch_of, list(pending)
         self.measured: list[Observation] = []
         self.closed: set[int] = set()
         self.failed_launches: set[int] = set()
-        self.pending: list[int] = []
         self.peak_bytes: dict[int, float] = {}
         self.not_taken: dict[int, dict[str, float]] = {}
 
@@ -90,11 +91,10 @@ class Observations:
         Args:
             launch_of: number of each candidate's launch.
         """
-        found = cls(candidates, launch_of)
+        pending = (candidates.find(configuration) for configuration in in_flight)
+        found = cls(candidates, launch_of, [i for i in pending if i is not None])
         for record in records:
             found._add(record)
-        pending = (candidates.find(configuration) for configuration in in_flight)
-        found.pending = [candidate for candidate in pending if candidate is not None]
         return found
 
     def _add(self, record: ProbeRecord) -> None:
