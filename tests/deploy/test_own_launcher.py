@@ -216,7 +216,9 @@ def test_the_modules_of_trainers_read_a_changed_file(
     words, _ = by_torchrun(job, folder)
     file = (folder / "best" / "f.yaml").resolve()
     assert words == ["-m", module, str(file)]
-    assert file.read_text().startswith(f"{micro_batch}: 2\ngradient_accumulation_steps: 4\n")
+    assert file.read_text().startswith(
+        f"{micro_batch}: 2  # fits\ngradient_accumulation_steps: 4\n"
+    )
 
 
 def test_trls_script_is_started_under_the_hook(folder: Path) -> None:

@@ -226,6 +226,11 @@ def test_deepspeeds_file_is_replaced_where_a_framework_takes_words_away(tmp_path
     assert "--deepspeed" in start.words
 
 
+def test_an_empty_argument_is_not_taken_for_the_configuration(tmp_path: Path) -> None:
+    job = script_job("train.py ''", tmp_path, DEEPSPEED)
+    assert job.start(job.baseline, tmp_path / "p").words == ("train.py", "")
+
+
 def test_anchors_of_a_yaml_change_in_one_place(tmp_path: Path) -> None:
     job = with_trainer_file(tmp_path)
     (tmp_path / "run.yaml").write_text(

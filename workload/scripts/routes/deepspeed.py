@@ -85,8 +85,8 @@ class DeepSpeedConfig(Route):
         if not base and not changes:
             return
         draft.use_config(merge(base, changes))
-        named = job.words[job.config_word[0]] if job.config_word else ""
-        if named in draft.words:
+        named = job.words[job.config_word[0]] if job.config_word else None
+        if named is not None and named in draft.words:
             before, equals, _ = named.rpartition("=")
             draft.words[draft.words.index(named)] = f"{before}{equals}{draft.config_file}"
 
