@@ -242,8 +242,8 @@ def replay(
     settings = request.search
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=settings.seed)
     # Without any spread a second measurement would only repeat the first one.
-    varies = bool(problem.identity["recorded"]["varies"])
-    settings = replace(settings, verify=settings.verify and varies)
+    assert problem.recording is not None
+    settings = replace(settings, verify=settings.verify and problem.recording.varies)
     executor = SimulatedExecutor(runner, capacity=in_flight)
     run = RunFolder.named(runs_dir, name or new_name(f"replay-{problem.name}", runs_dir))
     with _receiver(progress, on_progress) as notify:

@@ -12,6 +12,7 @@ import pytest
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import recorded_problem
+from tuner.problem.recording import Recording
 from tuner.problem.run_folder import RunFolder, write_toml
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
@@ -95,11 +96,19 @@ def test_a_verdict_of_another_version_is_left_to_the_launches(spec: StudySpec):
     assert load_spec(folder, ()).ended.no_verdict is None
 
 
-def test_why_a_choice_is_not_verified():
-    assert why_unverified(True, {}) is None
-    assert why_unverified(False, {}) == NoVerdict("not_requested")
-    assert why_unverified(False, {"trace": "x"}) == NoVerdict("recorded_trace")
-    assert why_unverified(False, {"table": "x", "varies": False}) == NoVerdict("no_spread")
+def test_why_a_choice_is_not_verified(spec: StudySpec):
+    problem = replace(spec.problem, recording=None)
+    trace, table = Recording("t/probes.jsonl"), Recording("t", "t")
+    assert why_unverified(True, problem) is None
+    assert why_unverified(False, problem) == NoVerdict("not_requested")
+    for recording, kind in (
+        (trace, "recorded_trace"),
+        (table, "no_spread"),
+        (replace(table, varies=True), "not_requested"),
+    ):
+        assert why_unverified(False, replace(problem, recording=recording)) == NoVerdict(kind)
+    simulated = replace(problem, simulated=True)
+    assert why_unverified(True, simulated) == NoVerdict("prediction")
 
 
 SPACE = """

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tuner.problem.from_recording import recorded_problem
+from tuner.problem.recording import Recording
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripts import CPU, script_job
+from tuner.testing.studies import record, write_table
 from tuner.workload.built_in_job import BuiltInJob, launchable
 from tuner.workload.job import Job, LaunchableJob
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.trace import TraceWriter
 
 TINY = load_job("tiny-gpt")
 
@@ -82,6 +87,27 @@ def test_its_ranks_start_with_the_files_of_the_configuration(
         for word in start.words:  # a path that it names is one that it wrote
             if word.endswith("ds_config.json"):
                 assert (Path(start.cwd) / word).is_file()
+
+
+def test_a_recording_is_a_job_that_cannot_be_started(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace" / "probes.jsonl") as trace:
+        trace.append(record())
+    for path in (write_table(tmp_path / "table"), tmp_path):
+        job = recorded_problem(path)[0].recording
+        assert job is not None
+        tuned: Job = job
+        assert tuned.today().world_size >= 1
+        assert job.name
+        assert job.knobs == ()
+        assert job.sizes is None
+        assert job.steps is not None
+        with pytest.raises(InputError, match="is a recording"):
+            job.start(job.today(), tmp_path)
+        again = Recording.of({"recorded": plain(job.to_json())})
+        assert again == job
+    assert Recording.of({"job": {}}) is None
+    with pytest.raises(InputError, match="steps"):
+        Recording.of({"recorded": {"trace": "t", "steps": "many"}})
 
 
 def test_a_training_has_the_length_of_its_job(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
+from tuner.problem.recording import Recording
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration
@@ -54,14 +55,16 @@ def table_problem(
     candidates = Candidates.from_configurations(point.configuration for point in points)
     baseline = _table_baseline(table, [point.configuration for point in points])
     noise = table.noise.time_cv > 0 or table.noise.power_cv > 0
-    recorded = {
-        "table": table.name,
-        "path": str(folder.resolve()),
-        "group": runner.group.name,
-        "steps": steps or 1,
-        "unit_of_work": table.unit_of_work,
-        "varies": noise or any(len(p.repeats) > 1 or p.time_sd_s or p.power_sd_W for p in points),
-    }
+    spread = noise or any(len(p.repeats) > 1 or p.time_sd_s or p.power_sd_W for p in points)
+    recording = Recording(
+        path=str(folder.resolve()),
+        table=table.name,
+        group=runner.group.name,
+        steps=steps or 1,
+        unit_of_work=table.unit_of_work,
+        varies=bool(spread),
+        baseline=baseline,
+    )
     own, first = (
         "the recorded table's",
         "the table's first launch, left at its highest live settings",
@@ -73,8 +76,9 @@ def table_problem(
         baseline=baseline,
         cost=ProbeCost(**asdict(table.cost)),
         identity=_identity(
-            "table", recorded, candidates, baseline, own if table.baseline else first
+            "table", recording, candidates, baseline, own if table.baseline else first
         ),
+        recording=recording,
         unit_of_work=table.unit_of_work,
         notes=table.notes,
     )
@@ -83,7 +87,7 @@ def table_problem(
 
 def _identity(
     what: str,
-    recorded: Mapping[str, Any],
+    recorded: Recording,
     candidates: Candidates,
     baseline: Configuration,
     name: str,
@@ -91,7 +95,7 @@ def _identity(
 ) -> Any:
     space = space_section(f"recorded {what}", candidates)
     of_baseline = baseline_section(name, baseline)
-    return plain({**more, "recorded": recorded, "space": space, "baseline": of_baseline})
+    return plain({**more, "recorded": recorded.to_json(), "space": space, "baseline": of_baseline})
 
 
 def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, Runner]:
@@ -106,7 +110,7 @@ def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, R
     candidates = Candidates.from_configurations(runner.configurations)
     job = job.lasting(steps) if job else None
     length = steps or (job.steps if job else 1)
-    recorded = {"trace": str(runner.path.resolve()), "steps": length, "varies": False}
+    recording = Recording(str(runner.path.resolve()), steps=length, baseline=baseline)
     name = "that of the recorded study" if baselines else "the first probe's"
     more = {key: study[key] for key in ("job", "cluster") if key in study}
     problem = Problem(
@@ -115,7 +119,8 @@ def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, R
         steps=length or 1,
         baseline=baseline,
         cost=replace(REAL_COST, launch_s=launch_s),
-        identity=_identity("trace", recorded, candidates, baseline, name, **more),
+        identity=_identity("trace", recording, candidates, baseline, name, **more),
+        recording=recording,
         job=job,
         cluster=cluster,
         notes=runner.notes,

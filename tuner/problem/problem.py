@@ -18,6 +18,7 @@ import numpy as np
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.model import AnalyticModel, Correctable, Prediction, Prior
 from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.recording import Recording
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
@@ -41,6 +42,7 @@ class Problem:
         identity: sections that identify it: "job", "cluster", "space" or "recorded".
         job, cluster: None for a recorded table.
         simulated: probes are predictions of the analytic models.
+        recording: what answers the probes instead of real ranks; None if these do.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Problem:
     unit_of_work: str = "optimizer step"
     notes: tuple[str, ...] = field(default=())
     simulated: bool = False
+    recording: Recording | None = None
 
     def __post_init__(self) -> None:
         if self.job is not None and self.job.knobs and not self.candidates.knobs:

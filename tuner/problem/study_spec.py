@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.problem import Problem, versions
+from tuner.problem.recording import Recording
 from tuner.problem.run_folder import STUDY_SCHEMA
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
@@ -82,19 +83,14 @@ class StudySpec:
         return made
 
 
-def why_unverified(
-    verify: bool, recorded: Mapping[str, Any], *, simulated: bool = False
-) -> NoVerdict | None:
+def why_unverified(verify: bool, problem: Problem) -> NoVerdict | None:
     """Return why a study does not verify its choice; None if it does."""
-    if simulated:
+    if problem.simulated:
         return NoVerdict("prediction")
     if verify:
         return None
-    if "trace" in recorded:
-        return NoVerdict("recorded_trace")
-    if "table" in recorded and not recorded.get("varies", True):
-        return NoVerdict("no_spread")
-    return NoVerdict("not_requested")
+    recording = problem.recording
+    return NoVerdict("not_requested") if recording is None else recording.why_unverified
 
 
 def parse_space(study: Mapping[str, Any]) -> SearchSpace | None:
@@ -108,7 +104,7 @@ def parse_space(study: Mapping[str, Any]) -> SearchSpace | None:
 def parse_request(study: Mapping[str, Any]) -> JobRequest | None:
     """Return what a study asked about its job; None of a recording and of a plan."""
     job, cluster, space = parse_job(study), parse_cluster(study), parse_space(study)
-    if job is None or cluster is None or space is None or "recorded" in study:
+    if job is None or cluster is None or space is None or Recording.of(study) is not None:
         return None
     request, baseline = study.get("request", {}), study.get("baseline", {})
     return JobRequest(

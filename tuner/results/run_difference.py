@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.problem.recording import Recording
 from tuner.results.judge import differences_by_intervals
 from tuner.results.result import Result
 from tuner.results.significance import Comparison
@@ -28,8 +29,8 @@ def compare_runs(first: Result, second: Result) -> Comparison:
 
 
 def _job(result: Result) -> str:
-    recorded = result.about.get("recorded", {})
-    name = result.job.name if result.job else str(recorded.get("table", ""))
+    recording = Recording.of(result.about)
+    name = result.job.name if result.job else recording.table if recording else ""
     length = f"{result.length:,} steps" if result.length else "of unknown length"
     return f"{name}, {length}".removeprefix(", ")
 

@@ -161,12 +161,15 @@ def import_runs(
     _write_table(run.path / "table", stem, rows, options)
     problem, runner = table_problem(run.path / "table", None, options.steps)
     # Runs vary, though a table of one row each does not tell how much.
-    recorded = {**problem.identity["recorded"], "varies": True}
+    assert problem.recording is not None
+    recording = replace(problem.recording, varies=True)
     spec = StudySpec(
         name=run.name,
         run_dir=run.path,
         problem=replace(
-            problem, identity={"recorded": recorded, "space": problem.identity["space"]}
+            problem,
+            identity={"recorded": recording.to_json(), "space": problem.identity["space"]},
+            recording=recording,
         ),
         settings=SearchSettings(verify=False),
         created=datetime.now().isoformat(timespec="seconds"),

@@ -15,6 +15,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.from_recording import table_problem
 from tuner.problem.problem import Problem, in_job_steps
+from tuner.problem.recording import Recording
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import (
@@ -66,10 +67,12 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
     window = settings.pop("window", {})
     if not isinstance(window, Mapping):
         raise InvalidValue(f"settings.window in {_WHERE}", window, "a table")
+    simulated = any(record.meter.is_simulated for record in records)
+    problem = _problem(folder, tuple(visited), study)
     return StudySpec(
         name=folder.name,
         run_dir=folder.path,
-        problem=_problem(folder, tuple(visited), study),
+        problem=problem,
         constraints=constraints,
         settings=read_options(
             SearchSettings,
@@ -77,9 +80,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
             _WHERE,
         ),
         unverified=why_unverified(
-            settings.get("verify") is True,
-            study.get("recorded", {}),
-            simulated=any(record.meter.is_simulated for record in records),
+            settings.get("verify") is True, replace(problem, simulated=simulated)
         ),
         created=str(study.get("created", "")),
         ended=read_end(study.get("ended", {})),
@@ -90,15 +91,16 @@ def _problem(
     folder: RunFolder, visited: tuple[Configuration, ...], study: Mapping[str, Any]
 ) -> Problem:
     job, cluster = parse_job(study), parse_cluster(study)
-    recorded = study.get("recorded", {})
-    job = job.lasting(recorded.get("steps")) if job else None
-    steps = recorded.get("steps") or (job.steps or 1 if job else None)
-    if steps is None:
+    recording = Recording.of(study)
+    if job is None and recording is None:
         raise InputError(f"{folder.study_file} names neither a job nor a recording")
+    steps = recording.steps if recording else None
+    job = job.lasting(steps) if job else None
+    of_job = job.steps if job else None
     return Problem(
-        name=job.name if job else str(recorded.get("table", folder.name)),
+        name=job.name if job else recording.name if recording else folder.name,
         candidates=_candidates(study, visited),
-        steps=int(steps),
+        steps=steps or of_job or 1,
         baseline=None,
         identity={
             name: study[name]
@@ -107,7 +109,8 @@ def _problem(
         },
         job=job,
         cluster=cluster,
-        unit_of_work=str(recorded.get("unit_of_work", "optimizer step")),
+        unit_of_work=recording.unit_of_work if recording else "optimizer step",
+        recording=recording,
     )
 
 
@@ -128,9 +131,9 @@ def _candidates(study: Mapping[str, Any], visited: Sequence[Configuration]) -> C
 
 
 def _searched(study: Mapping[str, Any]) -> Candidates | None:
-    recorded, request = study.get("recorded", {}), parse_request(study)
-    if "path" in recorded:
-        return table_problem(Path(recorded["path"]), recorded.get("group"), None)[0].candidates
+    recording, request = Recording.of(study), parse_request(study)
+    if recording is not None and recording.table:
+        return table_problem(Path(recording.path), recording.group or None, None)[0].candidates
     if request is None:
         return None
     predicted = study.get("request", {}).get("predicted") is True

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tuner.executors.base import Executor
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import Given, JobRequest
+from tuner.problem.recording import Recording
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
@@ -193,7 +194,7 @@ class StudyRequest(JobRequest):
             inspected = job_of_script(script, cluster, run, address=self.ray_address, say=say)
             asked = replace(self, job=inspected, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
-        if self.space is None and before is not None and "recorded" not in before:
+        if self.space is None and before is not None and Recording.of(before) is None:
             asked = replace(asked, space=parse_space(before))
         problem = problem_of_job(asked, plan=self.simulated)
         if inspected is not None and len(problem.candidates) < 2 and before is None:

@@ -95,14 +95,13 @@ class Session:
         self._shown = callbacks
         before = run.read_study() or {}
         _check_question(run, problem, before)
-        recorded = problem.identity.get("recorded", {})
         self._spec = StudySpec(
             name=run.name,
             run_dir=run.path,
             problem=problem,
             constraints=request.constraints,
             settings=settings,
-            unverified=why_unverified(settings.verify, recorded, simulated=problem.simulated),
+            unverified=why_unverified(settings.verify, problem),
             created=str(before.get("created") or datetime.now().isoformat(timespec="seconds")),
             ended=read_end(before.get("ended", {})),
         )
@@ -165,7 +164,7 @@ class Session:
             if not (records or problem.simulated) and problem.job and problem.cluster:
                 loop.note(forecast(problem, spec.settings).sentence)
             for sentence in problem.notes:
-                loop.note(sentence, detail="recorded" not in problem.identity)
+                loop.note(sentence, detail=problem.recording is None)
             yield loop
 
     def _planner(self) -> ProbePlanner:
@@ -284,7 +283,7 @@ def _check_peaks(constraints: Constraints, problem: Problem) -> None:
     """
     if constraints.peak_power_W is None:
         return
-    if not problem.simulated and "recorded" not in problem.identity:
+    if not problem.simulated and problem.recording is None:
         return
     source = "the models predict" if problem.simulated else "a recording holds"
     raise InputError(
