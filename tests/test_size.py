@@ -39,6 +39,11 @@ def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
     assert cycles == [["tuner.a", "tuner.b", "tuner.c"]]
 
 
+def test_no_file_class_or_function_is_too_long(production_modules: list[Module]) -> None:
+    too_long_pieces = too_long(largest_pieces(production_modules))
+    assert too_long_pieces == {"file": [], "class": [], "function": []}
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_piece_is_too_long_from_one_line_above_its_limit(tmp_path: Path, more: int) -> None:
     def lines(kind: str, head: str, line: str) -> str:

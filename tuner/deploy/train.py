@@ -183,9 +183,7 @@ def train(
             cannot be set; or the run folder belongs to another user.
     """
     configuration, trained, studied = launch_of(result, point)
-    if result.run_dir is None:
-        raise InputError(f"study {result.name!r} keeps no folder, so the job has nowhere to log")
-    require_own(result.run_dir)
+    folder = _folder_of(result)
     if steps is not None:
         check_integer("steps", steps)
     script = Script(shlex.join(program)) if program else None
@@ -194,14 +192,12 @@ def train(
     own = job.with_program(script) if script is not None else None
     started = own or job
     started.require_secrets()
-    make = runner or (
-        lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, say=say)
-    )
+    make = runner or _local_runner(say)
     chosen = result.point(point)
     # At another global batch than the job's own, the solution takes another number of steps.
     steps_to_solution = round(result.steps * steps_a_job_step(configuration, started.facts))
     monitor = DriftMonitor(Expectation.of(chosen, steps_to_solution))
-    request = _request(result.run_dir, configuration, clocks=clocks)
+    request = _request(folder, configuration, clocks=clocks)
 
     def training(node: ProbeNode, request: ProbeRequest) -> Probe:
         launch = _TrainingLaunch(node, request, own, steps)
@@ -210,7 +206,7 @@ def train(
             node, request, launch, monitor=monitor, report=lambda d: say(d.sentence), output=to
         )
 
-    with closing(make(started.facts, cluster, result.run_dir)) as node:
+    with closing(make(started.facts, cluster, folder)) as node:
         _require_scope(node.meter.scope, chosen.meter.scope)
         if configuration.live and not clocks:
             say(f"the point was measured at {configuration.live.short}, which is not set")
@@ -221,8 +217,21 @@ def train(
             failure, energy_J, wall_s = record.failure, record.energy_J, record.wall_s
         except KeyboardInterrupt:
             interrupted = True
-    folder = result.run_dir / "probes" / request.probe_id
-    return TrainingOutcome(monitor.summary(), failure, interrupted, energy_J, wall_s, folder)
+    logs = folder / "probes" / request.probe_id
+    return TrainingOutcome(monitor.summary(), failure, interrupted, energy_J, wall_s, logs)
+
+
+def _local_runner(
+    say: Callable[[str], None],
+) -> Callable[[TrainingJob, Cluster, Path], LocalRunner]:
+    return lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, say=say)
+
+
+def _folder_of(result: Result) -> Path:
+    if result.run_dir is None:
+        raise InputError(f"study {result.name!r} keeps no folder, so the job has nowhere to log")
+    require_own(result.run_dir)
+    return result.run_dir
 
 
 def _require_scope(here: str, studied: str) -> None:

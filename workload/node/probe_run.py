@@ -11,30 +11,38 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.typed import dump_fields
 from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.hook import GROUPS
-from tuner.workload.limits import LONG_STEP_S
 from tuner.workload.measure.accumulated import choose_accumulation, measure_accumulated
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.statistics import Window, compilation_s
-from tuner.workload.measure.stragglers import HostWatch, device_state, sentence, stragglers
+from tuner.workload.measure.stragglers import HostWatch, sentence
 from tuner.workload.measure.window import Conductor, ProbeFailed, longest_s
 from tuner.workload.meters import MeterError, Reading
-from tuner.workload.meters.base import PowerSample, device_states
+from tuner.workload.meters.base import PowerSample
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.host import family
 from tuner.workload.node.live_settings import apply_live
+from tuner.workload.node.probe_checks import (
+    devices_in_use,
+    drift_flags,
+    failure_of,
+    found_stragglers,
+    keep_timeline,
+    look_further,
+    peak_bytes,
+    require_batches,
+    step_time_s_of,
+)
 from tuner.workload.node.rank_group import Ranks, ServerError
 from tuner.workload.node.rank_launch import (
     Place,
@@ -53,8 +61,7 @@ from tuner.workload.probe import (
     ProbeRequest,
 )
 from tuner.workload.runners import Continuation
-from tuner.workload.scripts.evidence import batches_seen
-from tuner.workload.trace import partial_record, save_partial, write_phase, write_power_samples
+from tuner.workload.trace import partial_record, save_partial, write_phase
 
 
 class Probe:
@@ -106,14 +113,8 @@ class Probe:
                 self._launch_and_measure(timeline)
         except ProbeFailed as failed:
             failure = replace(self._devices.cause(failed.failure), log_tail=self.log_tail())
-        except ServerError as error:
-            detail = error.detail or self.log_tail()
-            failure = Failure("crash", f"ranks could not be started: {error}", detail)
-        except InputError as error:
-            failure = Failure("refused", str(error))
-        except (MeterError, GovernorError, OSError) as error:
-            what = "hold the probe's files" if isinstance(error, OSError) else "be metered or set"
-            failure = Failure("node", f"the node cannot {what}: {error}")
+        except (ServerError, InputError, MeterError, GovernorError, OSError) as error:
+            failure = failure_of(error, self.log_tail)
         except BaseException:
             # An interrupt, or a fault of ours: no record, but nothing may stay changed either.
             if timeline is not None:
@@ -131,7 +132,10 @@ class Probe:
             failure = failure or Failure("node", f"after the measurement: {error}")
         self._enter("")
         if timeline is not None:
-            self._keep_timeline(timeline)
+            folder, probe = self.node.run_dir, self.request.probe_id
+            self.environment |= keep_timeline(
+                folder, probe, timeline, since_s=self._began_s, phases=self._phases
+            )
         return self._record(failure, started_at, closed.energy_J - opened.energy_J)
 
     def _record(self, failure: Failure | None, started_at: str, energy_J: float) -> ProbeRecord:
@@ -159,19 +163,6 @@ class Probe:
             missed=tuple(self._missed),
         )
 
-    def _keep_timeline(self, timeline: Timeline) -> None:
-        try:
-            write_power_samples(
-                self.node.run_dir,
-                self.request.probe_id,
-                timeline.stop(),
-                since_s=self._began_s,
-                phases=self._phases,
-            )
-        except OSError as error:  # only a picture is lost
-            self.environment["power_samples"] = f"not written: {error}"
-        self.environment["power_samples_lost"] = timeline.lost
-
     def _launch_and_measure(self, timeline: Timeline) -> None:
         request = self.request
         listener, address, remove = control_socket()
@@ -193,9 +184,9 @@ class Probe:
             self._enter("warming up")
             self.lead(conductor, timeline)
             self._enter("ending")
-            held = self._platform.memory_held(self._own_pids())
+            held = self._platform.memory_held(family(self.node.server.pid))
             conductor.finish()
-            self._peak_bytes = _peak(conductor.peaks, held)
+            self._peak_bytes = peak_bytes(conductor.peaks, held)
         finally:
             self.ports.close()
             if group is not None:
@@ -229,7 +220,7 @@ class Probe:
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
             try:
-                _look_further(conductor)
+                look_further(conductor)
             finally:
                 self.environment["steps_done"] = conductor.done
             self.environment["facts"] = conductor.facts
@@ -238,7 +229,7 @@ class Probe:
         plan = choose_accumulation(conductor, self.launch.accumulations, policy)
         self._accumulations = plan.measured
         warm = conductor.warm_up()
-        _require_batches(conductor, self.node.job, self.launch.configuration)
+        require_batches(conductor, self.node.job, self.launch.configuration)
         self.environment["warm_up_steps"] = len(warm.step_times_s)
         notes = [] if warm.stable else ["step time was not stable after the warm-up"]
         if plan.why_whole and steps_take_too_long(warm.step_time_s, policy.min_steps, policy.min_s):
@@ -267,7 +258,7 @@ class Probe:
             # The first once more: what differs now is drift, for the setting is the same.
             if self._time_for_one_more():
                 self._visit(visits[0], conductor, timeline, step_time_s, notes)
-            self._flag_drift()
+            self._flag(drift_flags(self.measurements))
 
     def _further(self) -> list[Settings]:
         request = self.request
@@ -291,31 +282,15 @@ class Probe:
         longest_s = max((m.window_s for m in self.measurements), default=window.max_s)
         return left_s > 1.5 * (window.settle_s + max(window.min_s, longest_s))
 
-    def _flag_drift(self) -> None:
-        drift = drift_of(self.measurements)
-        if drift is None:
-            self._flag(["drift was not checked: no setting was measured twice"])
-        elif drift.notable:
-            self._flag([f"drift: {drift.sentence}"])
-
     def _flag(self, flags: Sequence[str]) -> None:
         self.measurements = [replace(m, flags=(*m.flags, *flags)) for m in self.measurements]
 
     def _flag_stragglers(
         self, conductor: Conductor, samples: Sequence[PowerSample], host: HostWatch
     ) -> None:
-        conductor.arrivals.close(conductor.done)
-        ranks = self.launch.configuration.world_size
-        numbers = _devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks)
-        told = [device_states(sample) for sample in samples]
-        each = ranks // self.nodes
-        states = {
-            rank: host.state(
-                device_state(rank, device, told, str(rank // each) if self.nodes > 1 else "")
-            )
-            for rank, device in enumerate(numbers)
-        }
-        if found := stragglers(conductor.arrivals, states):
+        ranks, each = self.launch.configuration.world_size, self.node.cluster.devices_per_node
+        found = found_stragglers(conductor, samples, host, ranks=ranks, nodes=self.nodes, each=each)
+        if found:
             self.environment["stragglers"] = [dump_fields(straggler) for straggler in found]
             self._flag([f"straggler: {sentence(straggler)}" for straggler in found])
 
@@ -345,7 +320,7 @@ class Probe:
         contention = self._group and self._platform.contention(self._group.pids)
         window = self._window(conductor, timeline, step_time_s)
         disturbed = [contention.note()] if contention else []
-        disturbed.append(self._devices.others(self._own_pids()))
+        disturbed.append(self._devices.others(family(self.node.server.pid)))
         outcome = measurement(
             live,
             window,
@@ -355,7 +330,7 @@ class Probe:
             notes=(*notes, *applied.notes, *filter(None, disturbed)),
             resolution_s=self.meter.resolution_s,
             independent=self.meter.info.independent,
-            devices=_devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks),
+            devices=devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks),
         )
         if isinstance(outcome, NotApplied):
             self._missed.append(outcome)
@@ -364,10 +339,7 @@ class Probe:
             if self.node.keep:
                 so_far = partial_record(self.request, self.measurements, self.meter.info)
                 save_partial(self.node.run_dir, so_far)
-        if window.estimate:
-            fit = window.estimate.fit
-            return fit.once_s + fit.each_s * self._accumulations[0]
-        return window.step_time_s
+        return step_time_s_of(window, self._accumulations)
 
     def _window(self, conductor: Conductor, timeline: Timeline, step_time_s: float) -> Window:
         policy, accumulations, front = self.request.window, self._accumulations, self.request.front
@@ -387,45 +359,6 @@ class Probe:
             known=known,
         )
 
-    def _own_pids(self) -> set[int]:
-        return family(self.node.server.pid)
-
     def log_tail(self) -> str:
         """Return the last lines of the ranks' logs."""
         return self.launch.log_tail()
-
-
-def _devices_in_use(nodes: int, each: int, ranks: int) -> list[int]:
-    return [node * each + rank for node in range(nodes) for rank in range(ranks // nodes)]
-
-
-def _peak(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:
-    values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
-    if held_bytes and any("device_bytes" in peak for peak in peaks):
-        values.append(held_bytes)
-    return max(values) if values else None
-
-
-def _look_further(conductor: Conductor) -> None:
-    # The steps that the hook counts besides the first; fewer if they are long or the program ends.
-    try:
-        while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
-            pass
-    except ProbeFailed:
-        if not conductor.ended_by_itself:
-            raise
-
-
-def _require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
-    if not job.counts_batches:
-        return
-    if conductor.done < GROUPS:
-        conductor.run(GROUPS - conductor.done)
-    seen = batches_seen(conductor.facts)
-    wanted = configuration.micro_batch, configuration.accumulation(job.global_batch)
-    if seen.steps and (seen.micro_batch, seen.accumulation) != wanted:
-        found = f"{seen.micro_batch} samples x {seen.accumulation} backward passes a step"
-        asked = f"{wanted[0]} x {wanted[1]}"
-        raise ProbeFailed(
-            Failure("refused", f"each rank trains {found} where {asked} are to be measured")
-        )

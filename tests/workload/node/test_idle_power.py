@@ -10,7 +10,7 @@ from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.base import Reading
 from tuner.workload.node.device_watch import IdlePower
-from tuner.workload.node.probe_run import _peak
+from tuner.workload.node.probe_checks import peak_bytes
 from tuner.workload.platforms.nvidia import Nvidia
 
 GIB = 2**30
@@ -58,9 +58,9 @@ class TestMemory:
         node.processes(1, compute=[(42, 31 * GIB)])
         assert Nvidia({}).memory_held([41, 42]) == 31 * GIB
         assert Nvidia({}).memory_held([7]) is None
-        assert _peak([{"device_bytes": 28 * GIB}], 31 * GIB) == 31 * GIB
-        assert _peak([{"host_bytes": 28 * GIB}], 31 * GIB) == 28 * GIB
-        assert _peak([{"device_bytes": 32 * GIB}], 31 * GIB) == 32 * GIB
+        assert peak_bytes([{"device_bytes": 28 * GIB}], 31 * GIB) == 31 * GIB
+        assert peak_bytes([{"host_bytes": 28 * GIB}], 31 * GIB) == 28 * GIB
+        assert peak_bytes([{"device_bytes": 32 * GIB}], 31 * GIB) == 32 * GIB
 
     @pytest.mark.parametrize("listed", [True, False])
     def test_finding_17_the_next_launch_waits_for_the_memory_of_the_last(

@@ -1,0 +1,138 @@
+"""Checks of a probe's ranks and windows, and the failures that they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.hook import GROUPS
+from tuner.workload.limits import LONG_STEP_S
+from tuner.workload.measure.measurement import drift_of
+from tuner.workload.measure.statistics import Window
+from tuner.workload.measure.stragglers import HostWatch, Straggler, device_state, stragglers
+from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.meters import MeterError
+from tuner.workload.meters.base import PowerSample, device_states
+from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.rank_group import ServerError
+from tuner.workload.probe import Failure, Measurement
+from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.trace import write_power_samples
+
+
+def failure_of(
+    error: ServerError | InputError | MeterError | GovernorError | OSError,
+    log_tail: Callable[[], str],
+) -> Failure:
+    """Return the failure of a probe that this error ended."""
+    if isinstance(error, ServerError):
+        detail = error.detail or log_tail()
+        return Failure("crash", f"ranks could not be started: {error}", detail)
+    if isinstance(error, InputError):
+        return Failure("refused", str(error))
+    what = "hold the probe's files" if isinstance(error, OSError) else "be metered or set"
+    return Failure("node", f"the node cannot {what}: {error}")
+
+
+def keep_timeline(
+    run_dir: Path,
+    probe_id: str,
+    timeline: Timeline,
+    *,
+    since_s: float,
+    phases: Sequence[tuple[float, str]],
+) -> dict[str, Any]:
+    """Stop a timeline and write its samples; return what the record's environment notes of them."""
+    notes: dict[str, Any] = {}
+    samples = timeline.stop()
+    try:
+        write_power_samples(run_dir, probe_id, samples, since_s=since_s, phases=phases)
+    except OSError as error:  # only a picture is lost
+        notes["power_samples"] = f"not written: {error}"
+    return {**notes, "power_samples_lost": timeline.lost}
+
+
+def step_time_s_of(window: Window, accumulations: Sequence[int]) -> float:
+    """Return the time of a step as the ranks are left: of the smallest accumulation, if several."""
+    if window.estimate is None:
+        return window.step_time_s
+    fit = window.estimate.fit
+    return fit.once_s + fit.each_s * accumulations[0]
+
+
+def drift_flags(measurements: Sequence[Measurement]) -> list[str]:
+    """Return the flags of windows whose probe drifted, or was not checked for it."""
+    drift = drift_of(measurements)
+    if drift is None:
+        return ["drift was not checked: no setting was measured twice"]
+    return [f"drift: {drift.sentence}"] if drift.notable else []
+
+
+def found_stragglers(
+    conductor: Conductor,
+    samples: Sequence[PowerSample],
+    host: HostWatch,
+    *,
+    ranks: int,
+    nodes: int,
+    each: int,
+) -> list[Straggler]:
+    """Return the ranks that others waited for, with the causes that devices and hosts show.
+
+    Args:
+        each: devices of a node.
+    """
+    conductor.arrivals.close(conductor.done)
+    seen = [device_states(sample) for sample in samples]
+    on_node = ranks // nodes
+    states = {
+        rank: host.state(
+            device_state(rank, device, seen, str(rank // on_node) if nodes > 1 else "")
+        )
+        for rank, device in enumerate(devices_in_use(nodes, each, ranks))
+    }
+    return stragglers(conductor.arrivals, states)
+
+
+def devices_in_use(nodes: int, each: int, ranks: int) -> list[int]:
+    """Return the device of each rank by its number among those of all nodes."""
+    return [node * each + rank for node in range(nodes) for rank in range(ranks // nodes)]
+
+
+def peak_bytes(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:
+    """Return the memory of the fullest rank, or what is held on the fullest device, if more."""
+    values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
+    if held_bytes and any("device_bytes" in peak for peak in peaks):
+        values.append(held_bytes)
+    return max(values) if values else None
+
+
+def look_further(conductor: Conductor) -> None:
+    """Run the steps that the hook counts besides the first; fewer if they are long or it ends."""
+    try:
+        while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
+            pass
+    except ProbeFailed:
+        if not conductor.ended_by_itself:
+            raise
+
+
+def require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:
+    """Check that the ranks train the batches of the configuration; ProbeFailed if they do not."""
+    if not job.counts_batches:
+        return
+    if conductor.done < GROUPS:
+        conductor.run(GROUPS - conductor.done)
+    seen = batches_seen(conductor.facts)
+    wanted = configuration.micro_batch, configuration.accumulation(job.global_batch)
+    if seen.steps and (seen.micro_batch, seen.accumulation) != wanted:
+        found = f"{seen.micro_batch} samples x {seen.accumulation} backward passes a step"
+        asked = f"{wanted[0]} x {wanted[1]}"
+        raise ProbeFailed(
+            Failure("refused", f"each rank trains {found} where {asked} are to be measured")
+        )
