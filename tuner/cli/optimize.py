@@ -58,7 +58,8 @@ def _optimize(args: argparse.Namespace) -> int:
         answer(args, described.to_json(), described.lines())
         return OK
     if args.executor != "simulated":
-        starts = of_files(args.knobs, getattr(job, "framework", None), args.job)
+        script = request.script
+        starts = of_files(args.knobs, script.framework if script else None, args.job)
         require_trust(args, starts)
     with progress(args) as on_progress:
         result = search_for(request, progress=False, on_progress=on_progress)

@@ -46,6 +46,10 @@ class Slot:
     aside_s: float = 0.0
     asked_s: float = 0.0
 
+    def ask(self) -> None:
+        """Note when its agent was asked to enter."""
+        self.asked_s = time.monotonic()
+
     def free(self, now_s: float) -> bool:
         """Return True if a probe may be given this slot now."""
         return not self.taken and now_s >= self.aside_s
@@ -280,7 +284,7 @@ class NodePool:
         return int(self._leasable(node) // self._cluster.devices_per_node)
 
     def _ask(self, slot: Slot) -> None:
-        slot.asked_s = time.monotonic()
+        slot.ask()
         answer = slot.agent.enter.remote(
             self._job, self._cluster, self._make_runner, slot.devices, self._prepared
         )

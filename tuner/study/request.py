@@ -256,7 +256,7 @@ class StudyRequest(JobRequest):
             )
         words = ["tuner", "plan"]
         if job is not None:
-            words.append(getattr(job, "name", str(job)))
+            words.append(str(job) if isinstance(job, str | Path) else self.named_job.name)
         words += ["--cluster", name]
         return (
             f"{where}, so nothing can be measured here; predict every configuration with "
