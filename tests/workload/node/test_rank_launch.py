@@ -43,10 +43,12 @@ def rank_env(
         server=SimpleNamespace(env=env),
         cluster=load_cluster("h100-32"),
         run_dir=Path("run"),
-        job=SimpleNamespace(launcher=Launcher(launcher)) if launcher else load_job(),
+        job=load_job(),
+        program=None,
     )
+    launched = SimpleNamespace(launcher=Launcher(launcher)) if launcher else None
     request = ProbeRequest("p", Configuration.of(data_parallel=ranks).launch)
-    launch = RankLaunch(cast(ProbeNode, node), request)
+    launch = RankLaunch(cast(ProbeNode, node), request, job=cast(Any, launched))
     return dict(launch._rank_env(place.first if rank is None else rank, ranks, place, own))
 
 
