@@ -19,18 +19,23 @@ _KEYS = (
 _MOST_BYTES = 4 * 2**20
 
 
-def read_deepspeed(path: Path) -> dict[str, Any]:
-    """Return the settings in a DeepSpeed configuration file; InputError if it holds none."""
+def read_deepspeed(path: Path, *, option: str = "") -> dict[str, Any]:
+    """Return the settings in a DeepSpeed configuration file; InputError if it holds none.
+
+    Args:
+        option: the option that names the file, for messages.
+    """
+    named = f"{path} of {option}" if option else str(path)
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path} is too large for a DeepSpeed configuration")
+            raise InputError(f"{named} is too large for a DeepSpeed configuration")
         settings = parse_config(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {named}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a valid DeepSpeed configuration: {error}") from error
+        raise InputError(f"{named} is not a valid DeepSpeed configuration: {error}") from error
     if not settings:
-        raise InputError(f"{path} holds no setting of DeepSpeed")
+        raise InputError(f"{named} holds no setting of DeepSpeed")
     return settings
 
 

@@ -26,6 +26,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.built_in_job import training_program
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.ways import ZEUSD_SOCKET
 from tuner.workload.hook.link import _lacks_memory
@@ -175,6 +176,7 @@ def _rank_env(interface: str) -> Mapping[str, str]:
         cluster=load_cluster("h100-32"),
         run_dir=Path("run"),
         job=load_job(),
+        program=training_program(),
     )
     request = ProbeRequest("p", Configuration.of(data_parallel=1).launch)
     launch = RankLaunch(cast(ProbeNode, node), request)

@@ -34,7 +34,7 @@ def test_code_json_and_scripts_are_no_prose() -> None:
 
 def test_figures_of_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
     found = {figure.name: figure.value for figure in words.figures()}
-    assert found["commands"] == sum(map(len, GROUPS.values())) == 17
+    assert found["commands"] == sum(map(len, GROUPS.values())) == 16
     assert 10 < found["help_lines_optimize"] <= 60
     assert found["docs_words"] > 10_000 > found["readme_words"] > 100
     assert found["terms_for_today"] >= 1

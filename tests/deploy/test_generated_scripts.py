@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tuner.cli.main import main
 from tuner.deploy.launch_files import clocks_sh, write_launch_files
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
@@ -241,10 +241,10 @@ def test_a_table_with_control_characters_is_refused(character: str, tmp_path: Pa
 
 def test_a_study_with_control_characters_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.write_study({"baseline": {"configuration": "a=1\nid"}})
+    run.write_study({"schema": STUDY_SCHEMA, "baseline": {"configuration": "a=1\nid"}})
     with pytest.raises(InvalidValue, match=r"a text of \[baseline\]"):
         run.read_study()
-    run.write_study({"baseline": {"configuration": "a=1"}})
+    run.write_study({"schema": STUDY_SCHEMA, "baseline": {"configuration": "a=1"}})
     assert run.read_study()
 
 

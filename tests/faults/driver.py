@@ -207,6 +207,12 @@ def _book() -> type:
     return StudyRecorder
 
 
+def _loop() -> type:
+    from tuner.study.loop import SearchLoop
+
+    return SearchLoop
+
+
 def _writer() -> type:
     from tuner.workload.trace import TraceWriter
 
@@ -221,15 +227,15 @@ def _lock() -> type:
 
 #: (where in the cycle, the class, its method, when): points at which the driver is killed.
 POINTS: tuple[tuple[str, Callable[[], type], str, str], ...] = (
-    ("before its trials are asked", _book, "start", "before"),
-    ("after its trials are asked", _book, "start", "after"),
+    ("before a probe starts", _loop, "_start", "before"),
+    ("after a probe started", _loop, "_start", "after"),
     ("before the trace line", _writer, "append", "before"),
     ("in the middle of the trace line", _writer, "append", "half"),
     ("after the trace line", _writer, "append", "after"),
     ("inside the journal, holding its lock", _lock, "release", "before"),
-    ("before the tell", _book, "finish", "before"),
-    ("in the middle of the tell", _book, "_tell", "before"),
-    ("after the tell", _book, "finish", "after"),
+    ("before its trials are added", _book, "add", "before"),
+    ("while its trials are added", _book, "_trial", "before"),
+    ("after its trials are added", _book, "add", "after"),
     ("while study.toml is replaced", lambda: RunFolder, "write_study", "before"),
 )
 

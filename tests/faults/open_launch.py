@@ -34,7 +34,6 @@ from tests.faults.harness import (
 )
 from tests.faults.probe import keep_server, recorded, server_mark, study
 from tuner.study.loop import SearchLoop
-from tuner.study.recorder import StudyRecorder
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.trace import read_trace
 
@@ -235,12 +234,12 @@ FAULTS: tuple[Fault, ...] = (
         partial(_killed, partial(_arm, _dies)),
     ),
     Fault(
-        "driver killed before the further trials are asked",
-        partial(_killed, killed_at(StudyRecorder, "start", "before", at=0, of=2)),
+        "driver killed before it plans further settings",
+        partial(_killed, killed_at(SearchLoop, "_plan_continuation", "before", at=0)),
     ),
     Fault(
-        "driver killed after the further trials are asked",
-        partial(_killed, killed_at(StudyRecorder, "start", "after", at=0, of=2)),
+        "driver killed after it planned further settings",
+        partial(_killed, killed_at(SearchLoop, "_plan_continuation", "after", at=0)),
     ),
     Fault("Ctrl-C while asked what else to visit", _interrupted),
     Fault("rank killed while its launch waits to go on", _rank_killed, fast=False),

@@ -12,8 +12,8 @@ from tests.faults.table import all_faults, try_fault
 #: which they strike.
 EVERYDAY = (
     "driver killed before the trace line",
-    "driver killed in the middle of the tell",
-    "driver killed after the further trials are asked",
+    "driver killed while its trials are added",
+    "driver killed after it planned further settings",
     "Ctrl-C twice",
     "full disk",
     "second driver on the same study",
@@ -22,12 +22,12 @@ EVERYDAY = (
 )
 #: Those of `make long`: they strike next to where one of CI's does.
 LONG = (
-    "driver killed before its trials are asked",
-    "driver killed after its trials are asked",
+    "driver killed before a probe starts",
+    "driver killed after a probe started",
     "driver killed in the middle of the trace line",
-    "driver killed before the tell",
-    "driver killed after the tell",
-    "driver killed before the further trials are asked",
+    "driver killed before its trials are added",
+    "driver killed after its trials are added",
+    "driver killed before it plans further settings",
     "Ctrl-C once",
     "Ctrl-C while asked what else to visit",
     "rank dies of a segmentation fault",

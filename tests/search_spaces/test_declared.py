@@ -217,11 +217,3 @@ def test_a_live_knob_is_set_by_the_script(given: dict[str, Any], said: str) -> N
 def test_a_condition_reads_no_live_knob() -> None:
     with pytest.raises(InputError, match="unknown knob 'workers'"):
         check_knobs((WORKERS, Knob("other", (1, 2), when="workers > 0")))
-
-
-def test_a_run_whose_live_knob_a_command_set_is_read() -> None:
-    knob = Knob("nap", (0, 2), live=True, baseline=0)
-    job = replace(load_job("tiny-gpt"), knobs=(knob,))
-    stored = job.to_json()
-    stored["knobs"]["nap"] |= {"set": ["put", "{value}"], "read": ["get"]}
-    assert type(job).from_json(stored).knobs == job.knobs

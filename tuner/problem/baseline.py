@@ -80,7 +80,7 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     declared = {**{n: v for n, v in job.stated.items() if n in own}, **declared}
     notes: list[str] = []
     if files:
-        config = read_deepspeed(Path(files[0]))
+        config = read_deepspeed(Path(files[0]), option="--today")
         found, notes = _knobs_of(config, job, files[0])
         values |= found
     values |= values_of(flags)

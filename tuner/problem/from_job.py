@@ -134,7 +134,6 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     asked, most = question_of(request, plan=plan), request.constraints.max_gpus
     job, cluster = asked.job, asked.cluster
     found = _runnable(asked, plan)
-    inspected = bool(found.notes)
     _leave_out_unfitting(found, asked, plan)
     found.notes.extend(asked.notes)
     usable = asked.whole
@@ -142,7 +141,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
         usable = _leave_out_unusable_here(found, asked, request.clocks)
     configuration = asked.today.configuration
     allowed = _allowed(found, most, asked.space_name, configuration)
-    if not inspected:
+    if not found.inspected:
         found.notes.extend(knobs_in_play(allowed, asked.whole, job, cluster))
     candidates = found.candidates
     sized = "global_batch" in launchable(job, cluster).narrowed(asked.whole).choices
@@ -197,9 +196,13 @@ def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
 
 @dataclass
 class _Found:
-    """Candidates that are narrowed step by step, with a note on each step."""
+    """Candidates that are narrowed step by step, with a note on each step.
+
+    `inspected` is True if an inspection found which knobs can be set; the notes say so.
+    """
 
     candidates: Candidates
+    inspected: bool = False
     notes: list[str] = field(default_factory=list)
 
     def keep(self, kept: Sequence[Configuration], why: str, what: str = "") -> None:
@@ -220,9 +223,9 @@ def _runnable(asked: Question, plan: bool) -> _Found:
     every = space.candidates(asked.job, asked.cluster)
     values = space.choices.items()
     varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
-    found = _Found(every, list(job.sentences({*asked.space.choices, *varied})))
-    if plan and not found.notes:
-        return found
+    sentences = list(job.sentences({*asked.space.choices, *varied}))
+    if plan and not sentences:
+        return _Found(every)
     able = [c for c in every if not job.refused(c)]
     if not able:
         reasons = "; ".join(why for c in every.configurations[:1] for why in job.refused(c))
@@ -230,8 +233,9 @@ def _runnable(asked: Question, plan: bool) -> _Found:
             f"no configuration of space {asked.space.name!r} can be run on "
             f"{asked.job.name!r}: {reasons}"
         )
-    if found.notes:
-        return _Found(Candidates.from_configurations(able), found.notes)
+    if sentences:
+        return _Found(Candidates.from_configurations(able), True, sentences)
+    found = _Found(every)
     found.keep(able, "the built-in training program cannot run them yet")
     return found
 
