@@ -241,8 +241,8 @@ POINTS: tuple[tuple[str, Callable[[], type], str, str], ...] = (
 
 
 def _at_point(owner: Callable[[], type], name: str, when: str, folder: Path) -> Outcome:
-    # study.toml is written at the start and at the end only, the journal many times a probe.
-    at = {"write_study": 1, "release": 40}.get(name, AT)
+    # study.toml is written at the start and at the end only, the journal also to make the study.
+    at = {"write_study": 1, "release": 4}.get(name, AT)
     return _killed(lambda: killed_at(owner(), name, when, at=at), folder)
 
 

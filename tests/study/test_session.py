@@ -262,15 +262,15 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
     class Watched(SimulatedExecutor):
         most, measured = 0, frozenset()
 
-        def submit(self, request):
-            flying = [c for *_, r in self._heap for c in r.request.configurations()]
+        def submit(self, request, extend=None):
+            flying = [c for f in self._heap for c in f.record.request.configurations()]
             if request.purpose == "search":
                 assert not set(flying) & set(request.configurations())
                 # Four slots, but once the start is out (two launches here, the baseline one of
                 # them) no more launches in flight than two fifths of those measured.
                 launches = {c.launch for c in flying} | {request.launch}
                 assert len(launches) <= max(2, 0.4 * len(self.measured))
-            super().submit(request)
+            super().submit(request, extend)
             self.most = max(self.most, self.in_flight)
 
         def wait(self, timeout_s=None):
