@@ -27,6 +27,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.workload.built_in_job import BuiltInJob
 from tuner.workload.node.machine import detect_cluster
 
 pytestmark = pytest.mark.real
@@ -243,6 +244,6 @@ def test_what_the_rules_refuse_deepspeed_refuses(
     asked = Configuration.of({"micro_batch": 2, **knobs})
     assert broken_rules(asked, job, CLUSTER) or unrunnable(asked, job)
     monkeypatch.setattr(tuner.workload.node.runner, "broken_rules", lambda *_: [])
-    monkeypatch.setattr(tuner.workload.node.runner, "unrunnable", lambda *_: [])
+    monkeypatch.setattr(BuiltInJob, "refused", lambda *_: [])
     with pytest.raises(RuntimeError, match=words):
         trainer.train(job, asked)
