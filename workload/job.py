@@ -142,6 +142,11 @@ class LaunchableJob(ABC):
         return self.launcher.binding if self.launcher is not None else ""
 
     @property
+    def as_it_stands(self) -> bool:
+        """True if each probe starts the user's whole command, and nothing is forked."""
+        return False
+
+    @property
     def launcher(self) -> Launcher | None:
         """The launcher of the user's command."""
         return None

@@ -82,6 +82,10 @@ class ScriptedRanks:
         self.boundaries.append(target)
         self._taken = 0
 
+    def expects_more(self) -> bool:
+        """Return False: there are no others."""
+        return False
+
     def send(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "set":

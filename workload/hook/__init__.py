@@ -17,15 +17,17 @@ In a rank it is loaded by path under the name `joulefront_hook`, elsewhere it is
 cannot collide with a user's modules.
 
 Wire (a line of text each way, over a Unix socket):
-    rank to agent   hello RANK PID · ready N T (own share of step N done) · step N T · at N T M ·
-                    phase NAME T · facts JSON · peak JSON · set JSON (what was read back) ·
-                    fail JSON · end
+    rank to agent   hello RANK PID [WORLD] (of a rank that the agent did not start) · step N T ·
+                    ready N T (own share of step N done) · at N T M · phase NAME T · facts JSON ·
+                    peak JSON · set JSON (what was read back) · fail JSON · end ·
+                    imports PID JSON (words of a process that may become a rank)
     agent to rank   run N (continue until N steps are done) · set JSON (values of live knobs, for
                     the steps from here on) · quit
 T is CLOCK_MONOTONIC, which all processes of a node share; M are the micro-batches since the last
 boundary, 0 if the program's accumulation cannot be set.
 """
 
+from .attached import ATTACH, attach
 from .counting import GROUPS
 from .engine import halved, merge, micro_batches, parse_config, split_differently
 from .live_knobs import live
@@ -34,8 +36,10 @@ from .state import NotAsAsked, configuration, phase
 from .watching import step
 
 __all__ = [
+    "ATTACH",
     "GROUPS",
     "NotAsAsked",
+    "attach",
     "configuration",
     "halved",
     "live",

@@ -115,6 +115,8 @@ def _require_own_ranks(devices: Any) -> None:
     else:
         words = str(devices).split(",")  # "4" is a number of devices, "0,1" a list
         count = len(words) if len(words) > 1 else int(words[0]) if words[0].isdigit() else 1
+    if state.attachment is not None:  # its own launching is part of the command
+        return
     if state.options.get("inspect") and count > 1 and os.environ.get("WORLD_SIZE", "1") == "1":
         raise state.NotAsAsked(
             f"the script starts {count} ranks itself (Lightning's devices), in which no probe can "
@@ -161,6 +163,8 @@ def refuse_spawn() -> None:
 
 
 def _ranks_started() -> dict[str, Any]:
+    if state.attachment is not None:
+        return {}
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {"devices": local, "num_nodes": int(os.environ.get("WORLD_SIZE", "1")) // local}
 

@@ -113,7 +113,9 @@ class DeviceTimes:
 class Link:
     """Connection of a rank to its agent, and the count of its optimizer steps."""
 
-    def __init__(self, address: str, rank: int) -> None:
+    def __init__(self, address: str, rank: int | None, world: int | None = None) -> None:
+        # rank: None for a process that is no rank, and only reports its error; world: of a rank
+        # that the agent did not start.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(address)
         self._buffer = b""
@@ -124,7 +126,8 @@ class Link:
         self._times = DeviceTimes()
         self._tells_phases = rank == 0  # the agent keeps one rank's
         self._phases = False  # a program that marks nothing is told of no waits either
-        self.send(f"hello {rank} {self.owner}")
+        if rank is not None:
+            self.send(f"hello {rank} {self.owner}" + (f" {world}" if world else ""))
 
     def send(self, line: str) -> None:
         """Send a line to the agent."""
@@ -184,8 +187,12 @@ class Link:
         self.send("end")
         end_process(0)
 
-    def fail(self, error: BaseException) -> None:
-        """Report an error to the agent, with what it shows (`tuner.workload.probe.FAILURES`)."""
+    def fail(self, error: BaseException, *, effect: bool = False) -> None:
+        """Report an error to the agent, with what it shows (`tuner.workload.probe.FAILURES`).
+
+        Args:
+            effect: it follows from another process's error.
+        """
         evidence = "error"
         text = str(error)
         if _lacks_memory(error):
@@ -203,8 +210,9 @@ class Link:
         if not isinstance(error, state.NotAsAsked):
             message = f"{type(error).__name__}: {message}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
-        effect = evidence not in ("no memory", "no space", "hardware") and any(
-            word in text.lower() for word in _PEER_WORDS
+        effect = effect or (
+            evidence not in ("no memory", "no space", "hardware")
+            and any(word in text.lower() for word in _PEER_WORDS)
         )
         told = {"evidence": evidence, "message": message[:2000], "effect": effect}
         self.send("fail " + json.dumps(told))

@@ -25,23 +25,32 @@ _OF_RANKS = (
 )
 
 
-def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
+def prepare(options: Mapping[str, Any]) -> None:
+    """Take the options of this launch, before the program imports anything."""
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
     live_knobs.forget()
     state.steering = live_knobs.Steering(options.get("accumulation", 0))
-    import torch
+    sys.path[:0] = options.get("path", [])
+    os.environ.update(options.get("env", {}))
+    frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
+    frames.WhenImported(("deepspeed",), _patch_deepspeed)
+    if state.probed:
+        frames.WhenImported(("torch._dynamo.callback",), frames.mark_compilations)
 
+
+def _patch_deepspeed(_: str, deepspeed: Any) -> None:
+    # In a program that runs as it stands, what cannot be observed is no reason to stop.
+    with contextlib.suppress(*(() if state.attachment is None else (Exception,))):
+        engine.patch_deepspeed(deepspeed)
+
+
+def prepare_torch(torch: Any) -> None:
+    """Count the steps, and where it is asked for the batches, of what this process trains."""
+    options = state.options
     watching.patch_torch(torch)
-    if os.environ.get("MASTER_ADDR") == "127.0.0.1":  # nothing beyond this machine meets there
-        if folder and os.environ.get("GROUP_WORLD_SIZE") == "1":
-            meet_in_files(os.path.join(folder, "meeting"))
-        else:
-            listen_on_loopback(RANKS)
-    if state.link is not None:
-        frames.refuse_spawn()
-    if state.link is not None or options.get("activation_checkpointing"):
+    if state.probed or options.get("activation_checkpointing"):
         wanted = options.get("inspect") or options.get("counts")
         inspects = bool(options.get("inspect"))
         counts = counting.StepCounts(torch, inspects=inspects) if wanted else None
@@ -50,24 +59,35 @@ def _prepare_program(options: Mapping[str, Any], folder: str = "") -> None:
         source.watch_arguments()
     if options.get("inspect"):
         _seed()
-    os.environ.update(options.get("env", {}))
-    sys.path[:0] = options.get("path", [])
-    frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
-    if state.link is not None:
-        frames.WhenImported(("torch._dynamo.callback",), frames.mark_compilations)
-    # A plain torch program may live without DeepSpeed.
-    with contextlib.suppress(ModuleNotFoundError):
-        import deepspeed
-
-        engine.patch_deepspeed(deepspeed)
     if options.get("quiet"):
         frames.silence(torch)
+
+
+def _prepare_rank(options: Mapping[str, Any], folder: str = "") -> None:
+    # Prepare a process that the agent, or a launch file, starts as one rank.
+    prepare(options)
+    import torch
+
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1":  # nothing beyond this machine meets there
+        if folder and os.environ.get("GROUP_WORLD_SIZE") == "1":
+            meet_in_files(os.path.join(folder, "meeting"))
+        else:
+            listen_on_loopback(RANKS)
+    if state.probed:
+        frames.refuse_spawn()
+    prepare_torch(torch)
+    # A plain torch program may live without DeepSpeed.
+    with contextlib.suppress(ModuleNotFoundError):
+        import deepspeed  # noqa: F401
     for name in _OF_RANKS if options.get("bare") else ():
         os.environ.pop(name, None)
 
 
 def _seed() -> None:
-    # Seed what the program may leave unseeded, so that two looks train on the same samples.
+    # Seed what the program may leave unseeded, so that two looks train on the same samples. Which
+    # rank a process of multiprocessing will be is unknown here.
+    if any("multiprocessing" in word for word in sys.orig_argv):
+        return
     import random
 
     import torch
@@ -82,12 +102,13 @@ def _seed() -> None:
 def run_rank(spec: dict[str, Any]) -> NoReturn:
     """Become a rank: environment, link, then the training program as `__main__`."""
     state.link = link = Link(spec["address"], int(os.environ["RANK"]))
+    state.probed = True
     try:
         torch = sys.modules.get("torch")
         if torch is not None and "OMP_NUM_THREADS" in os.environ:
             # A forked rank read OMP_NUM_THREADS before it was set for it.
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        _prepare_program(spec.get("options") or {}, os.path.dirname(spec["address"]))
+        _prepare_rank(spec.get("options") or {}, os.path.dirname(spec["address"]))
         run_program(list(spec["argv"]))
         link.send("end")
     except SystemExit as stop:
@@ -112,7 +133,7 @@ def main(arguments: list[str]) -> None:
             for name, slurm in names.items()
         }
         with open(os.environ["JOULEFRONT_OPTIONS"], encoding="utf-8") as file:
-            _prepare_program(json.load(file))
+            _prepare_rank(json.load(file))
         words = arguments[1:]
         for name, value in mine.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]

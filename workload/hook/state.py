@@ -14,6 +14,10 @@ from . import source
 
 #: Connection to the agent, a `link.Link` or `watch.Watch`; None without one.
 link: Any = None
+#: True in a probe, as a rank of the agent's or of a command that was started as it stands.
+probed = False
+#: Connection that a process makes when it steps (`attached.Attachment`); None in other ranks.
+attachment: Any = None
 #: What the agent wants of this launch: see `tuner.workload.scripts.script_job.Start.options`.
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.

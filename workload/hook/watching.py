@@ -27,11 +27,13 @@ def count(source: str) -> None:
     if state.seen.setdefault("counts", source) != source:
         return
     _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
+    if state.attachment is not None:
+        state.link = state.attachment.connect()
     if state.link is not None:
         tuned = not state.options.get("watch")  # a training that is only watched is the user's
         if isinstance(state.link, Link) and state.link.owner != os.getpid():
             return _refuse_child(state.link)
-        if state.link.steps == 0 and source != "program" and tuned:
+        if state.link.steps == 0 and source != "program" and tuned and not state.attachment:
             _check_ranks()
         state.link.step_done()
 

@@ -118,6 +118,8 @@ class Conductor:
         """Facts of rank 0 about the program, with mean losses and digests of all ranks."""
         digests = [told.get("first_batch") for told in self._facts.values()]
         facts = {**self._facts.get(0, {}), "first_batches": digests}
+        if "process" in facts:  # of each rank of a command
+            facts["processes"] = [self._facts[rank]["process"] for rank in sorted(self._facts)]
         if "groups" in facts:
             of_ranks = [told.get("groups", ()) for told in self._facts.values()]
             facts["groups"] = _with_mean_losses(facts["groups"], of_ranks)
@@ -132,6 +134,14 @@ class Conductor:
         self._wait_boundary(1)
         self._first_at_s = self._last_at_s
         return self._last_at_s
+
+    def wait_for_others(self, limit_s: float) -> None:
+        """Wait until every process that trains has reported; ProbeFailed if one is not expected."""
+        until_s = self._clock() + limit_s
+        while self._group.expects_more() and self._clock() < until_s:
+            event = self._group.next_event(0.1)
+            if event is not None and not self._noted(event) and event.kind == "fail":
+                raise ProbeFailed(self._explain(event))
 
     def run(self, steps: int) -> tuple[float, ...]:
         """Run `steps` more steps on all ranks; return each step's wall time, seconds."""

@@ -298,6 +298,9 @@ class _MultiNodeRanks:
         for thread in self._threads:
             thread.start()
 
+    def expects_more(self) -> bool:
+        return False
+
     def _relay(self, number: int, peer: Peer) -> None:
         ahead_s = self._nodes.ahead_s[number]
         while not self._ended.is_set():

@@ -29,6 +29,8 @@ HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 KILL_LIMIT_S = 4.0
 #: A forked child that has not answered by then waits for a lock that a thread held at the fork.
 CHILD_LIMIT_S = 10.0
+#: A command has this long to end what it started (containers, a Ray cluster), seconds.
+TERM_LIMIT_S = 3.0
 #: The agent waits as long for a build.
 STALE_LOCK_S = 900.0
 hook: Any = runpy.run_path(os.path.join(HOOK, "__main__.py"))["load"]()
@@ -44,9 +46,12 @@ def _die_with_parent() -> None:
 
 
 def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
-    os.setpgid(0, group)
+    if spec.get("command"):
+        os.setsid()
+    else:
+        os.setpgid(0, group)
     _die_with_parent()
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     # The agent has removed what had this name; O_NOFOLLOW: a link put there since is not followed.
@@ -65,6 +70,8 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
         _set_memory_policy(spec["policy"], spec["memory"])
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory runs out, the kernel ends a rank rather than the agent
+    if spec.get("command"):
+        os.execvpe(spec["argv"][0], spec["argv"], dict(spec["env"]))
     if spec.get("fresh"):
         os.execve(
             sys.executable,
@@ -229,6 +236,7 @@ class ForkServer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
+        self._commands: set[int] = set()  # that run, each the leader of a session
 
     def _send(self, message: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -271,6 +279,7 @@ class ForkServer:
                 return
             if pid == 0:
                 return
+            self._commands.discard(pid)
             with contextlib.suppress(OSError):  # the agent may be gone
                 self._send({"exit": pid, "code": os.waitstatus_to_exitcode(status)})
 
@@ -280,6 +289,7 @@ class ForkServer:
         Only children are signalled: until it is reaped, a child's pid is nobody else's. Children of
         a killed process become this one's (PR_SET_CHILD_SUBREAPER) and are next.
         """
+        self._end_commands()
         deadline_s = time.monotonic() + KILL_LIMIT_S
         while (left := _children()) and time.monotonic() < deadline_s:
             for pid in left:
@@ -287,6 +297,17 @@ class ForkServer:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.002)
             self._reap()
+
+    def _end_commands(self) -> None:
+        # What a command started elsewhere (a container) ends with it, if it is asked to end.
+        for pid in self._commands:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + TERM_LIMIT_S
+        while self._commands and _children() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+            self._reap()
+        self._commands.clear()
 
     def _handle(self, request: dict[str, Any]) -> None:
         try:
@@ -316,10 +337,13 @@ class ForkServer:
                     traceback.print_exc()
                 finally:
                     os._exit(70)
+            pids.append(pid)
+            if spec.get("command"):
+                self._commands.add(pid)
+                continue
             group = group or pid
             with contextlib.suppress(OSError):  # the child did it first, or is gone
                 os.setpgid(pid, group)
-            pids.append(pid)
         return pids
 
 

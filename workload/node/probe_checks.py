@@ -24,6 +24,9 @@ from tuner.workload.probe import Failure, Measurement
 from tuner.workload.scripts.evidence import batches_seen
 from tuner.workload.trace import write_power_samples
 
+#: Processes that a command starts at once reach their first steps this far apart, seconds.
+LEAST_WAIT_S = 2.0
+
 
 def failure_of(
     error: ServerError | InputError | MeterError | GovernorError | OSError,
@@ -112,8 +115,12 @@ def peak_bytes(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None
     return max(values) if values else None
 
 
-def look_further(conductor: Conductor) -> None:
-    """Run the steps that the hook counts besides the first; fewer if they are long or it ends."""
+def look_further(conductor: Conductor, first_step_s: float) -> None:
+    """Run the steps that the hook counts besides the first; fewer if they are long or it ends.
+
+    A process that trains beside the ranks has as long as these had to reach its first step.
+    """
+    conductor.wait_for_others(max(LEAST_WAIT_S, first_step_s))
     try:
         while conductor.done < GROUPS and sum(conductor.run(1)) < LONG_STEP_S:
             pass

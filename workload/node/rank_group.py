@@ -49,6 +49,9 @@ class Ranks(Protocol):
     def next_event(self, timeout_s: float) -> Event | None:
         """Return the next event, or None after `timeout_s` seconds of silence."""
 
+    def expects_more(self) -> bool:
+        """Return True while a process that was not expected may still report as a rank."""
+
     def send(self, line: str) -> None:
         """Send a command to all ranks: "run N", "set JSON" or "quit"."""
 
@@ -95,6 +98,10 @@ class RankGroup:
                     handle: Callable[[Any], None] = key.data
                     handle(key.fileobj)
         return self._pending.popleft()
+
+    def expects_more(self) -> bool:
+        """Return False: the ranks are those that were started."""
+        return False
 
     def hear(self, source: Any, events: Callable[[], Iterable[Event]]) -> None:
         """Add the events of other nodes' ranks: `events` is called when `source` is readable."""
@@ -146,10 +153,7 @@ class RankGroup:
     def _parse(self, link: socket.socket, line: str) -> Event | None:
         kind, _, rest = line.partition(" ")
         if kind == "hello":
-            rank, pid = (int(word) for word in rest.split())
-            self._links[rank], self._ranks[link] = link, rank
-            self._rank_of[pid] = rank
-            return Event("hello", rank)
+            return self._hello(link, *(int(word) for word in rest.split()))
         rank = self._ranks.get(link, -1)
         if kind in ("step", "at", "ready"):
             step, at, *more = rest.split()
@@ -166,6 +170,11 @@ class RankGroup:
             name, _, at = rest.rpartition(" ")
             return Event(kind, rank, time_s=float(at), detail={"name": name})
         return Event("end", rank) if kind == "end" else None
+
+    def _hello(self, link: socket.socket, rank: int, pid: int, world: int = 0) -> Event | None:
+        self._links[rank], self._ranks[link] = link, rank
+        self._rank_of[pid] = rank
+        return Event("hello", rank)
 
     def _exited(self, server: Any, timeout_s: float = 0.0) -> None:
         for pid, code in server.exits(timeout_s):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -17,25 +19,31 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.safe_files import make_folder, open_plain
+from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
+from tuner.workload import hook
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.built_in_job import launchable
 from tuner.workload.clocks.base import Governor
 from tuner.workload.declared_knobs import read_at_start
+from tuner.workload.hook import ATTACH
 from tuner.workload.job import LaunchableJob
 from tuner.workload.meters import Meter
 from tuner.workload.meters.timeline import Ticker
+from tuner.workload.node.command_group import GONE, CommandGroup
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
-from tuner.workload.node.rights import private_folder
+from tuner.workload.node.rights import private_folder, without_secrets
 from tuner.workload.platforms import Platform, platform_of
 from tuner.workload.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.launchers import kind_of
+from tuner.workload.scripts.launchers.secrets import revealed
 
 LOG_TAIL_LINES = 20
+#: What reads a command's line, as users' job scripts have it.
+SHELL = shutil.which("bash") or "/bin/sh"
 #: A rank's log that grows beyond this is cut, ...
 LOG_LIMIT_BYTES = 64 << 20
 #: ... of which so much is kept.
@@ -181,6 +189,39 @@ class RankLaunch:
             )
         return specs
 
+    def start_command(self, listener: socket.socket, address: str) -> CommandGroup:
+        """Write the files and start the whole command, whose ranks report to `address`."""
+        known = 0 if self._request.inspects else self.configuration.world_size
+        return self.node.server.spawn_command(self._command(address), listener, known)
+
+    def _command(self, address: str) -> RankSpec:
+        self._oom_kills_before = oom_kills()
+        private_folder(self.node.run_dir)
+        start = self.start()
+        self.environment |= {
+            "deepspeed_config": start.config,
+            "argv": [start.command],
+            "ranks": self.configuration.world_size,
+            "as_it_stands": True,
+            "cores": granted_cores(),
+        }
+        log = self.folder / "rank0.log"
+        log.unlink(missing_ok=True)
+        order = self.folder / "attach.json"
+        write_text(order, json.dumps({"address": address, "options": dict(start.options)}))
+        line = revealed(start.command, start.secrets)
+        env = {**_own_environment(), **start.environment(0, 1), ATTACH: str(order.resolve())}
+        entry = str(Path(hook.__file__).parent / "entry")
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [entry, env.get("PYTHONPATH", "")]))
+        return RankSpec(
+            argv=(SHELL, "-c", line),
+            env=env,
+            log=str(log),
+            cwd=start.cwd,
+            address=address,
+            command=True,
+        )
+
     def _bound(self, ranks: int) -> list[dict[str, Any]]:
         job, platform = self.job, self._platform
         rule = job.binding(self.configuration)
@@ -231,11 +272,16 @@ class RankLaunch:
 
     def explain_exit(self, rank: int, code: int) -> Failure:
         """Explain an exit without an exception."""
+        if code == GONE and oom_kills() > self._oom_kills_before:
+            code = -9
+        if code == GONE:  # a rank of a command; its launcher knows more
+            return Failure("crash", f"the process of rank {rank} is gone")
         if code == -9 and oom_kills() > self._oom_kills_before:
             message = f"the kernel killed rank {rank}: the host ran out of memory"
             return Failure(shown_by("no memory"), message)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return Failure("crash", f"rank {rank} {how}")
+        which = "the command" if self.job.as_it_stands else f"rank {rank}"
+        return Failure("crash", f"{which} {how}")
 
     def log_tail(self) -> str:
         """Return the last lines of a rank's log, of one with an error if there is one."""
@@ -246,6 +292,12 @@ class RankLaunch:
                 lines = file.read().decode(errors="replace").splitlines()
             tails.append("\n".join(lines[-LOG_TAIL_LINES:]))
         return most_telling(tails)
+
+
+def _own_environment() -> dict[str, str]:
+    # Return the user's environment for a command, without what an agent in Ray's worker adds.
+    added = re.compile(r"RAY_\w+|JOULEFRONT_\w+")
+    return {n: text for n, text in without_secrets(os.environ).items() if not added.fullmatch(n)}
 
 
 def most_telling(tails: Iterable[str]) -> str:

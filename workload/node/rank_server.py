@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.node.command_group import CommandGroup
 from tuner.workload.node.ops import BUILD_LIMIT_S, TorchBuild, extensions_dir, remove_stale_locks
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rights import refuse_sudo, without_secrets
@@ -59,7 +60,7 @@ PRELOAD_OPTIONAL = (
 
 
 #: The fork server has this long to end its ranks, seconds; it gives up a second earlier itself.
-KILL_LIMIT_S = 5.0
+KILL_LIMIT_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class RankSpec:
     memory: tuple[int, ...] = ()
     policy: int = 0  # of the memory nodes (set_mempolicy(2))
     fresh: bool = False  # in a new interpreter instead of forking one that has imported
+    command: bool = False  # argv is a whole command, in whose environment the hook waits
     options: Mapping[str, Any] = field(default_factory=dict)  # of the hook (`Start.options`)
 
 
@@ -82,8 +84,9 @@ class RankServer:
     """The agent's end of the fork server; InputError if sudo started this process for a user.
 
     Modules `needs`, without which nothing can be trained, and `optional` are imported before the
-    first fork. `platform` is of the devices that ops are compiled for. `fork_unsafe` is the reason
-    why ranks must start in new interpreters; empty if they are forked.
+    first fork; without `imports` none is, and it starts commands alone. `platform` is of the
+    devices that ops are compiled for. `fork_unsafe` is the reason why ranks must start in new
+    interpreters; empty if they are forked.
     """
 
     def __init__(
@@ -94,9 +97,12 @@ class RankServer:
         optional: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         platform: Platform | None = None,
+        imports: bool = True,
     ) -> None:
-        self._python, self._needs, self._platform = python, tuple(needs), platform or Platform()
-        self._optional = (*PRELOAD, *PRELOAD_OPTIONAL, *optional)
+        self.imports = imports
+        self._python, self._platform = python, platform or Platform()
+        self._needs = tuple(needs) if imports else ()
+        self._optional = (*PRELOAD, *PRELOAD_OPTIONAL, *optional) if imports else ()
         refuse_sudo()
         self._env = {**without_secrets(os.environ), **(env or {})}
         # Compiling an op needs ninja, which pip puts beside the interpreter.
@@ -207,6 +213,13 @@ class RankServer:
         answer = self._ask({"op": "spawn", "ranks": [vars(spec) for spec in specs]}, timeout_s=60)
         first = int(specs[0].env["RANK"])  # other nodes hold the ranks before it
         return RankGroup(self, answer["pids"], listener, first_rank=first)
+
+    def spawn_command(self, spec: RankSpec, listener: socket.socket, ranks: int) -> CommandGroup:
+        """Start a command as it stands, in a session of its own; `ranks` is 0 if unknown."""
+        self.start()
+        answer = self._ask({"op": "spawn", "ranks": [vars(spec)]}, timeout_s=60)
+        (pid,) = answer["pids"]
+        return CommandGroup(self, pid, listener, environment=spec.env, ranks=ranks)
 
     def kill(self) -> None:
         """SIGKILL the ranks and all that they started, in whatever group or session it is.

@@ -70,6 +70,7 @@ class LocalRunner(Runner):
                 platform=platform,
                 needs=started.needed_modules,
                 optional=[*_modelling_code(job.model), *started.imported_modules],
+                imports=not started.as_it_stands,
             ),
             meter=meter,
             governor=governor or platform.open_governor(cluster, meter.info),
@@ -97,7 +98,8 @@ class LocalRunner(Runner):
         began, cluster = time.monotonic(), self.node.cluster
         if not self.node.server.alive:
             private_folder(self.node.run_dir)
-            self._say("importing torch, deepspeed and transformers once for all probes")
+            if self.node.server.imports:
+                self._say("importing torch, deepspeed and transformers once for all probes")
             # No refusal: a probe may have fewer ranks than the machine has devices.
             for warning in self._platform.warnings(cluster.devices_per_node):
                 self._say(warning)

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tuner.search_spaces.options import check_options, option
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.keys import recognised, source_of
 from tuner.workload.scripts.launchers import Launcher, read_command
+from tuner.workload.scripts.launchers.kinds import assignments, require_visible_devices
 from tuner.workload.scripts.launchers.secrets import hidden, revealed
+from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.script_facts import LAUNCH, PLACEHOLDER
 
 #: What a command may hold beside the launch knobs. The last three differ from rank to rank.
@@ -36,6 +39,8 @@ _FRAMEWORKS = {
 }
 
 
+#: Placeholder in a line for the shell, in which `${NAME}` is a variable.
+_PLACED = re.compile(rf"(?<!\$){PLACEHOLDER.pattern}")
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.M)
 #: `"RANK" in os.environ`, `os.environ.get("RANK")`, `os.getenv("RANK", -1)`.
 _HAS_RANK = re.compile(
@@ -100,6 +105,9 @@ class Script:
         metavar="FILE",
     )
     knobs: tuple[Knob, ...] = ()
+    observation: Observation | None = field(default=None, repr=False, compare=False)
+    #: Folder that an observed command was typed in; `cwd` is then that of its ranks.
+    typed_in: str = ""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -111,6 +119,8 @@ class Script:
         InputError if there is no script, its launcher cannot be read, or a placeholder is unknown.
         """
         words = self._read[0]
+        if self.observation is not None:
+            return words
         if not words:
             raise InputError('a script needs a command, e.g. --script "train.py --data DIR"')
         if words[0] == "-m":
@@ -120,15 +130,32 @@ class Script:
             raise InputError("shell scripts are not read: give the python or torchrun line in it")
         elif not (self.cwd / words[0]).is_file():
             raise InputError(f"there is no script {words[0]!r} in {self.cwd}")
-        declared = [knob.name for knob in self.knobs]
-        for word in words:
-            for name, value in PLACEHOLDER.findall(word):
-                if name not in (*LAUNCH, *_EXTRA, *declared):
-                    hint = f"or any name whose values are declared, --knob '{name}=VALUE,VALUE'"
-                    raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA, *declared, hint))
-                if value and name in LAUNCH:
-                    KNOBS[name].check(int(value) if value.isdigit() else value)
+        self._check_placeholders(" ".join(words))
         return words
+
+    def _check_placeholders(self, text: str, *, shell: bool = False) -> None:
+        # In a line for the shell, braces around an unknown name are the shell's, or awk's.
+        declared = [knob.name for knob in self.knobs]
+        for name, value in _PLACED.findall(text):
+            if name not in (*LAUNCH, *_EXTRA, *declared):
+                if shell and not value:
+                    continue
+                hint = f"or any name whose values are declared, --knob '{name}=VALUE,VALUE'"
+                raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA, *declared, hint))
+            if value and name in LAUNCH:
+                KNOBS[name].check(int(value) if value.isdigit() else value)
+
+    def require_startable(self) -> None:
+        """Raise InputError for a command that cannot be started as it stands."""
+        if not self._kept[0]:
+            raise InputError('a script needs a command, e.g. --script "python train.py --data DIR"')
+        self._check_placeholders(self.line, shell=self._for_shell)
+        require_visible_devices(assignments(self._kept[0])[0])
+
+    def observed(self, observation: Observation) -> Script:
+        """Return this script as its ranks were seen to start."""
+        folder = str(Path(self.cwd).resolve())
+        return replace(self, observation=observation, typed_in=folder, cwd=Path(observation.folder))
 
     def stating(self, words: Sequence[str]) -> Script:
         """Return this script with NAME=VALUE as today's value of the bare placeholder {NAME}."""
@@ -165,26 +192,92 @@ class Script:
             words = shlex.split(self.command)
         except ValueError as error:
             raise InputError(f"the script's command cannot be read: {error}") from error
+        if self._for_shell:  # of which only what looks like a secret is not kept
+            return words, hidden(["", *self._parts])[1]
         return hidden(words, {knob.target[1] for knob in self.knobs if knob.target[0] == "env"})
 
     @cached_property
+    def _parts(self) -> list[str]:
+        parts = shlex.shlex(self.command, posix=True, punctuation_chars=True)
+        parts.whitespace_split = True
+        return [*parts]
+
+    @property
+    def _for_shell(self) -> bool:
+        # Pipes, redirections and several commands are the shell's to read.
+        return self._parts != shlex.split(self.command)
+
+    @cached_property
     def _read(self) -> tuple[tuple[str, ...], Launcher | None]:
+        if self.observation is not None:
+            return self._observed[:2]
         return read_command(self._kept[0], Path(self.cwd))
+
+    @cached_property
+    def _observed(self) -> tuple[tuple[str, ...], Launcher | None, dict[str, str]]:
+        assert self.observation is not None
+        launcher, secrets = self.observation.launcher(self.read_launcher)
+        words, hidden_values = hidden(self.observation.placed(self.line, self.filled))
+        return tuple(words), launcher, {**secrets, **hidden_values}
 
     @property
     def shown(self) -> str:
         """The command without the values of its secrets; InputError if it cannot be read."""
-        return shlex.join(self._kept[0])
+        return self.line if self._for_shell else shlex.join(self._kept[0])
 
     @property
     def secrets(self) -> Mapping[str, str]:
         """The values that are not kept, by the variables that stand for them."""
-        return self._kept[1]
+        observed = self._observed[2] if self.observation is not None else {}
+        return {**self._kept[1], **observed}
+
+    @property
+    def line(self) -> str:
+        """The command as a line for the shell, in which `{env:NAME}` stands for each secret."""
+        line = self.command
+        for name, value in self._kept[1].items():
+            line = line.replace(value, f"{{env:{name}}}")
+        return line
+
+    @cached_property
+    def filled(self) -> str:
+        """The line with today's values in place of its placeholders, each of which has one."""
+        return _PLACED.sub(lambda found: self._today_of(found) or found[0], self.line)
+
+    def _today_of(self, found: re.Match[str]) -> str:
+        stated = {k.name: str(k.native(k.baseline)) for k in self.knobs if k.baseline is not None}
+        return found[2] or stated.get(found[1], "")
+
+    @property
+    def observable(self) -> bool:
+        """True if the command can be started as it stands: each placeholder says today's value.
+
+        A command that names a rank is made for the start of single ranks.
+        """
+        known = {*LAUNCH, *_EXTRA, *(knob.name for knob in self.knobs)}
+        found = [each for each in _PLACED.finditer(self.line) if each[1] in known]
+        ranks = {"rank", "local_rank", "world_size"}
+        return all(self._today_of(each) and each[1] not in ranks for each in found)
 
     @property
     def name(self) -> str:
-        """The name of the script's file or module."""
+        """The name of the script's file or module; before it is observed, of a word like one."""
+        if self.observation is not None and self.words[:1] in ((), ("-",), ("-c",)):
+            return replace(self, observation=None).name
+        if self.observation is None and self.observable:
+            words = self._kept[0]
+            modules = [after for word, after in pairwise(words) if word == "-m"]
+            files = [word for word in words if word.endswith(".py")]
+            return Path((files or modules or words or ["command"])[0]).stem
         return self.words[1] if self.words[0] == "-m" else Path(self.words[0]).stem
+
+    @property
+    def read_launcher(self) -> Launcher | None:
+        """The launcher that the parser finds in front of the script; None if it finds none."""
+        try:
+            return replace(self, observation=None, cwd=Path(self.typed_in or self.cwd)).launcher
+        except InputError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -197,10 +290,12 @@ class Start:
             script passes; null takes a key away), `owned` (what its framework is told of batches),
             `activation_checkpointing` (set on the model), `micro_batch` (which an engine's batches
             must hold), `counts` (the first steps are counted), `quiet` (no checkpoint is written),
-            `bare` (it is started as if without a launcher), `inspect` and `alter`.
+            `bare` (it is started as if without a launcher), `inspect` and `alter`, and `words` (of
+            a rank below a whole command: as that types them, and as they are to be).
         env: what is added to the environment; `{rank}` and the like as in the words.
         secrets: values that words and env name as `{env:NAME}`; others are the environment's.
         steps: length of a training that the program takes by `--steps`; None if it does not.
+        command: a line for the shell that starts every rank; "" if ranks are started from `words`.
     """
 
     words: tuple[str, ...]
@@ -210,6 +305,7 @@ class Start:
     env: Mapping[str, str]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     steps: int | None = None
+    command: str = ""
 
     def argv(
         self, rank: int, world: int, local_rank: int | None = None, node_rank: int = 0

@@ -31,6 +31,10 @@ from tuner.workload.scripts.proving import proven
 from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
+#: Runs one probe of a job.
+RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
+Say = Callable[[str], None]
+
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
 #: Facts of the hook that are fields of `ScriptFacts`, by the same name.
@@ -43,11 +47,11 @@ _SEEN = (
 def inspect_script(
     script: Script,
     blank: ScriptJob,
-    run: Callable[[ScriptJob, ProbeRequest], ProbeRecord],
+    run: RunProbe,
     *,
     cluster: Cluster,
     folder: Path,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = lambda sentence: None,
 ) -> ScriptJob:
     """Start a script once, and return it as a job with the knobs it supports.
 
@@ -55,7 +59,7 @@ def inspect_script(
     kind of failure and the log), or what it trains contradicts what was told. `blank` is of
     `blank_job`.
     """
-    request = _request("inspection", blank.baseline, INSPECTIONS[0])
+    request = look_request("inspection", blank.baseline, INSPECTIONS[0])
     say(f"starting {script.name!r} once, to see how it trains")
     record = run(blank, request)
     failure = record.failure
@@ -63,38 +67,65 @@ def inspect_script(
         record = run(blank, replace(request, purpose=INSPECTIONS[1]))
         if record.ok:
             say(f"in other micro-batches it does not start: {failure.message}")
-    if record.failure is not None:
-        raise InputError(
-            f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
-            f"{_last_words(record.failure)}; its log is {folder / 'probes/inspection/rank0.log'}"
-        )
-    how = f" ({record.meter.mark})" if record.meter.mark else ""
-    say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
+    require_steps(script, record, folder)
+    say_cost(record, say)
     facts = record.environment["facts"]
-    job = _job_of(script, blank, facts)
-    job = replace(job, frame=replace(job.frame, first_step_s=record.environment["first_step_s"]))
-    looks = 1
-
-    def look(other: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
-        nonlocal looks
-        looks += 1
-        words = other.start(configuration, folder / f"probes/inspection{looks}").words
-        ranks = configuration.world_size
-        say(
-            f"starting {shlex.join(words)!r} on {ranks} rank{'s' * (ranks != 1)}, to see what its "
-            "arguments do"
-        )
-        again = run(other, _request(f"inspection{looks}", configuration, INSPECTIONS[1]))
-        if again.failure is None:
-            facts: Mapping[str, Any] = again.environment["facts"]
-            return facts
-        alone = again.failure.kind == "alone"
-        return "it makes no process group of all ranks" if alone else again.failure.message
-
+    job = job_of_facts(script, blank, facts, record.environment["first_step_s"])
+    look = Look(run, folder, say)
     return proven(job, facts, look, devices=cluster.devices_per_node)
 
 
-def _request(name: str, configuration: Configuration, purpose: str) -> ProbeRequest:
+class Look:
+    """Further launches of a script, each of which shows the facts of its first steps.
+
+    Attributes:
+        trained: True once one of them has trained.
+    """
+
+    def __init__(self, run: RunProbe, folder: Path, say: Say) -> None:
+        self._run, self._folder, self._say = run, folder, say
+        self._looks, self.trained = 1, False
+
+    def __call__(
+        self, job: ScriptJob, configuration: Configuration, *, alter: bool = False
+    ) -> Mapping[str, Any] | str:
+        """Return the facts of a launch, or why it did not train, a phrase."""
+        self._looks += 1
+        start = job.start(configuration, self._folder / f"probes/inspection{self._looks}")
+        ranks = configuration.world_size
+        self._say(
+            f"starting {start.command or shlex.join(start.words)!r} on {ranks} "
+            f"rank{'s' * (ranks != 1)}, to see what its arguments do"
+        )
+        purpose = INSPECTIONS[0 if alter else 1]
+        record = self._run(job, look_request(f"inspection{self._looks}", configuration, purpose))
+        if record.failure is None:
+            self.trained = True
+            facts: Mapping[str, Any] = record.environment["facts"]
+            return facts
+        alone = record.failure.kind == "alone"
+        return "it makes no process group of all ranks" if alone else record.failure.message
+
+
+def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
+    """Raise InputError if an inspection failed, with the last words of its log."""
+    if record.failure is None:
+        return
+    log = folder / "probes" / record.request.probe_id / "rank0.log"
+    raise InputError(
+        f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
+        f"{_last_words(record.failure)}; its log is {log}"
+    )
+
+
+def say_cost(record: ProbeRecord, say: Say) -> None:
+    """Say what an inspection took."""
+    how = f" ({record.meter.mark})" if record.meter.mark else ""
+    say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
+
+
+def look_request(name: str, configuration: Configuration, purpose: str) -> ProbeRequest:
+    """Return the request of a launch that ends after the first steps."""
     return ProbeRequest(
         name,
         configuration.launch,
@@ -142,6 +173,8 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         launcher=launcher_on(script, cluster),
         driver=script.framework_of_command,
         secrets=script.secrets,
+        line=script.line if script.observation is not None else "",
+        folder=script.typed_in if script.observation is not None else "",
     )
     driven = blank.driven
     if driven is not None:
@@ -233,7 +266,13 @@ def launcher_on(script: Script, cluster: Cluster) -> Launcher | None:
     return replace(launcher, env=env)
 
 
-def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> ScriptJob:
+def job_of_facts(
+    script: Script, blank: ScriptJob, facts: Mapping[str, Any], first_step_s: float
+) -> ScriptJob:
+    """Return the job of which one launch has shown the facts.
+
+    InputError if they contradict what the user says.
+    """
     seen = seen_today(script, blank, facts)
     assumed = [*(script.launcher.notes if script.launcher else ()), *seen.notes]
     engine, batch = "micro_batch" in facts, facts.get("batch") or []
@@ -249,6 +288,7 @@ def _job_of(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Scrip
         sources={**seen.frame.sources, **({"steps": by} if by else {})},
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
+        first_step_s=first_step_s,
         **found,
     )
     length = blank.sequence_length or (batch[1] if facts.get("tokens") and len(batch) == 2 else 0)

@@ -124,6 +124,20 @@ def _arguments(today: _Today) -> dict[str, Argument]:
     return found
 
 
+def difference(job: ScriptJob, facts: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+    """Return how a launch trained otherwise than another one with the same words, or ""."""
+    counted, seen = batches_seen(facts), batches_seen(again)
+    if (counted.micro_batch, counted.accumulation) != (seen.micro_batch, seen.accumulation):
+        return (
+            f"train {seen.micro_batch} samples x {seen.accumulation} backward passes and not "
+            f"{counted.micro_batch} x {counted.accumulation}"
+        )
+    if not _losses(facts) or not _losses(again):
+        return ""
+    why = _differs(_Today(job, facts), again, seen, same_samples=True)
+    return f"train something else: {why}" if why else ""
+
+
 @dataclass(frozen=True)
 class _Both:
     """A launch on other ranks in which both parts of the batch differ from today's.
@@ -175,6 +189,8 @@ def _at_once(
 
 
 def _other_ranks(job: ScriptJob, devices: int) -> int:
+    if job.as_it_stands:
+        return 0
     ranks = job.baseline.data_parallel
     if job.baseline.world_size != ranks:
         return 0

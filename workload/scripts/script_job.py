@@ -81,7 +81,9 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         A probe leaves loggers and checkpoints out, and checks the batches' size. InvalidValue if
         micro-batch x replicas does not divide the global batch; OSError if it cannot write.
         """
-        env = {**(self.launcher.env if self.launcher else {}), **(_QUIET_ENV if probe else {})}
+        # A command that is started as it stands sets its own variables.
+        env = dict(self.launcher.env) if self.launcher and not self.whole else {}
+        env |= _QUIET_ENV if probe else {}
         sets_micro_batch = BATCH_SPLIT.sets_micro_batch(self)
         known = sets_micro_batch or bool(self.frame.micro_batch)
         draft = Draft(
@@ -93,6 +95,8 @@ class ScriptJob(ScriptTraining, LaunchableJob):
             checks_batch=sets_micro_batch and self.frame.measured,
             words=list(self.words),
             env=env,
+            command=self.line if self.whole else "",
+            typed=self.frame.given or self.words,
         )
         draft.options["quiet"] = probe
         if self.bare and configuration.world_size == 1:
@@ -100,7 +104,11 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         for route in ROUTES:
             route.apply(self, configuration, draft)
         words, options = tuple(draft.words), draft.options
-        return Start(words, self.cwd, options, draft.config, draft.env, self.secrets)
+        if self.whole and words != draft.typed:
+            options["words"] = {"typed": draft.typed, "set": words}
+        cwd = self.folder or self.cwd if self.whole else self.cwd
+        start = Start(words, cwd, options, draft.config, draft.env, self.secrets)
+        return replace(start, command=draft.command)
 
     def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
         """Return the start of a look at the script: under the hook, until its first steps.
@@ -123,7 +131,12 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     def bare(self) -> bool:
         """True if one process of the script is started without a rank, as its command does."""
         launched = self.launcher is not None and bool(self.launcher.words)
-        return not launched and asks_for_a_rank(self.words, self.cwd)
+        return not launched and not self.whole and asks_for_a_rank(self.words, self.cwd)
+
+    @property
+    def as_it_stands(self) -> bool:
+        """True if each probe starts the user's whole command."""
+        return self.whole
 
     @property
     def needs_hook(self) -> bool:
@@ -205,7 +218,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     @property
     def imported_modules(self) -> tuple[str, ...]:
         """The frameworks that the script imports, worth importing once for all ranks."""
-        return imported_frameworks(self.words, self.cwd)
+        return () if self.whole else imported_frameworks(self.words, self.cwd)
 
     def narrowed(self, space: SearchSpace) -> SearchSpace:
         """Return the space with knobs that cannot be set fixed at present values."""
@@ -259,6 +272,16 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         """Return this job with the words that its launcher is given, and without the launcher."""
         assert self.launcher is not None
         return replace(self, words=self.launcher.script, launcher=None)
+
+    def observed_again(self, script: Script) -> ScriptJob | None:
+        """Return this job for the same command, or None if another one must be observed."""
+        folder = str(Path(script.cwd).resolve())
+        if (self.line, self.folder) != (script.line, folder):
+            return None
+        declared = self.declares(script.knobs)
+        if _ways(declared) != _ways(self):
+            return None
+        return replace(declared, steps=script.steps or self.steps, secrets=script.secrets)
 
     def inspected_again(
         self, script: Script, ranks: int, launcher: Launcher | None

@@ -31,6 +31,10 @@ class ScriptTraining(TrainingJob):
     Attributes:
         devices: ranks that it starts on today.
         assumed: what was not told and is taken, one sentence each.
+        line: the whole command, as typed for the shell; "" if it was not observed.
+        folder: that the line was typed in; "" if it is `cwd`.
+        whole: each probe starts the line as it stands, and its ranks report by themselves;
+            otherwise ranks are started one by one from `words`.
         secrets: values that words and launcher name as `{env:NAME}`; they are not written down.
     """
 
@@ -41,6 +45,9 @@ class ScriptTraining(TrainingJob):
     assumed: tuple[str, ...] = ()
     launcher: Launcher | None = None
     driver: Bound | None = None
+    line: str = ""
+    folder: str = ""
+    whole: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +145,9 @@ class ScriptTraining(TrainingJob):
     @property
     def taken(self) -> tuple[str, ...]:
         """The variables whose values are not written down, but needed where ranks start."""
-        return names_taken([*self.words, *(self.launcher.env.values() if self.launcher else ())])
+        return names_taken(
+            [*self.words, self.line, *(self.launcher.env.values() if self.launcher else ())]
+        )
 
     @property
     def compiled(self) -> bool:

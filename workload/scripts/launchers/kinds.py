@@ -341,17 +341,22 @@ def without_python(words: Sequence[str]) -> tuple[str, ...]:
 def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:
     """Return the words that each rank runs, without the interpreter, and the launcher if any."""
     assigned, rest = assignments(words)
-    if "CUDA_VISIBLE_DEVICES" in assigned:
-        raise InputError(
-            "CUDA_VISIBLE_DEVICES goes before tuner, whose meter must see the same GPUs: "
-            f"CUDA_VISIBLE_DEVICES={assigned['CUDA_VISIBLE_DEVICES']} tuner ..."
-        )
+    require_visible_devices(assigned)
     script, launcher = read_words(rest, cwd, {**os.environ, **assigned})
     if launcher is None:
         if not assigned:
             return script, None
         launcher = Launcher("", (), script)
     return script, replace(launcher, env={**assigned, **launcher.env}, assigned=assigned)
+
+
+def require_visible_devices(variables: Mapping[str, str]) -> None:
+    """Raise InputError if the variables of a command hide GPUs that the meter would count."""
+    if (visible := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
+        raise InputError(
+            "CUDA_VISIBLE_DEVICES goes before tuner, whose meter must see the same GPUs: "
+            f"CUDA_VISIBLE_DEVICES={visible} tuner ..."
+        )
 
 
 def kind_of(launcher: Launcher) -> Kind | None:

@@ -48,6 +48,8 @@ class Draft:
         offers: support of each launch knob by the first route that has it.
         splits_batch: the micro-batch can be set, or is known, and the accumulation follows it.
         checks_batch: the ranks compare the size of their first batch with the configuration.
+        command: the whole command, if it is started as it stands; else "".
+        typed: words of a rank as that command starts them.
         options: those of the hook.
         config: the whole DeepSpeed configuration; empty without DeepSpeed.
     """
@@ -60,6 +62,8 @@ class Draft:
     checks_batch: bool
     words: list[str]
     env: dict[str, str]
+    command: str = ""
+    typed: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
 

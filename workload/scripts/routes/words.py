@@ -45,6 +45,8 @@ class Placeholders(Route):
         values |= {"deepspeed_config": str(draft.config_file)}
         values |= text_values(configuration, job.knobs)
         draft.use_words([filled(word, values) for word in draft.words])
+        draft.command = filled(draft.command, values)
+        draft.typed = tuple(filled(word, values) for word in draft.typed)
 
     def _batch(self, job: ScriptTraining, configuration: Configuration) -> dict[str, str]:
         # An argument may carry more than its part of the batch.

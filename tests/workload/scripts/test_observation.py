@@ -1,0 +1,125 @@
+"""What the ranks of an observed command say of how it starts them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.observation import Observation, program_words
+
+
+@pytest.mark.parametrize(
+    ("options", "rest"),
+    [
+        ([], ["train.py", "--lr", "1"]),
+        (["-u", "-W", "ignore"], ["train.py"]),
+        (["-Wignore", "-X", "dev", "-OO"], ["train.py", "-m", "x"]),
+        (["-bb", "-Ximporttime"], ["-m", "pkg.train", "a"]),
+        (["--check-hash-based-pycs", "always"], ["train.py"]),
+    ],
+)
+def test_the_interpreters_own_options_are_no_words_of_a_rank(
+    options: list[str], rest: list[str]
+) -> None:
+    assert program_words(["python3", *options, *rest]) == tuple(rest)
+
+
+def test_options_that_are_written_together_with_a_module_are_read_apart() -> None:
+    assert program_words(["python", "-um", "pkg", "-m"]) == ("-m", "pkg", "-m")
+    assert program_words(["python", "-mpkg", "a"]) == ("-m", "pkg", "a")
+    assert program_words(["python"]) == ()
+
+
+def process(words: list[str], folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "words": ["python", *words],
+        "cwd": str(folder),
+        "prefix": sys.prefix,
+        "variables": {},
+        "threads": 1,
+        "cores": 2,
+        **more,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def test_numbered_ranks_of_a_launcher_share_their_words(folder: Path) -> None:
+    ranks = [
+        process(
+            ["-u", "train.py", f"--local_rank={rank}", "--bs", "4"],
+            folder,
+            variables={"RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_ALGO": "Ring"},
+        )
+        for rank in range(2)
+    ]
+    seen = Observation.of(ranks)
+    assert seen.words == ("train.py", "--local_rank={local_rank}", "--bs", "4")
+    assert (seen.ranks, seen.why_as_it_stands) == (2, "")
+    assert seen.variables == {"NCCL_ALGO": "Ring"}  # ranks are numbered by the agent
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        ([["-c", "from multiprocessing.spawn import spawn_main"]] * 2, "multiprocessing"),
+        ([["/site-packages/ray/_private/workers/default_worker.py", "--x"]], "Ray"),
+        ([["-c", "import train; train.main()"]], "in no file"),
+        ([["-"]], "in no file"),
+        ([["gone.py"]], "there is no script gone.py"),
+        ([["train.py"], ["train.py"]], "itself"),  # no RANK: by Lightning, or a fork
+    ],
+)
+def test_ranks_that_cannot_be_started_alone_have_a_reason(
+    folder: Path, ranks: list[list[str]], why: str
+) -> None:
+    seen = Observation.of([process(words, folder) for words in ranks])
+    assert why in seen.why_as_it_stands
+
+
+def test_ranks_with_other_arguments_or_another_python_are_not_started_alone(folder: Path) -> None:
+    numbered = [{"variables": {"RANK": str(rank)}} for rank in range(2)]
+    different = [process(["train.py", f"--id={n}"], folder, **numbered[n]) for n in range(2)]
+    assert "different arguments" in Observation.of(different).why_as_it_stands
+    other = process(["train.py"], folder, prefix="/opt/env")
+    assert "/opt/env" in Observation.of([other]).why_as_it_stands
+
+
+def test_placeholders_return_to_the_words_that_they_typed(folder: Path) -> None:
+    command = "nice -n 4 python train.py --batch {micro_batch=4} --seed 4 > log.4 2>&1"
+    script = Script(command, cwd=folder)
+    words = ["train.py", "--batch", "4", "--seed", "4"]
+    observed = script.observed(Observation.of([process(words, folder)]))
+    assert script.filled == "nice -n 4 python train.py --batch 4 --seed 4 > log.4 2>&1"
+    assert observed.words == ("train.py", "--batch", "{micro_batch=4}", "--seed", "4")
+
+
+def test_braces_of_the_shell_are_no_placeholders(folder: Path) -> None:
+    command = "N=4; for i in {1..2}; do echo ${N} | awk '{print}'; done; python train.py"
+    script = Script(command, cwd=folder)
+    script.require_startable()
+    assert script.observable
+    assert script.filled == command
+
+
+def test_a_command_that_names_a_rank_is_not_started_as_it_stands(folder: Path) -> None:
+    assert not Script("python train.py --rank {rank}", cwd=folder).observable
+    assert not Script("python train.py --bs {micro_batch}", cwd=folder).observable
+
+
+def test_a_secret_that_the_command_sets_for_its_ranks_is_kept_by_name(folder: Path) -> None:
+    variables = {"HF_TOKEN": "hf_abcdefghijklmnopqrst", "NCCL_DEBUG": "INFO"}
+    script = Script("python train.py", cwd=folder).observed(
+        Observation.of([process(["train.py"], folder, variables=variables)])
+    )
+    assert script.launcher is not None
+    assert script.launcher.env == {"HF_TOKEN": "{env:HF_TOKEN}", "NCCL_DEBUG": "INFO"}
+    assert script.secrets["HF_TOKEN"] == "hf_abcdefghijklmnopqrst"

@@ -1,0 +1,147 @@
+"""Commands that are started once exactly as they stand: what is seen, and what is said."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tuner.search_spaces.errors import InputError
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.runner import LocalRunner
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.observing import Seen, observe_script, observed_job
+
+CLUSTER = replace(detect_cluster(), devices_per_node=2)
+pytestmark = pytest.mark.real
+
+TRAIN = """
+import argparse, os, torch
+p = argparse.ArgumentParser()
+p.add_argument("--bs", type=int, default=16)
+a = p.parse_args()
+if "WORLD_SIZE" in os.environ:
+    torch.distributed.init_process_group("gloo")
+m = torch.nn.Linear(64, 64)
+o = torch.optim.SGD(m.parameters(), 1e-3)
+for i in range(100000):
+    m(torch.randn(a.bs, 64)).square().mean().backward()
+    o.step()
+    o.zero_grad()
+"""
+SPAWN = """
+import os, sys, torch
+def work(rank, n):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=n)
+    m = torch.nn.Linear(64, 64)
+    o = torch.optim.SGD(m.parameters(), 1e-3)
+    for i in range(100000):
+        m(torch.randn(8, 64)).sum().backward()
+        o.step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, (2,), nprocs=2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def observe(folder: Path, command: str, program: str = TRAIN) -> Seen:
+    (folder / "train.py").write_text(dedent(program))
+    script = Script(command, cwd=folder)
+    script.require_startable()
+    runs = folder / "run"
+    with closing(LocalRunner(observed_job(script), CLUSTER, run_dir=runs)) as runner:
+        return observe_script(script, runner.run_of, folder=runs, say=lambda sentence: None)
+
+
+def test_a_line_for_the_shell_shows_the_rank_below_it(tmp_path: Path) -> None:
+    seen = observe(
+        tmp_path,
+        "N=8; export OMP_NUM_THREADS=1 TAG=b; nohup nice -n 3 python -W ignore train.py "
+        "--bs $N > log 2>&1 | tee copy",
+    )
+    observation = seen.script.observation
+    assert observation is not None
+    assert observation.words == ("train.py", "--bs", "8")
+    assert (observation.ranks, observation.threads, observation.why_as_it_stands) == (1, 1, "")
+    assert observation.variables == {"OMP_NUM_THREADS": "1", "TAG": "b"}
+    assert seen.facts["batch"][0] == 8
+    assert (tmp_path / "log").exists()
+
+
+def test_a_launcher_in_a_shell_script_in_another_folder_shows_its_ranks(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(
+        "cd below\ncat > notes <<X\nprepared\nX\npython -c 'print(1)'\n"
+        'torchrun --standalone --nproc_per_node 2 ../train.py --bs 4 "$@"\n'
+    )
+    (tmp_path / "below").mkdir()
+    seen = observe(tmp_path, "bash job.sh --bs 2")
+    observation = seen.script.observation
+    assert observation is not None
+    assert observation.words == ("../train.py", "--bs", "4", "--bs", "2")
+    assert (observation.ranks, observation.why_as_it_stands) == (2, "")
+    assert observation.folder == str(tmp_path / "below")
+
+
+@pytest.mark.slow
+def test_ranks_that_a_script_starts_itself_are_seen(tmp_path: Path) -> None:
+    seen = observe(tmp_path, "python train.py 29671", SPAWN)
+    observation = seen.script.observation
+    assert observation is not None
+    assert observation.ranks == 2
+    assert "multiprocessing" in observation.why_as_it_stands
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "words"),
+    [
+        (
+            "python train.py",
+            "import nothing_of_that_name",
+            "No module named 'nothing_of_that_name'",
+        ),
+        ("python gone.py", TRAIN, "can't open file"),
+        ("no-such-launcher train.py", TRAIN, "no-such-launcher: command not found"),
+        ("echo trained", TRAIN, "without an optimizer step"),
+        ("python train.py", "input('go on? ')", "EOF when reading a line"),
+        ("python train.py --bs x", TRAIN, "invalid int value"),
+        ("python -c 'import os; os.kill(os.getpid(), 9)'", TRAIN, "killed by signal 9"),
+    ],
+)
+def test_a_command_that_does_not_train_is_told_at_once(
+    tmp_path: Path, command: str, program: str, words: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(InputError) as error:
+        observe(tmp_path, command, program)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - began < 30
+
+
+def test_processes_that_train_side_by_side_are_no_job(tmp_path: Path) -> None:
+    alone = TRAIN.replace('"WORLD_SIZE" in os.environ', "False")
+    with pytest.raises(InputError, match="make no process group"):
+        observe(tmp_path, "python train.py & python train.py; wait", alone)
+
+
+def test_nothing_of_a_command_is_left_running(tmp_path: Path) -> None:
+    observe(tmp_path, "setsid sleep 300.25 & (setsid nohup sleep 300.25 &); python train.py")
+    left = [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"300.25" in (path.read_bytes() if path.exists() else b"")
+    ]
+    assert not left

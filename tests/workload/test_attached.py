@@ -1,0 +1,86 @@
+"""The hook's entry into Python processes below a command that is started as it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.workload import hook
+
+ENTRY = Path(hook.__file__).parent / "entry"
+SHOW = "import json, sys; print(json.dumps(sys.argv[1:]))"
+
+
+def run(folder: Path, words: list[str], order: dict[str, Any] | None, *paths: Path) -> str:
+    file = folder / "attach.json"
+    if order is not None:
+        file.write_text(json.dumps(order))
+    env = {
+        **os.environ,
+        hook.ATTACH: str(file),
+        "PYTHONPATH": os.pathsep.join(map(str, (ENTRY, *paths))),
+    }
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=True
+    )
+    assert not done.stderr
+    return done.stdout
+
+
+def test_a_program_may_import_the_hook_and_read_its_configuration(tmp_path: Path) -> None:
+    order = {"options": {"configuration": {"micro_batch": 4}}}
+    text = "import joulefront_hook as h; print(h.configuration()['micro_batch'])"
+    assert run(tmp_path, ["-c", text], order) == "4\n"
+
+
+def test_a_sitecustomize_of_the_users_own_runs_too(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.mine = 'own'")
+    text = "import sys; print(sys.mine, 'joulefront_hook' in sys.modules)"
+    assert run(tmp_path, ["-c", text], {"options": {}}, own) == "own True\n"
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"options": 3}'])
+def test_a_broken_order_stops_no_program(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "attach.json").write_text(text)
+    assert run(tmp_path, ["-c", "print('trains')"], None) == "trains\n"
+
+
+def words(typed: list[str], changed: list[str]) -> dict[str, Any]:
+    return {"options": {"words": {"typed": typed, "set": changed}}}
+
+
+def test_a_rank_gets_the_changed_arguments(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHOW)
+    order = words(["train.py", "--bs", "4"], ["train.py", "--bs", "8"])
+    assert run(tmp_path, ["-u", "train.py", "--bs", "4"], order) == '["--bs", "8"]\n'
+
+
+def test_a_module_gets_the_changed_arguments(tmp_path: Path) -> None:
+    (tmp_path / "pkg.py").write_text(SHOW)
+    order = words(["-m", "pkg", "-b4"], ["-m", "pkg", "-b8", "--accum=2"])
+    assert run(tmp_path, ["-m", "pkg", "-b4"], order) == '["-b8", "--accum=2"]\n'
+
+
+def test_numbers_of_ranks_stay_their_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHOW)
+    typed = ["train.py", "--local_rank={local_rank}", "--bs=4"]
+    order = words(typed, ["train.py", "--local_rank={local_rank}", "--bs=8"])
+    shown = run(tmp_path, ["train.py", "--local_rank=3", "--bs=4"], order)
+    assert shown == '["--local_rank=3", "--bs=8"]\n'
+
+
+@pytest.mark.parametrize("own", [["other.py", "--bs", "4"], ["train.py", "--bs", "16"]])
+def test_other_programs_of_the_command_keep_their_arguments(tmp_path: Path, own: list[str]) -> None:
+    for name in ("train.py", "other.py"):
+        (tmp_path / name).write_text(SHOW)
+    order = words(["train.py", "--bs", "4"], ["train.py", "--bs", "8"])
+    assert json.loads(run(tmp_path, own, order)) == own[1:]

@@ -1,0 +1,142 @@
+"""The hook in a process of a command that was started as it stands.
+
+`entry/sitecustomize.py` loads it into every Python process below the command. Nothing happens until
+the process has imported torch, and it becomes a rank when it takes an optimizer step: then it
+connects to the agent and sends its rank and world, as torch.distributed has them. An error that
+ends a process is sent, too; the agent looks at it if the command ends without training.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import frames, state
+from .link import Link
+from .program import prepare, prepare_torch
+
+#: Environment variable with the path of the file that says what to do.
+ATTACH = "JOULEFRONT_ATTACH"
+#: Place of a rank's number in its words.
+_OF_RANK = re.compile(r"\{(?:local_)?rank\}")
+#: Errors of a launcher whose rank failed: an effect, whose cause is the rank's.
+_RELAYED = (
+    *("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "RayTaskError"),
+    *("CalledProcessError", "TrainingFailedError", "WorkerGroupError"),
+)
+
+
+class Attachment:
+    """Connection of this process to the agent, which is made when there is something to send."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self._link = address, None  # type: str, Link | None
+        self.environment = dict(os.environ)  # before the program changes it
+        self.folder = os.getcwd()
+
+    def announce(self) -> None:
+        """Send that this process may train: it has imported torch."""
+        with contextlib.suppress(OSError):
+            Link(self._address, None).send(f"imports {os.getpid()} {json.dumps(sys.orig_argv)}")
+
+    def connect(self) -> Link:
+        """Return the link of this process as a rank; the first call says which one it is."""
+        if self._link is None or self._link.owner != os.getpid():  # a fork has its own
+            rank, world = place()
+            self._link = Link(self._address, rank, world)
+            atexit.register(self._end, self._link)
+            if state.options.get("inspect"):
+                state.seen["process"] = self.description(rank, world)
+        return self._link
+
+    def description(self, rank: int, world: int) -> dict[str, Any]:
+        """Return how this process was started."""
+        torch = sys.modules["torch"]
+        return {
+            "rank": rank,
+            "world": world,
+            "words": list(sys.orig_argv),
+            "prefix": sys.prefix,
+            "cwd": self.folder,
+            "environment": self.environment,
+            "threads": torch.get_num_threads(),
+            "cores": len(os.sched_getaffinity(0)),
+        }
+
+    def _end(self, link: Link) -> None:
+        if link.owner == os.getpid():
+            with contextlib.suppress(OSError):
+                link.send("end")
+
+    def report(self, error: BaseException) -> None:
+        """Send an error that ends this process."""
+        with contextlib.suppress(OSError):
+            relayed = type(error).__name__ in _RELAYED
+            if self._link is not None and self._link.owner == os.getpid():
+                self._link.fail(error, effect=relayed)
+            else:
+                Link(self._address, None).fail(error, effect=relayed)
+
+
+def attach(path: str) -> None:
+    """Watch this process as the file at `path` says, from its import of torch on."""
+    with open(path, encoding="utf-8") as file:
+        spec: Mapping[str, Any] = json.load(file)
+    if address := spec.get("address"):
+        state.attachment, state.probed = Attachment(address), True
+    prepare(spec.get("options") or {})
+    frames.WhenImported(("torch",), _torch_imported)
+    if words := (spec.get("options") or {}).get("words"):
+        _change_words(words["typed"], words["set"])
+
+
+def _change_words(typed: Sequence[str], changed: Sequence[str]) -> None:
+    """Give this process other arguments, if it is a rank that was started with the typed words.
+
+    Python has read its own options already, and sys.argv holds the program and its arguments.
+    """
+    own = sys.orig_argv[-len(typed) :] if typed else []
+    if len(own) < len(typed):
+        return
+    numbers: set[str] = set()
+    for mine, word in zip(own, typed, strict=True):
+        pattern = r"(\d+)".join(map(re.escape, _OF_RANK.split(word)))
+        found = re.fullmatch(pattern, mine)
+        if found is None:
+            return
+        numbers.update(found.groups())
+    number = next(iter(numbers), "")
+    first = 2 if changed[0] == "-m" else 1
+    sys.argv[1:] = [_OF_RANK.sub(number, word) for word in changed[first:]]
+
+
+def _torch_imported(_: str, torch: Any) -> None:
+    # What cannot be observed is no reason to stop a program.
+    with contextlib.suppress(Exception):
+        prepare_torch(torch)
+    attachment = state.attachment
+    if attachment is None:
+        return
+    attachment.announce()
+    plain = sys.excepthook
+
+    def excepthook(kind: Any, error: Any, trace: Any) -> None:
+        attachment.report(error)
+        plain(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
+def place() -> tuple[int, int]:
+    """Return rank and world of this process: torch.distributed's, Horovod's, or one alone."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        return horovod.rank(), horovod.size()
+    return 0, 1

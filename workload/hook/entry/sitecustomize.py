@@ -1,0 +1,39 @@
+"""Entry of the hook into the Python processes of a command that is started as it stands.
+
+Python imports this module when it starts, because its folder stands first on PYTHONPATH. A
+`sitecustomize` of the user's own, which it hides, is run as well. Python leaves it out with the
+options -S, -E and -I.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def _attach(path: str) -> None:
+    spec = importlib.util.spec_from_file_location(
+        "_joulefront_main", os.path.join(os.path.dirname(_FOLDER), "__main__.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    main = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(main)
+    main.load().attach(path)
+
+
+def _run_own() -> None:
+    others = [path for path in sys.path if os.path.abspath(path or ".") != _FOLDER]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if path := os.environ.get("JOULEFRONT_ATTACH"):
+    try:
+        _attach(path)
+    except Exception:  # a program that cannot be observed runs all the same
+        sys.modules.pop("joulefront_hook", None)
+_run_own()

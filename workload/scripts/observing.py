@@ -1,0 +1,131 @@
+"""Observation of a user's command: it is started once exactly as it stands, before any search.
+
+What its ranks report becomes the job. Its ranks are started one by one from then on, if they then
+train what was observed; else each probe starts the whole command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.workload.probe import INSPECTIONS
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import (
+    Look,
+    RunProbe,
+    Say,
+    blank_job,
+    job_of_facts,
+    look_request,
+    require_steps,
+    say_cost,
+)
+from tuner.workload.scripts.observation import Observation
+from tuner.workload.scripts.proving import difference, proven
+from tuner.workload.scripts.script_job import ScriptJob
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the observed launch of a command has shown.
+
+    Attributes:
+        script: the command with its observation.
+        facts: of the hook, as after a launch of single ranks.
+    """
+
+    script: Script
+    facts: Mapping[str, Any]
+    first_step_s: float
+
+    @property
+    def why_as_it_stands(self) -> str:
+        """Why its ranks cannot be started one by one, a phrase; "" if they may be."""
+        assert self.script.observation is not None
+        return self.script.observation.why_as_it_stands
+
+
+def observed_job(script: Script) -> ScriptJob:
+    """Return the job of a command that nobody has looked at, started as it stands."""
+    return ScriptJob(
+        name=script.name,
+        model={},
+        sequence_length=0,
+        global_batch=0,
+        steps=script.steps,
+        precision="fp32",
+        cwd=str(Path(script.cwd).resolve()),
+        line=script.filled,
+        whole=True,
+        secrets=script.secrets,
+    )
+
+
+def observe_script(script: Script, run: RunProbe, *, folder: Path, say: Say) -> Seen:
+    """Start a command once as it stands, and return what its ranks report.
+
+    InputError if it fails before its first steps, with the last words of its log.
+    """
+    job = observed_job(script)
+    say(f"starting your command once, as it stands, to see how {script.name!r} trains")
+    record = run(job, look_request("inspection", job.baseline, INSPECTIONS[1]))
+    require_steps(script, record, folder)
+    say_cost(record, say)
+    facts = record.environment["facts"]
+    observation = Observation.of(facts["processes"])
+    seen = script.observed(observation)
+    return Seen(seen, facts, record.environment["first_step_s"])
+
+
+def inspect_observed(
+    seen: Seen, run: RunProbe, *, cluster: Cluster, folder: Path, say: Say
+) -> ScriptJob:
+    """Return an observed command as a job with the knobs it supports.
+
+    Its ranks are started one by one from what they reported if they then train what was observed;
+    else each probe starts the whole command.
+    """
+    script = seen.script
+    blank, why = blank_job(script, cluster), seen.why_as_it_stands
+    look = Look(run, folder, say)
+    if not why:
+        job = _of_ranks(seen, blank, look, cluster=cluster)
+        if isinstance(job, ScriptJob):
+            return job
+        why = f"started one by one, its ranks {job}"
+    say(f"each probe starts your command as it stands: {why}")
+    whole = replace(blank, whole=True)
+    job = job_of_facts(script, whole, seen.facts, seen.first_step_s)
+    job = replace(job, frame=replace(job.frame, ranks_stay=why))
+    return proven(job, seen.facts, look, devices=cluster.devices_per_node)
+
+
+def _of_ranks(seen: Seen, blank: ScriptJob, look: Look, *, cluster: Cluster) -> ScriptJob | str:
+    """Return the job whose ranks are started one by one, or what they do otherwise, a phrase."""
+    facts, script = seen.facts, seen.script
+    if "micro_batch" in facts:  # whether its batches follow DeepSpeed shows at another split
+        again = look(blank, blank.baseline, alter=True)
+        if isinstance(again, str):
+            again = look(blank, blank.baseline)
+        if isinstance(again, str):
+            return f"do not train ({again})"
+        if again.get("global_batch") != facts.get("global_batch"):
+            return f"train a global batch of {again.get('global_batch')}"
+        job = job_of_facts(script, blank, again, seen.first_step_s)
+        return proven(job, again, look, devices=cluster.devices_per_node)
+    job = proven(
+        job_of_facts(script, blank, facts, seen.first_step_s),
+        facts,
+        look,
+        devices=cluster.devices_per_node,
+    )
+    if look.trained:
+        return job
+    again = look(blank, blank.baseline)
+    if isinstance(again, str):
+        return f"do not train ({again})"
+    return difference(job, facts, again) or job
