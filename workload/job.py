@@ -171,6 +171,11 @@ class LaunchableJob(ABC):
         return ()
 
     @property
+    def imported_packages(self) -> Collection[str] | None:
+        """The packages that are imported once for all ranks; None for all that may be of use."""
+        return None
+
+    @property
     def needs_hook(self) -> bool:
         """True if the program needs the hook outside a probe, too."""
         return False

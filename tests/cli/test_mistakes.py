@@ -48,7 +48,6 @@ PLAN = ["optimize", "opt-350m", "--cluster", "a100-8", *SIMULATED]
 
 #: Of the review: number, command, parts of the sentence that answers it.
 REVIEWED = [
-    (0, ["optimize", "--", "bash", "train.sh"], ["shell scripts are not read: give the python or"]),
     (1, ["optimise"], ["unknown command 'optimise'; did you mean 'optimize'?", " more; see tuner"]),
     (2, ["optimize", "tinygpt"], ["unknown job 'tinygpt'; did you mean 'tiny-gpt'?"]),
     (
@@ -81,11 +80,6 @@ REVIEWED = [
         18,
         ["dev", "probe", "--cluster", "cpu-2", "zero_stage=5"],
         ["zero_stage is 5; it must be one of 0, 1, 2, 3"],
-    ),
-    (
-        19,
-        ["optimize", "--script", "mpirun train.py", "--cluster", "cpu-2"],
-        ["mpirun starts ranks itself", "give the script and its own arguments alone"],
     ),
     (
         20,
@@ -132,6 +126,22 @@ OTHERS = [
     (["dev", "probe", "--time-limit", "5"], ["--time-limit: '5' must be a number with a unit"]),
     (["completion", "bsh"], ["unknown shell 'bsh'; did you mean 'bash'?"]),
 ]
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("bash train.sh", "train.sh: No such file or directory"),
+        ("nosuchrun -n 2 train.py", "nosuchrun: command not found"),
+    ],
+)
+def test_a_command_that_does_not_start_is_answered_in_its_own_words(capsys, command, sentence):
+    code, out, err = run(capsys, "optimize", "--script", command, "--cluster", "cpu-2")
+    assert (code, out) == (2, "")
+    started, line = err.strip().splitlines()
+    assert "starting your command once, as it stands" in started
+    assert sentence in line
+    assert len(line) < 420
 
 
 @pytest.mark.parametrize(

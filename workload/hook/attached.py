@@ -23,6 +23,8 @@ from .program import prepare, prepare_torch
 ATTACH = "JOULEFRONT_ATTACH"
 #: Place of a rank's number in its words.
 _OF_RANK = re.compile(r"\{(?:local_)?rank\}")
+#: Packages that take long to import.
+_HEAVY = {"accelerate", "datasets", "deepspeed", "lightning", "pytorch_lightning", "transformers"}
 #: Errors of a launcher whose rank failed: an effect, whose cause is the rank's.
 _RELAYED = (
     *("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "RayTaskError"),
@@ -65,6 +67,7 @@ class Attachment:
             "environment": self.environment,
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)),
+            "imports": sorted({name.partition(".")[0] for name in [*sys.modules]} & _HEAVY),
         }
 
     def _end(self, link: Link) -> None:

@@ -76,9 +76,6 @@ def _prepare_rank(options: Mapping[str, Any], folder: str = "") -> None:
     if state.probed:
         frames.refuse_spawn()
     prepare_torch(torch)
-    # A plain torch program may live without DeepSpeed.
-    with contextlib.suppress(ModuleNotFoundError):
-        import deepspeed  # noqa: F401
     for name in _OF_RANKS if options.get("bare") else ():
         os.environ.pop(name, None)
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,9 @@ class RankServer:
     """The agent's end of the fork server; InputError if sudo started this process for a user.
 
     Modules `needs`, without which nothing can be trained, and `optional` are imported before the
-    first fork; without `imports` none is, and it starts commands alone. `platform` is of the
-    devices that ops are compiled for. `fork_unsafe` is the reason why ranks must start in new
-    interpreters; empty if they are forked.
+    first fork, if they are of `packages` (None for all): a server that only starts commands needs
+    none. `platform` is of the devices that ops are compiled for. `fork_unsafe` is the reason why
+    ranks must start in new interpreters; empty if they are forked.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class RankServer:
         optional: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         platform: Platform | None = None,
-        imports: bool = True,
+        packages: Collection[str] | None = None,
     ) -> None:
-        self.imports = imports
         self._python, self._platform = python, platform or Platform()
-        self._needs = tuple(needs) if imports else ()
-        self._optional = (*PRELOAD, *PRELOAD_OPTIONAL, *optional) if imports else ()
+        every = (*PRELOAD, *PRELOAD_OPTIONAL, *optional)
+        self._needs = tuple(name for name in needs if _is_of(packages, name))
+        self._optional = tuple(name for name in every if _is_of(packages, name))
         refuse_sudo()
         self._env = {**without_secrets(os.environ), **(env or {})}
         # Compiling an op needs ninja, which pip puts beside the interpreter.
@@ -123,6 +123,11 @@ class RankServer:
         self.ready_s = 0.0
         self.fork_unsafe = ""
         self.torch: TorchBuild | None = None
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """The packages that are imported before the first fork."""
+        return tuple(dict.fromkeys(map(_package, (*self._needs, *self._optional))))
 
     @property
     def pid(self) -> int:
@@ -304,6 +309,14 @@ class RankServer:
             return ""
         self._error_log.seek(0)
         return self._error_log.read().decode(errors="replace")[-2000:].strip()
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_of(packages: Collection[str] | None, module: str) -> bool:
+    return packages is None or _package(module) in packages
 
 
 def _session_of(pid: int) -> int:

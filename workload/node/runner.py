@@ -70,7 +70,7 @@ class LocalRunner(Runner):
                 platform=platform,
                 needs=started.needed_modules,
                 optional=[*_modelling_code(job.model), *started.imported_modules],
-                imports=not started.as_it_stands,
+                packages=started.imported_packages,
             ),
             meter=meter,
             governor=governor or platform.open_governor(cluster, meter.info),
@@ -98,8 +98,8 @@ class LocalRunner(Runner):
         began, cluster = time.monotonic(), self.node.cluster
         if not self.node.server.alive:
             private_folder(self.node.run_dir)
-            if self.node.server.imports:
-                self._say("importing torch, deepspeed and transformers once for all probes")
+            if names := self._main_packages():
+                self._say(f"importing {names} once for all probes")
             # No refusal: a probe may have fewer ranks than the machine has devices.
             for warning in self._platform.warnings(cluster.devices_per_node):
                 self._say(warning)
@@ -115,6 +115,12 @@ class LocalRunner(Runner):
             self._said = why
             self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
         return time.monotonic() - began
+
+    def _main_packages(self) -> str:
+        # The packages that take long to import, for a sentence.
+        main = ("torch", "deepspeed", "transformers", "accelerate", "lightning")
+        names = [name for name in main if name in self.node.server.imported]
+        return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""

@@ -6,8 +6,11 @@ today's value. `Script` is what the user names, `Start` what the ranks of one co
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -66,7 +69,7 @@ def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
 
 
 def _source(words: Sequence[str], cwd: str | Path) -> str:
-    return "" if words[0] == "-m" else source_of(words, Path(cwd))
+    return "" if words[:1] in ((), ("-m",)) else source_of(words, Path(cwd))
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
@@ -149,6 +152,8 @@ class Script:
         """Raise InputError for a command that cannot be started as it stands."""
         if not self._kept[0]:
             raise InputError('a script needs a command, e.g. --script "python train.py --data DIR"')
+        if self._file is not None and not self._file.is_file():
+            raise InputError(f"there is no script {self._kept[0][0]!r} in {self.cwd}")
         self._check_placeholders(self.line, shell=self._for_shell)
         require_visible_devices(assignments(self._kept[0])[0])
 
@@ -235,9 +240,17 @@ class Script:
     def line(self) -> str:
         """The command as a line for the shell, in which `{env:NAME}` stands for each secret."""
         line = self.command
+        if self._file is not None and not os.access(self._file, os.X_OK):
+            line = f"{'python' if shutil.which('python') else sys.executable} {line}"
         for name, value in self._kept[1].items():
             line = line.replace(value, f"{{env:{name}}}")
         return line
+
+    @property
+    def _file(self) -> Path | None:
+        # The script, if it stands alone without an interpreter.
+        first = next(iter(self._kept[0]), "")
+        return Path(self.cwd, first) if first.endswith(".py") else None
 
     @cached_property
     def filled(self) -> str:

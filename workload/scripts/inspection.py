@@ -183,7 +183,8 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
         blank = replace(blank, sequence_length=length, steps=steps, program=driven.program)
     micro, times = _batches_of_command(script, blank)
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
-    frame = ScriptFacts(micro_batch=micro, accumulation=times)
+    seen = script.observation.imports if script.observation is not None else ()
+    frame = ScriptFacts(micro_batch=micro, accumulation=times, imports=seen)
     job = replace(blank, global_batch=whole, frame=frame)
     _require_todays_values(job, script.knobs)
     return job.declares(script.knobs)
@@ -230,7 +231,7 @@ def _require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
 
 def require_one_node(script: Script) -> None:
     """Raise InputError for a launcher of several nodes without a Ray cluster."""
-    launcher = script.launcher
+    launcher = script.read_launcher if script.observable else script.launcher
     if launcher is not None and launcher.nodes > 1:
         raise InputError(
             f"{launcher.kind} starts on {launcher.nodes} nodes, which probes do on a Ray cluster: "
@@ -288,6 +289,7 @@ def job_of_facts(
         sources={**seen.frame.sources, **({"steps": by} if by else {})},
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
+        imports=blank.frame.imports,
         first_step_s=first_step_s,
         **found,
     )

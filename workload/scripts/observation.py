@@ -39,6 +39,7 @@ class Observation:
         ranks: their number.
         variables: what the command adds to the environment of its ranks.
         threads, cores: of a rank.
+        imports: packages that take long to import, which its ranks have imported.
         why_as_it_stands: why ranks cannot be started from their words, a phrase; "" if they can.
     """
 
@@ -48,6 +49,7 @@ class Observation:
     variables: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0
     cores: int = 0
+    imports: tuple[str, ...] = ()
     why_as_it_stands: str = ""
 
     @classmethod
@@ -68,6 +70,7 @@ class Observation:
             variables,
             int(first["threads"]),
             int(first["cores"]),
+            tuple(first["imports"]),
             _why_as_it_stands(processes, words),
         )
 

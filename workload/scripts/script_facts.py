@@ -96,6 +96,7 @@ class ScriptFacts:
         keeps: the part of the batch that keeps the global batch without an argument for the
             accumulation: "accumulation" (the script adapts it), "micro_batch" (x ranks it stays).
         micro_batch_stays, ranks_stay: why, a phrase; "" if they need not.
+        imports: packages that take long to import, which its ranks were seen to import.
         first_step_s: of the inspection, for the limits of probes; it is no part of the job.
     """
 
@@ -122,6 +123,7 @@ class ScriptFacts:
     keeps: str = ""
     micro_batch_stays: str = ""
     ranks_stay: str = ""
+    imports: tuple[str, ...] = ()
     first_step_s: float = field(default=0.0, compare=False)
 
     @property
@@ -151,5 +153,7 @@ class ScriptFacts:
     def from_json(cls, text: str) -> ScriptFacts:
         """Read what `to_json` wrote; TypeError or ValueError if it is no such text."""
         data = json.loads(text)
-        listed = {name: tuple(data.get(name, ())) for name in ("reads", "turns", "given")}
+        listed = {
+            name: tuple(data.get(name, ())) for name in ("reads", "turns", "given", "imports")
+        }
         return cls(**{**data, **listed})

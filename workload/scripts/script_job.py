@@ -218,7 +218,14 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     @property
     def imported_modules(self) -> tuple[str, ...]:
         """The frameworks that the script imports, worth importing once for all ranks."""
-        return () if self.whole else imported_frameworks(self.words, self.cwd)
+        return imported_frameworks(self.words, self.cwd)
+
+    @property
+    def imported_packages(self) -> Collection[str] | None:
+        """Those that its ranks were seen to import; none if no rank is forked."""
+        if self.whole:
+            return ()
+        return {"torch", "setuptools", *self.frame.imports} if self.line else None
 
     def narrowed(self, space: SearchSpace) -> SearchSpace:
         """Return the space with knobs that cannot be set fixed at present values."""

@@ -11,7 +11,8 @@ def facts_today(job: ScriptTraining, own: Configuration, today: Configuration) -
     """Return the facts of a script under today's configuration; `own` is its command's."""
     launcher = job.launcher
     by_launcher = launcher is not None and launcher.words and launcher.processes
-    sources = {"ranks": launcher.kind if by_launcher and launcher else "no launcher says more"}
+    by = "as your command starts them" if job.line else "no launcher says more"
+    sources = {"ranks": launcher.kind if by_launcher and launcher else by}
     knobs = {**today.launch, **today.live}
     for name in knobs:
         if name in job.placeholders:

@@ -42,6 +42,7 @@ def process(words: list[str], folder: Path, **more: Any) -> dict[str, Any]:
         "variables": {},
         "threads": 1,
         "cores": 2,
+        "imports": [],
         **more,
     }
 
