@@ -47,6 +47,8 @@ FAILURES: Mapping[str, FailureClass] = {
     "disk_full": FailureClass("no space left", "launch", evidence="no space"),
     # the script makes no process group, whatever the number of ranks
     "alone": FailureClass("no process group", "ranks", evidence="no group"),
+    # a process that no launcher has started looks for its rank
+    "no_rank": FailureClass("needs a launcher", "program", evidence="no rank"),
     # by the framework or a rule
     "refused": FailureClass("refused", "launch", evidence="refusal", split=True),
     "crash": FailureClass("crash", "launch", evidence="error", split=True, of_device=True),

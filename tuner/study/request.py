@@ -318,16 +318,17 @@ def job_of_script(
     from tuner.workload.scripts.observing import inspect_observed, observe_script, observed_job
 
     before = parse_script(run.read_study() or {})
-    if address is None and script.observable:
+    if address is None and script.observable and (before is None or before.line):
         script.require_startable()
         if before is not None and (again := before.observed_again(script)) is not None:
             return again
         with _launched_here(observed_job(script), cluster, run, say) as run_probe:
             seen = observe_script(script, run_probe, folder=run.path, say=say)
-        blank = blank_job(seen.script, cluster)
-        started = replace(blank, whole=bool(seen.why_as_it_stands))
-        with _launched_here(started, cluster, run, say) as run_probe:
-            return inspect_observed(seen, run_probe, cluster=cluster, folder=run.path, say=say)
+        if seen is not None:
+            blank = blank_job(seen.script, cluster)
+            started = replace(blank, whole=bool(seen.why_as_it_stands))
+            with _launched_here(started, cluster, run, say) as run_probe:
+                return inspect_observed(seen, run_probe, cluster=cluster, folder=run.path, say=say)
     nodes = _nodes(script, cluster, address)
     if before is not None:
         ranks = nodes * ranks_today(script, cluster, nodes)

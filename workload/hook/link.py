@@ -203,6 +203,8 @@ class Link:
             evidence = "hardware"
         elif isinstance(error, state.TrainsAlone):
             evidence = "no group"
+        elif _lacks_rank(error):
+            evidence = "no rank"
         elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
             evidence = "refusal"
         lines = text.strip().splitlines() or [""]
@@ -242,6 +244,17 @@ def _lacks_space(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
+
+
+def _lacks_rank(error: BaseException) -> bool:
+    # Return True if torch or DeepSpeed looked for the rank that a launcher would have set.
+    if "RANK" in os.environ:
+        return False
+    rendezvous = os.path.join("torch", "distributed", "rendezvous.py")
+    return any(
+        frame.filename.endswith(rendezvous) or frame.name == "mpi_discovery"  # DeepSpeed's
+        for frame in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def _is_of_hardware(text: str) -> bool:

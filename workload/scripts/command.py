@@ -241,7 +241,9 @@ class Script:
         """The command as a line for the shell, in which `{env:NAME}` stands for each secret."""
         line = self.command
         if self._file is not None and not os.access(self._file, os.X_OK):
-            line = f"{'python' if shutil.which('python') else sys.executable} {line}"
+            own = Path(sys.executable).parent
+            named = Path(shutil.which("python") or "").parent == own
+            line = f"{'python' if named else sys.executable} {line}"
         for name, value in self._kept[1].items():
             line = line.replace(value, f"{{env:{name}}}")
         return line
@@ -283,6 +285,14 @@ class Script:
             files = [word for word in words if word.endswith(".py")]
             return Path((files or modules or words or ["command"])[0]).stem
         return self.words[1] if self.words[0] == "-m" else Path(self.words[0]).stem
+
+    @property
+    def is_script_alone(self) -> bool:
+        """True if the parser finds a script without a launcher."""
+        try:
+            return bool(self.words) and (self.launcher is None or not self.launcher.words)
+        except InputError:
+            return False
 
     @property
     def read_launcher(self) -> Launcher | None:

@@ -65,14 +65,18 @@ def observed_job(script: Script) -> ScriptJob:
     )
 
 
-def observe_script(script: Script, run: RunProbe, *, folder: Path, say: Say) -> Seen:
+def observe_script(script: Script, run: RunProbe, *, folder: Path, say: Say) -> Seen | None:
     """Start a command once as it stands, and return what its ranks report.
 
-    InputError if it fails before its first steps, with the last words of its log.
+    None for a script without a launcher that needs one: it can be started as a rank. InputError if
+    it fails before its first steps, with the last words of its log.
     """
     job = observed_job(script)
     say(f"starting your command once, as it stands, to see how {script.name!r} trains")
     record = run(job, look_request("inspection", job.baseline, INSPECTIONS[1]))
+    if record.failure is not None and record.failure.kind == "no_rank" and script.is_script_alone:
+        say(f"started alone, it looks for a rank, so a launcher's is set: {record.failure.message}")
+        return None
     require_steps(script, record, folder)
     say_cost(record, say)
     facts = record.environment["facts"]

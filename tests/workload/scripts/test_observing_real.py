@@ -63,7 +63,9 @@ def observe(folder: Path, command: str, program: str = TRAIN) -> Seen:
     script.require_startable()
     runs = folder / "run"
     with closing(LocalRunner(observed_job(script), CLUSTER, run_dir=runs)) as runner:
-        return observe_script(script, runner.run_of, folder=runs, say=lambda sentence: None)
+        seen = observe_script(script, runner.run_of, folder=runs, say=lambda sentence: None)
+    assert seen is not None
+    return seen
 
 
 def test_a_line_for_the_shell_shows_the_rank_below_it(tmp_path: Path) -> None:
@@ -129,6 +131,14 @@ def test_a_command_that_does_not_train_is_told_at_once(
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert time.monotonic() - began < 30
+
+
+def test_a_script_alone_that_looks_for_a_rank_is_left_to_a_launcher(tmp_path: Path) -> None:
+    grouped = TRAIN.replace('"WORLD_SIZE" in os.environ', "True")
+    with pytest.raises(AssertionError):
+        observe(tmp_path, "python train.py", grouped)
+    with pytest.raises(InputError, match="needs a launcher"):
+        observe(tmp_path, "nice python train.py", grouped)
 
 
 def test_processes_that_train_side_by_side_are_no_job(tmp_path: Path) -> None:
