@@ -18,6 +18,7 @@ from typing import Any
 from . import frames, state
 from .link import Link
 from .program import prepare, prepare_torch
+from .source import PROGRAM
 
 #: Environment variable with the path of the file that says what to do.
 ATTACH = "JOULEFRONT_ATTACH"
@@ -64,7 +65,8 @@ class Attachment:
             "words": list(sys.orig_argv),
             "prefix": sys.prefix,
             "cwd": self.folder,
-            "environment": self.environment,
+            "environment": {n: text for n, text in self.environment.items() if n != PROGRAM},
+            "program": json.loads(self.environment.get(PROGRAM, "{}")),
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)),
             "imports": sorted({name.partition(".")[0] for name in [*sys.modules]} & _HEAVY),

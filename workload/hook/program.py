@@ -34,6 +34,8 @@ def prepare(options: Mapping[str, Any]) -> None:
     state.steering = live_knobs.Steering(options.get("accumulation", 0))
     sys.path[:0] = options.get("path", [])
     os.environ.update(options.get("env", {}))
+    if options.get("inspect") or options.get("counts"):
+        source.watch_arguments(inherited=state.attachment is not None)
     frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
     frames.WhenImported(("deepspeed",), _patch_deepspeed)
     if state.probed:
@@ -55,8 +57,6 @@ def prepare_torch(torch: Any) -> None:
         inspects = bool(options.get("inspect"))
         counts = counting.StepCounts(torch, inspects=inspects) if wanted else None
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
-    if options.get("inspect") or options.get("counts"):
-        source.watch_arguments()
     if options.get("inspect"):
         _seed()
     if options.get("quiet"):

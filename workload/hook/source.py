@@ -5,6 +5,8 @@ where no loader hands out samples that can be counted, and one that another laun
 """
 
 import argparse
+import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -17,12 +19,18 @@ BATCH = re.compile(
     re.I,
 )
 ACCUMULATION = re.compile(r"((gradient|grad)_?)?(accum\w*|acc_steps)|update_freq", re.I)
+#: Environment variable in which a process that parses arguments tells them to those it starts.
+PROGRAM = "JOULEFRONT_PROGRAM"
 #: Integers of each parsed command by name: the options that set it, and its value.
 _parsed: list[dict[str, dict[str, Any]]] = []
 
 
-def watch_arguments() -> None:
-    """Record the integers that the program's parsers return."""
+def watch_arguments(*, inherited: bool = False) -> None:
+    """Record the integers that the program's parsers return.
+
+    Args:
+        inherited: tell them, with the words of this process, to the processes that it starts.
+    """
     _parsed.clear()
     plain = argparse.ArgumentParser.parse_known_args  # `state` imports this module
 
@@ -36,6 +44,9 @@ def watch_arguments() -> None:
                 if type(values.get(action.dest)) is int and action.nargs in (None, "?")
             }
         )
+        if inherited:
+            program = {"words": sys.orig_argv, "arguments": arguments(), "named": batches()}
+            os.environ[PROGRAM] = json.dumps(program)
         return told
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]

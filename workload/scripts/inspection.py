@@ -76,15 +76,11 @@ def inspect_script(
 
 
 class Look:
-    """Further launches of a script, each of which shows the facts of its first steps.
-
-    Attributes:
-        trained: True once one of them has trained.
-    """
+    """Further launches of a script, each of which shows the facts of its first steps."""
 
     def __init__(self, run: RunProbe, folder: Path, say: Say) -> None:
         self._run, self._folder, self._say = run, folder, say
-        self._looks, self.trained = 1, False
+        self._looks = 1
 
     def __call__(
         self, job: ScriptJob, configuration: Configuration, *, alter: bool = False
@@ -94,13 +90,12 @@ class Look:
         start = job.start(configuration, self._folder / f"probes/inspection{self._looks}")
         ranks = configuration.world_size
         self._say(
-            f"starting {start.command or shlex.join(start.words)!r} on {ranks} "
+            f"starting {shlex.join(start.words)!r} on {ranks} "
             f"rank{'s' * (ranks != 1)}, to see what its arguments do"
         )
         purpose = INSPECTIONS[0 if alter else 1]
         record = self._run(job, look_request(f"inspection{self._looks}", configuration, purpose))
         if record.failure is None:
-            self.trained = True
             facts: Mapping[str, Any] = record.environment["facts"]
             return facts
         alone = record.failure.kind == "alone"

@@ -57,6 +57,9 @@ class Observation:
         """Return what the descriptions of all ranks show, in their order."""
         first = processes[0]
         words = tuple(map(_without_number, program_words(first["words"])))
+        why = _why_as_it_stands(processes, words)
+        if why and not _is_program(words) and first["program"]:
+            words = program_words(first["program"]["words"])  # which started the ranks
         variables = {
             name: value
             for name, value in first["variables"].items()
@@ -71,7 +74,7 @@ class Observation:
             int(first["threads"]),
             int(first["cores"]),
             tuple(first["imports"]),
-            _why_as_it_stands(processes, words),
+            why,
         )
 
     def launcher(self, read: Launcher | None) -> tuple[Launcher | None, dict[str, str]]:
@@ -105,6 +108,11 @@ class Observation:
                 if PLACEHOLDER.search(with_names[at + offset]):
                     words[position + offset] = with_names[at + offset]
         return tuple(words)
+
+
+def _is_program(words: Sequence[str]) -> bool:
+    text = " ".join(words[:2])
+    return bool(words) and "multiprocessing" not in text and "default_worker.py" not in text
 
 
 def program_words(command: Sequence[str]) -> tuple[str, ...]:

@@ -81,6 +81,9 @@ def observe_script(script: Script, run: RunProbe, *, folder: Path, say: Say) -> 
     say_cost(record, say)
     facts = record.environment["facts"]
     observation = Observation.of(facts["processes"])
+    program = facts["process"]["program"]
+    if not facts.get("arguments"):  # of ranks that another process of the command has started
+        facts = {**facts, **{name: program.get(name, {}) for name in ("arguments", "named")}}
     seen = script.observed(observation)
     return Seen(seen, facts, record.environment["first_step_s"])
 
@@ -127,7 +130,7 @@ def _of_ranks(seen: Seen, blank: ScriptJob, look: Look, *, cluster: Cluster) -> 
         look,
         devices=cluster.devices_per_node,
     )
-    if look.trained:
+    if job.frame.given or job.frame.keeps:  # proven by launches that trained the same otherwise
         return job
     again = look(blank, blank.baseline)
     if isinstance(again, str):

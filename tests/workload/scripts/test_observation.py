@@ -43,6 +43,7 @@ def process(words: list[str], folder: Path, **more: Any) -> dict[str, Any]:
         "threads": 1,
         "cores": 2,
         "imports": [],
+        "program": {},
         **more,
     }
 

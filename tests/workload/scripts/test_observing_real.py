@@ -36,17 +36,21 @@ for i in range(100000):
     o.zero_grad()
 """
 SPAWN = """
-import os, sys, torch
-def work(rank, n):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+import argparse, os, torch
+def work(rank, n, port, bs):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=n)
     m = torch.nn.Linear(64, 64)
     o = torch.optim.SGD(m.parameters(), 1e-3)
     for i in range(100000):
-        m(torch.randn(8, 64)).sum().backward()
+        m(torch.randn(bs, 64)).sum().backward()
         o.step()
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, (2,), nprocs=2)
+    p = argparse.ArgumentParser()
+    p.add_argument("port")
+    p.add_argument("--batch-size", type=int, default=8)
+    a = p.parse_args()
+    torch.multiprocessing.spawn(work, (2, a.port, a.batch_size), nprocs=2)
 """
 
 
@@ -99,11 +103,14 @@ def test_a_launcher_in_a_shell_script_in_another_folder_shows_its_ranks(tmp_path
 
 @pytest.mark.slow
 def test_ranks_that_a_script_starts_itself_are_seen(tmp_path: Path) -> None:
-    seen = observe(tmp_path, "python train.py 29671", SPAWN)
+    seen = observe(tmp_path, "python train.py 29671 --batch-size 4", SPAWN)
     observation = seen.script.observation
     assert observation is not None
     assert observation.ranks == 2
     assert "multiprocessing" in observation.why_as_it_stands
+    # The words and arguments are those of the program that starts them.
+    assert observation.words == ("train.py", "29671", "--batch-size", "4")
+    assert seen.facts["arguments"]["batch_size"]["value"] == 4
 
 
 @pytest.mark.parametrize(
