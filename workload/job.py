@@ -191,6 +191,13 @@ class LaunchableJob(ABC):
     def with_program(self, script: Script) -> LaunchableJob:
         """Return this job with a command of the user's that trains; InputError if it cannot."""
 
+    def as_typed_line(self, configuration: Configuration, folder: Path) -> Start | None:
+        """Return the start of the user's whole command under a configuration.
+
+        None if it was not observed, or starts another number of ranks.
+        """
+        return None
+
     def as_typed(self) -> LaunchableJob:
         """Return this job with the words that its launcher is given, and without the launcher."""
         return self

@@ -138,9 +138,9 @@ def write_launch_files(
     texts = {
         **files,
         "job.json": json.dumps(job.to_json(), indent=2) + "\n",
-        "launch.sh": _launch_sh(launch, program),
+        "launch.sh": (_launch_own if program.line else _launch_sh)(launch, program),
     }
-    if not program.command:  # which is started by its own launcher alone
+    if not (program.command or program.line):  # which is started by its own launcher alone
         texts[_LOOPBACK] = Path(loopback.__file__).read_text(encoding="utf-8")
     cores = cluster is not None and not cluster.device.is_gpu
     texts |= {
@@ -230,7 +230,7 @@ def _launch_sh(launch: Launch, program: Program) -> str:
     about, exec_ = list(program.about), f'exec "$python" {start} "${{program[@]}}"'
     if program.steps:
         about.append(f'steps="${{STEPS:-{program.steps}}}"')
-    about += [f': "${{{name}:?its value is not kept with the study}}"' for name in program.taken]
+    about += _require_values(program)
     if program.command:
         exec_ = f"exec {shell_words(program.command)}"
     else:
@@ -257,6 +257,30 @@ def _launch_sh(launch: Launch, program: Program) -> str:
         START=[*bind, exec_],
         **_named(launch),
     )
+
+
+def _launch_own(launch: Launch, program: Program) -> str:
+    # The file that starts the user's command as it is typed.
+    clocks = clock_settings(launch[0])
+    line = [program.line]
+    if program.confirmed:  # a rank must have taken the configuration
+        file = shlex.quote(program.confirmed)
+        line = _filled("own_line.sh", LINE=program.line, FILE=file).splitlines()
+    return _filled(
+        "launch_own.sh",
+        LIVE=f"{one_line(clocks.short)}; ./clocks.sh ./launch.sh sets them."
+        if clocks
+        else "left to the device.",
+        FOLDER=shlex.quote(program.folder),
+        PROGRAM=[*program.about, *_require_values(program)],
+        ENVIRONMENT=[f"export {each}" for each in program.exports],
+        START=line,
+        **_named(launch),
+    )
+
+
+def _require_values(program: Program) -> list[str]:
+    return [f': "${{{name}:?its value is not kept with the study}}"' for name in program.taken]
 
 
 def _named(launch: Launch) -> dict[str, str]:
@@ -344,7 +368,8 @@ def _readme(launch: Launch, script: Sequence[str], program: Program) -> str:
     configuration, job, _ = launch
     clocks = clock_settings(configuration)
     notice = "" if script else synthetic_notice(job)
-    starter = "the command that it was tuned with" if program.command else "torchrun"
+    own = program.command or program.line
+    starter = "the command that it was tuned with" if own else "torchrun"
     return _filled(
         "launch_readme.txt",
         START="./clocks.sh ./launch.sh" if clocks else "./launch.sh",

@@ -21,9 +21,11 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.workload.declared_knobs import environment, export_words
+from tuner.workload.hook import ATTACH
 from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
+from tuner.workload.scripts.launchers.secrets import shell_line
 
 #: Options and variables in which launchers take the number of the node that they are started on.
 _RANKS = "--node-rank, --node_rank, --machine_rank or NODE_RANK, if the command has one"
@@ -39,6 +41,8 @@ class Program:
         exports: `NAME=VALUE` words, already quoted.
         steps: length of the training that it takes by `--steps`; None if it does not.
         command: the whole command with its own launcher; empty to start `words` by torchrun.
+        line: the user's own command as typed, which is started instead of `words`.
+        confirmed: file that the hook makes when a rank has taken the configuration, or "".
         once: that launcher is started on one node and reaches the others itself.
         taken: variables that must have a value, which is not kept.
     """
@@ -49,6 +53,8 @@ class Program:
     exports: Sequence[str] = ()
     steps: int | None = None
     command: Sequence[str] = ()
+    line: str = ""
+    confirmed: str = ""
     by_srun: bool = False
     once: bool = False
     taken: Sequence[str] = ()
@@ -65,6 +71,8 @@ def program_of(
     on_cpu = cluster is not None and not cluster.device.is_gpu
     always = on_cpu and job.hook_on_cores
     about = [f"# {one_line(sentence)}" for sentence in job.about(configuration)]
+    if (whole := job.as_typed_line(configuration, folder)) is not None:
+        return _typed_line(configuration, job, whole, about, folder, files), files
     launcher, kind = job.launcher, kind_of(job.launcher) if job.launcher else None
     if launcher is not None and kind is not None:
         changed = configuration.launch != job.today().launch
@@ -89,6 +97,42 @@ def program_of(
         steps=start.steps,
         taken=job.taken,
     ), files
+
+
+def _typed_line(
+    configuration: Configuration,
+    job: LaunchableJob,
+    start: Start,
+    about: list[str],
+    folder: Path,
+    files: dict[str, str],
+) -> Program:
+    """Return the user's own command, with the hook for what differs from today."""
+    exports, confirmed = _quoted(start.env), ""
+    today = job.today()
+    changed = any(value != today.get(name) for name, value in configuration.launch.items())
+    hooked = "words" in start.options or job.needs_hook
+    if (changed and hooked) or any(knob.live for knob in job.knobs):
+        _write_hook(folder / "joulefront_hook")
+        confirmed = str((folder / "attached").resolve())
+        order = {"options": start.options, "confirm": confirmed}
+        files["attach.json"] = json.dumps(order, indent=2) + "\n"
+        hook = shlex.quote(str((folder / "joulefront_hook" / "entry").resolve()))
+        exports += [
+            f'PYTHONPATH={hook}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+            f"{ATTACH}={shlex.quote(str((folder / 'attach.json').resolve()))}",
+        ]
+        about.append("# joulefront_hook gives its ranks the settings of attach.json.")
+    return Program(
+        start.words,
+        about,
+        folder=start.cwd,
+        exports=exports,
+        line=shell_line(start.command),
+        confirmed=confirmed,
+        once=True,
+        taken=job.taken,
+    )
 
 
 def _relaunched(
@@ -160,5 +204,7 @@ def _write_hook(folder: Path) -> None:
     elif folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    for module in Path(tuner.workload.hook.__file__).parent.glob("*.py"):
-        write_bytes(folder / module.name, module.read_bytes())
+    (folder / "entry").mkdir()
+    source = Path(tuner.workload.hook.__file__).parent
+    for module in (*source.glob("*.py"), *source.glob("entry/*.py")):
+        write_bytes(folder / module.relative_to(source), module.read_bytes())

@@ -94,35 +94,48 @@ def attach(path: str) -> None:
     if address := spec.get("address"):
         state.attachment, state.probed = Attachment(address), True
     prepare(spec.get("options") or {})
-    frames.WhenImported(("torch",), _torch_imported)
-    if words := (spec.get("options") or {}).get("words"):
-        _change_words(words["typed"], words["set"])
+    words = (spec.get("options") or {}).get("words")
+    changed = words is not None and _change_words(words["typed"], words["set"])
+    if changed:
+        _confirm(spec)
+    confirm = spec if words is None else {}
+    frames.WhenImported(("torch",), lambda _, torch: _torch_imported(torch, confirm))
 
 
-def _change_words(typed: Sequence[str], changed: Sequence[str]) -> None:
+def _confirm(spec: Mapping[str, Any]) -> None:
+    # Leave a mark for the launch file: a rank trains as it says.
+    if path := spec.get("confirm"):
+        with open(path, "w", encoding="utf-8"):
+            pass
+
+
+def _change_words(typed: Sequence[str], changed: Sequence[str]) -> bool:
     """Give this process other arguments, if it is a rank that was started with the typed words.
 
     Python has read its own options already, and sys.argv holds the program and its arguments.
+    Return True if it is such a rank.
     """
     own = sys.orig_argv[-len(typed) :] if typed else []
     if len(own) < len(typed):
-        return
+        return False
     numbers: set[str] = set()
     for mine, word in zip(own, typed, strict=True):
         pattern = r"(\d+)".join(map(re.escape, _OF_RANK.split(word)))
         found = re.fullmatch(pattern, mine)
         if found is None:
-            return
+            return False
         numbers.update(found.groups())
     number = next(iter(numbers), "")
     first = 2 if changed[0] == "-m" else 1
     sys.argv[1:] = [_OF_RANK.sub(number, word) for word in changed[first:]]
+    return True
 
 
-def _torch_imported(_: str, torch: Any) -> None:
+def _torch_imported(torch: Any, confirm: Mapping[str, Any]) -> None:
     # What cannot be observed is no reason to stop a program.
     with contextlib.suppress(Exception):
         prepare_torch(torch)
+        _confirm(confirm)
     attachment = state.attachment
     if attachment is None:
         return

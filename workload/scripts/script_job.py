@@ -275,6 +275,12 @@ class ScriptJob(ScriptTraining, LaunchableJob):
             secrets=script.secrets,
         )
 
+    def as_typed_line(self, configuration: Configuration, folder: Path) -> Start | None:
+        """Return the start of the user's whole command, if it starts as many ranks."""
+        if not self.line or configuration.world_size != self.devices:
+            return None
+        return replace(self, whole=True).start(configuration, folder, probe=False)
+
     def as_typed(self) -> ScriptJob:
         """Return this job with the words that its launcher is given, and without the launcher."""
         assert self.launcher is not None

@@ -148,6 +148,11 @@ def shell_words(words: Sequence[str]) -> str:
     return " ".join(map(_quoted, words))
 
 
+def shell_line(line: str) -> str:
+    """Return a line for the shell, in which variables stand for what is not kept."""
+    return TAKEN.sub(r"${\1}", line)
+
+
 def _quoted(word: str) -> str:
     parts = TAKEN.split(word)  # text, name, text, ...
     if len(parts) == 1:
