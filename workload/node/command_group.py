@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from tuner.workload.node.rank_group import Event, RankGroup
 #: Exit code of a rank that is gone without a word, which no launcher has told yet.
 GONE = -255
 #: Variables of ours in the environment of a command.
-OWN_VARIABLES = ("JOULEFRONT_ATTACH", "PYTHONPATH")
+OWN_VARIABLES = ("JOULEFRONT_ATTACH", "PYTHONPATH", "BASH_ENV", "JOULEFRONT_BASH_ENV")
+#: Once a rank has reported, the others have as long as it took, and at least this, seconds.
+LEAST_PATIENCE_S = 20.0
 
 
 class CommandGroup(RankGroup):
@@ -46,8 +49,28 @@ class CommandGroup(RankGroup):
         self._rank_of, self._pid_of = {}, dict[int, int]()
         self._ended: set[int] = set()
         self._errors: list[Event] = []  # of processes that are no ranks
-        self._alone = False
+        self._alone = self._complained = False
+        self._began_s, self._reported_s = time.monotonic(), 0.0
         self._importing: dict[int, list[str]] = {}  # words of processes that have imported torch
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        event = super().next_event(timeout_s)
+        return event or self._missing()
+
+    def _missing(self) -> Event | None:
+        # Return a failure once ranks have not reported for long.
+        first_s, count = self._reported_s, len(self._pid_of)
+        if not count or count >= self.size or self._ended or self._complained:
+            return None
+        patience_s = max(LEAST_PATIENCE_S, first_s - self._began_s)
+        if time.monotonic() - first_s < patience_s:
+            return None
+        self._complained = True
+        message = (
+            f"{count} of {self.size} ranks train on this machine: the command starts the others on "
+            "other ones, which probes do on a Ray cluster (--ray ADDRESS, docs/clusters.md)"
+        )
+        return Event("fail", -1, detail={"evidence": "refusal", "message": message})
 
     def _hello(self, link: socket.socket, rank: int, pid: int, world: int = 0) -> Event | None:
         if self._pid_of.get(rank, pid) != pid and rank not in self._ended:
@@ -63,6 +86,7 @@ class CommandGroup(RankGroup):
             return Event("fail", rank, detail=detail)
         self._ended.discard(rank)
         self.size = max(world, 1)
+        self._reported_s = self._reported_s or time.monotonic()
         self._pid_of[rank] = pid
         self.pids = tuple(self._pid_of[rank] for rank in sorted(self._pid_of))
         return super()._hello(link, rank, pid)

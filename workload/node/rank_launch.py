@@ -211,8 +211,7 @@ class RankLaunch:
         write_text(order, json.dumps({"address": address, "options": dict(start.options)}))
         line = revealed(start.command, start.secrets)
         env = {**_own_environment(), **start.environment(0, 1), ATTACH: str(order.resolve())}
-        entry = str(Path(hook.__file__).parent / "entry")
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [entry, env.get("PYTHONPATH", "")]))
+        env |= entry_variables(env)
         return RankSpec(
             argv=(SHELL, "-c", line),
             env=env,
@@ -298,6 +297,14 @@ def _own_environment() -> dict[str, str]:
     # Return the user's environment for a command, without what an agent in Ray's worker adds.
     added = re.compile(r"RAY_\w+|JOULEFRONT_\w+")
     return {n: text for n, text in without_secrets(os.environ).items() if not added.fullmatch(n)}
+
+
+def entry_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which the hook is loaded into each Python below a command."""
+    entry = Path(hook.__file__).parent / "entry"
+    paths = filter(None, [str(entry), env.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "BASH_ENV": str(entry / "bash_env")}
+    return variables | ({"JOULEFRONT_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {})
 
 
 def most_telling(tails: Iterable[str]) -> str:

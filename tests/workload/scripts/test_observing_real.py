@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.node import command_group
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts.command import Script
@@ -101,6 +102,23 @@ def test_a_launcher_in_a_shell_script_in_another_folder_shows_its_ranks(tmp_path
     assert observation.folder == str(tmp_path / "below")
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "export PYTHONPATH=src",
+        "PYTHONPATH=src",
+        "unset PYTHONPATH",
+        "trap 'echo done' EXIT; set -eu",
+    ],
+)
+def test_a_job_script_may_set_its_own_path(tmp_path: Path, setting: str) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{setting}\npython train.py --bs 4\n")
+    (tmp_path / "job.sh").chmod(0o755)
+    seen = observe(tmp_path, "./job.sh")
+    assert seen.script.words == ("train.py", "--bs", "4")
+
+
 @pytest.mark.slow
 def test_ranks_that_a_script_starts_itself_are_seen(tmp_path: Path) -> None:
     seen = observe(tmp_path, "python train.py 29671 --batch-size 4", SPAWN)
@@ -152,6 +170,13 @@ def test_processes_that_train_side_by_side_are_no_job(tmp_path: Path) -> None:
     alone = TRAIN.replace('"WORLD_SIZE" in os.environ', "False")
     with pytest.raises(InputError, match="make no process group"):
         observe(tmp_path, "python train.py & python train.py; wait", alone)
+
+
+def test_ranks_on_other_machines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_group, "LEAST_PATIENCE_S", 1.0)
+    program = TRAIN.replace("m = torch", "torch.distributed.get_world_size = lambda: 2\nm = torch")
+    with pytest.raises(InputError, match="1 of 2 ranks train on this machine"):
+        observe(tmp_path, "torchrun --standalone train.py", program)
 
 
 def test_nothing_of_a_command_is_left_running(tmp_path: Path) -> None:
