@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -272,9 +273,12 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 
 def script_of(args: argparse.Namespace) -> Script | None:
-    """Return the user's script; None if the command names none."""
+    """Return the user's script, which may be a job script; None if the command names none."""
     from tuner.workload.scripts.command import Script
+    from tuner.workload.scripts.job_script import is_job_script
 
+    if args.script is None and getattr(args, "job", None) and is_job_script(Path(args.job)):
+        args.script, args.job = shlex.quote(args.job), None
     if args.script is not None:
         return made_of_options(args, Script, command=args.script)
     for flag in given_options(args, Script):

@@ -120,6 +120,7 @@ def _typed_line(
         hook = shlex.quote(str((folder / "joulefront_hook" / "entry").resolve()))
         exports += [
             f'PYTHONPATH={hook}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+            f"BASH_ENV={hook}/bash_env",  # a script that sets PYTHONPATH anew keeps the hook
             f"{ATTACH}={shlex.quote(str((folder / 'attach.json').resolve()))}",
         ]
         about.append("# joulefront_hook gives its ranks the settings of attach.json.")
@@ -206,5 +207,8 @@ def _write_hook(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "entry").mkdir()
     source = Path(tuner.workload.hook.__file__).parent
-    for module in (*source.glob("*.py"), *source.glob("entry/*.py")):
+    for module in (
+        *source.glob("*.py"),
+        *(path for path in source.glob("entry/*") if path.is_file()),
+    ):
         write_bytes(folder / module.relative_to(source), module.read_bytes())

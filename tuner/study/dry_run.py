@@ -70,8 +70,12 @@ def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
 def describe_script(script: Script, request: StudyRequest) -> DryRun:
     """Return what a search of a script would do before it is known which knobs it has."""
     run = RunFolder.named(request.runs_dir, request.name or new_name(script.name, request.runs_dir))
-    left_out = script.launcher.notes if script.words and script.launcher else ()
+    script.require_startable()
+    read = script.read_launcher
+    left_out = read.notes if read is not None else ()
+    lines = script.job_script.lines() if script.job_script is not None else []
     starts = [
+        *(f"line {number}: {line}" for number, line in enumerate(lines, 1) if line.strip()),
         f"once, to see which knobs can be turned on it, and for each probe: {script.shown}",
         *of_knobs(script.knobs),
         *of_files((), script.framework, None),

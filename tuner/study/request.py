@@ -191,7 +191,14 @@ class StudyRequest(JobRequest):
             script, cluster = script.stating(self.baseline_words), cluster_of(self.cluster)
             run = RunFolder.named(self.runs_dir, name)
             say = _saying(notify)
-            inspected = job_of_script(script, cluster, run, address=self.ray_address, say=say)
+            inspected = job_of_script(
+                script,
+                cluster,
+                run,
+                address=self.ray_address,
+                say=say,
+                limit_s=self.search.first_step_limit_s,
+            )
             asked = replace(self, job=inspected, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
@@ -301,12 +308,18 @@ def _as_prediction(problem: Problem) -> Problem:
 
 
 def job_of_script(
-    script: Script, cluster: Cluster, run: RunFolder, *, address: str | None, say: Say
+    script: Script,
+    cluster: Cluster,
+    run: RunFolder,
+    *,
+    address: str | None,
+    say: Say,
+    limit_s: float | None = None,
 ) -> ScriptJob:
     """Return the job that a script trains; from the run folder if it was inspected before.
 
     What `tuner.workload.scripts.inspection` saw is kept in study.toml with the job. Without the
-    `address` of a Ray cluster this machine starts it.
+    `address` of a Ray cluster this machine starts it, and waits `limit_s` for its first step.
     """
     from tuner.problem.study_spec import parse_script
     from tuner.workload.scripts.inspection import (
@@ -322,12 +335,12 @@ def job_of_script(
         script.require_startable()
         if before is not None and (again := before.observed_again(script)) is not None:
             return again
-        with _launched_here(observed_job(script), cluster, run, say) as run_probe:
-            seen = observe_script(script, run_probe, folder=run.path, say=say)
+        with _launched_here(observed_job(script), cluster, run, say, limit_s) as run_probe:
+            seen = observe_script(script, run_probe, folder=run.path, say=say, cluster=cluster)
         if seen is not None:
             blank = blank_job(seen.script, cluster)
             started = replace(blank, whole=bool(seen.why_as_it_stands))
-            with _launched_here(started, cluster, run, say) as run_probe:
+            with _launched_here(started, cluster, run, say, limit_s) as run_probe:
                 return inspect_observed(seen, run_probe, cluster=cluster, folder=run.path, say=say)
     nodes = _nodes(script, cluster, address)
     if before is not None:
@@ -337,7 +350,7 @@ def job_of_script(
             return again
     blank = blank_job(script, cluster, nodes)
     if address is None:
-        launched = _launched_here(blank, cluster, run, say)
+        launched = _launched_here(blank, cluster, run, say, limit_s)
     else:
         launched = _launched_on_cluster(blank, cluster, run, say, address)
     with launched as run_probe:
@@ -361,13 +374,18 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
 
 @contextmanager
 def _launched_here(
-    job: ScriptJob, cluster: Cluster, run: RunFolder, say: Say
+    job: ScriptJob, cluster: Cluster, run: RunFolder, say: Say, limit_s: float | None
 ) -> Iterator[RunProbe]:
     from tuner.workload.node.runner import LocalRunner
 
+    def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        if limit_s is not None:
+            request = replace(request, first_step_limit_s=limit_s, time_limit_s=limit_s)
+        return runner.run_of(of, request)
+
     with closing(LocalRunner(job, cluster, run_dir=run.path, say=say)) as runner:
         runner.prepare()
-        yield runner.run_of
+        yield run_probe
 
 
 @contextmanager

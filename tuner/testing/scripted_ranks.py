@@ -82,6 +82,10 @@ class ScriptedRanks:
         self.boundaries.append(target)
         self._taken = 0
 
+    def describe(self) -> str:
+        """Return "": there are no others."""
+        return ""
+
     def expects_more(self) -> bool:
         """Return False: there are no others."""
         return False

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class Attachment:
 
     def __init__(self, address: str) -> None:
         self._address, self._link = address, None  # type: str, Link | None
+        self.began_s = time.time()
         self.environment = dict(os.environ)  # before the program changes it
         self.folder = os.getcwd()
 
@@ -64,6 +66,7 @@ class Attachment:
             "world": world,
             "words": list(sys.orig_argv),
             "prefix": sys.prefix,
+            "began_s": self.began_s,
             "cwd": self.folder,
             "environment": {n: text for n, text in self.environment.items() if n != PROGRAM},
             "program": json.loads(self.environment.get(PROGRAM, "{}")),

@@ -219,6 +219,14 @@ class Forwards:
         if self._counts is None:
             self.end()
 
+    def lost_gradients(self) -> bool:
+        """Return True if the largest model so far has no gradients, after a backward pass."""
+        if not self._models:
+            return False
+        _, model = max(self._models.values(), key=lambda known: known[0])
+        grads = [p.grad is None for p in model.parameters() if p.requires_grad]
+        return bool(grads) and all(grads)
+
     def end(self) -> None:
         """Stop watching."""
         self._over, self._module.__call__ = True, self._plain

@@ -311,11 +311,13 @@ class Conductor:
                 raise ProbeFailed(Failure("cancelled", "the probe was cancelled"))
             now = self._clock()
             if now >= self._deadline_s:
-                message = f"out of time after {self.done} optimizer steps"
+                seen = self._group.describe()
+                message = f"out of time after {self.done} optimizer steps{seen}"
                 raise ProbeFailed(Failure("time_limit", message))
             if now >= limit_s:
                 within = f"no optimizer step within {self._step_limit_s:.0f} s"
-                raise ProbeFailed(Failure("hang", f"{within}, after {self.done} steps"))
+                seen = self._group.describe()
+                raise ProbeFailed(Failure("hang", f"{within}, after {self.done} steps{seen}"))
             event = self._group.next_event(min(0.5, limit_s - now, self._deadline_s - now))
             if event is None or self._noted(event):
                 continue
@@ -355,7 +357,8 @@ class Conductor:
             return failure
         self.ended_by_itself = self._over = True
         if not self.done:
-            return Failure("ended", "the program ended by itself without an optimizer step")
+            message = "the program ended by itself without an optimizer step"
+            return Failure("ended", message + self._group.describe())
         took_s, needed = self._last_at_s - self._first_at_s, ""
         if self._needed_s and took_s > 0:
             steps = math.ceil(self._needed_s * (self.done - 1) / took_s) + 1

@@ -298,6 +298,9 @@ class _MultiNodeRanks:
         for thread in self._threads:
             thread.start()
 
+    def describe(self) -> str:
+        return ""
+
     def expects_more(self) -> bool:
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import socket
 import time
 from collections.abc import Mapping
@@ -20,7 +21,9 @@ from tuner.workload.node.rank_group import Event, RankGroup
 #: Exit code of a rank that is gone without a word, which no launcher has told yet.
 GONE = -255
 #: Variables of ours in the environment of a command.
-OWN_VARIABLES = ("JOULEFRONT_ATTACH", "PYTHONPATH", "BASH_ENV", "JOULEFRONT_BASH_ENV")
+OWN_VARIABLES = (
+    *("JOULEFRONT_ATTACH", "PYTHONPATH", "BASH_ENV", "JOULEFRONT_BASH_ENV", "JOULEFRONT_LINES"),
+)
 #: Once a rank has reported, the others have as long as it took, and at least this, seconds.
 LEAST_PATIENCE_S = 20.0
 
@@ -90,6 +93,15 @@ class CommandGroup(RankGroup):
         self._pid_of[rank] = pid
         self.pids = tuple(self._pid_of[rank] for rank in sorted(self._pid_of))
         return super()._hello(link, rank, pid)
+
+    def describe(self) -> str:
+        """Return which processes of the command may train, a phrase."""
+        if self._pid_of:
+            return ""
+        shown = dict.fromkeys(shlex.join(words[1:])[:80] for words in self._importing.values())
+        if not shown:
+            return ", and no Python process of the command has imported torch"
+        return f", and torch was imported by {', '.join(shown)}"
 
     def expects_more(self) -> bool:
         """Return True while a process with the words of a rank has not reported as one."""

@@ -49,6 +49,9 @@ class Ranks(Protocol):
     def next_event(self, timeout_s: float) -> Event | None:
         """Return the next event, or None after `timeout_s` seconds of silence."""
 
+    def describe(self) -> str:
+        """Return what is known of processes that were not expected, a phrase, or ""."""
+
     def expects_more(self) -> bool:
         """Return True while a process that was not expected may still report as a rank."""
 
@@ -98,6 +101,10 @@ class RankGroup:
                     handle: Callable[[Any], None] = key.data
                     handle(key.fileobj)
         return self._pending.popleft()
+
+    def describe(self) -> str:
+        """Return "": the ranks are those that were started."""
+        return ""
 
     def expects_more(self) -> bool:
         """Return False: the ranks are those that were started."""

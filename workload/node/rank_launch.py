@@ -42,6 +42,8 @@ from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.launchers.secrets import revealed
 
 LOG_TAIL_LINES = 20
+#: File of a probe's folder in which the lines of a job script are noted.
+LINES = "lines.txt"
 #: What reads a command's line, as users' job scripts have it.
 SHELL = shutil.which("bash") or "/bin/sh"
 #: A rank's log that grows beyond this is cut, ...
@@ -212,6 +214,8 @@ class RankLaunch:
         line = revealed(start.command, start.secrets)
         env = {**_own_environment(), **start.environment(0, 1), ATTACH: str(order.resolve())}
         env |= entry_variables(env)
+        if self._request.inspects:
+            env["JOULEFRONT_LINES"] = str(self.folder.resolve() / LINES)
         return RankSpec(
             argv=(SHELL, "-c", line),
             env=env,

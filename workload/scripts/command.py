@@ -24,6 +24,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.keys import recognised, source_of
+from tuner.workload.scripts.job_script import JobScript
 from tuner.workload.scripts.launchers import Launcher, read_command
 from tuner.workload.scripts.launchers.kinds import assignments, require_visible_devices
 from tuner.workload.scripts.launchers.secrets import hidden, revealed
@@ -209,8 +210,12 @@ class Script:
 
     @property
     def _for_shell(self) -> bool:
-        # Pipes, redirections and several commands are the shell's to read.
-        return self._parts != shlex.split(self.command)
+        # Pipes, redirections and several commands are the shell's to read, unless they are quoted.
+        words = shlex.split(self.command)
+        if shlex.join(words) == self.command.strip():
+            return False
+        signs = any(part and not set(part) - set("();<>|&") for part in self._parts)
+        return signs or self._parts != words or "\n" in self.command.strip()
 
     @cached_property
     def _read(self) -> tuple[tuple[str, ...], Launcher | None]:
@@ -239,7 +244,7 @@ class Script:
     @property
     def line(self) -> str:
         """The command as a line for the shell, in which `{env:NAME}` stands for each secret."""
-        line = self.command
+        line = self.job_script.command if self.job_script is not None else self.command
         if self._file is not None and not os.access(self._file, os.X_OK):
             own = Path(sys.executable).parent
             named = Path(shutil.which("python") or "").parent == own
@@ -247,6 +252,11 @@ class Script:
         for name, value in self._kept[1].items():
             line = line.replace(value, f"{{env:{name}}}")
         return line
+
+    @cached_property
+    def job_script(self) -> JobScript | None:
+        """The script of the shell that the command starts, or None."""
+        return None if self._for_shell else JobScript.of(self._kept[0], Path(self.cwd))
 
     @property
     def _file(self) -> Path | None:

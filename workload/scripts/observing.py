@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
+from tuner.workload.node.rank_launch import LINES
 from tuner.workload.probe import INSPECTIONS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import (
@@ -65,14 +66,22 @@ def observed_job(script: Script) -> ScriptJob:
     )
 
 
-def observe_script(script: Script, run: RunProbe, *, folder: Path, say: Say) -> Seen | None:
+def observe_script(
+    script: Script, run: RunProbe, *, folder: Path, say: Say, cluster: Cluster | None = None
+) -> Seen | None:
     """Start a command once as it stands, and return what its ranks report.
 
     None for a script without a launcher that needs one: it can be started as a rank. InputError if
     it fails before its first steps, with the last words of its log.
     """
     job = observed_job(script)
-    say(f"starting your command once, as it stands, to see how {script.name!r} trains")
+    jobs = script.job_script
+    if jobs is not None:
+        say(f"everything in {jobs.path.name} runs here once, until its ranks have trained 4 steps")
+        if cluster is not None and (other := jobs.differences(cluster)):
+            say(other)
+    else:
+        say(f"starting your command once, as it stands, to see how {script.name!r} trains")
     record = run(job, look_request("inspection", job.baseline, INSPECTIONS[1]))
     if record.failure is not None and record.failure.kind == "no_rank" and script.is_script_alone:
         say(f"started alone, it looks for a rank, so a launcher's is set: {record.failure.message}")
@@ -80,12 +89,17 @@ def observe_script(script: Script, run: RunProbe, *, folder: Path, say: Say) -> 
     require_steps(script, record, folder)
     say_cost(record, say)
     facts = record.environment["facts"]
+    first_step_s = record.environment["first_step_s"]
+    if jobs is not None:
+        log = folder / "probes" / record.request.probe_id / LINES
+        if ran := jobs.ran(log, facts["process"]["began_s"], first_step_s):
+            say(ran)
     observation = Observation.of(facts["processes"])
     program = facts["process"]["program"]
     if not facts.get("arguments"):  # of ranks that another process of the command has started
         facts = {**facts, **{name: program.get(name, {}) for name in ("arguments", "named")}}
     seen = script.observed(observation)
-    return Seen(seen, facts, record.environment["first_step_s"])
+    return Seen(seen, facts, first_step_s)
 
 
 def inspect_observed(

@@ -166,6 +166,43 @@ def test_a_script_alone_that_looks_for_a_rank_is_left_to_a_launcher(tmp_path: Pa
         observe(tmp_path, "nice python train.py", grouped)
 
 
+#: As pytorch/examples' word_language_model updates its parameters.
+BY_HAND = """
+import itertools, torch
+net = torch.nn.Linear(8, 8)
+for i in itertools.count():
+    net.zero_grad()
+    net(torch.randn(4, 8)).square().mean().backward()
+    for p in net.parameters():
+        p.data.add_(p.grad, alpha=-0.01)
+"""
+#: 600 backward passes before the first step, and evaluations with gradients in between.
+LONG = """
+import torch
+net, other = torch.nn.Linear(8, 8), torch.nn.Linear(2, 2)
+o = torch.optim.SGD(net.parameters(), 0.1)
+for i in range(10**9):
+    other.zero_grad()
+    other(torch.randn(2, 2)).sum().backward()
+    net(torch.randn(4, 8)).square().mean().backward()
+    if (i + 1) % 600 == 0:
+        o.step()
+        o.zero_grad()
+"""
+
+
+def test_a_loop_that_updates_its_parameters_by_hand_is_told_what_to_call(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"ran \d+ backward passes and no optimizer.step\(\)"
+    ) as error:
+        observe(tmp_path, "python train.py", BY_HAND)
+    assert "joulefront_hook.step()" in str(error.value)
+
+
+def test_a_long_accumulation_is_no_update_by_hand(tmp_path: Path) -> None:
+    assert observe(tmp_path, "python train.py", LONG).facts["groups"][1]["passes"] == 1200
+
+
 def test_processes_that_train_side_by_side_are_no_job(tmp_path: Path) -> None:
     alone = TRAIN.replace('"WORLD_SIZE" in os.environ', "False")
     with pytest.raises(InputError, match="make no process group"):
