@@ -30,7 +30,7 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "results", "planning", "study"),
-    *("online", "display", "evidence", "deploy", "api", "cli"),
+    *("online", "receipt", "callbacks", "display", "evidence", "deploy", "api", "cli"),
 )
 #: Imports inside a function that look upwards by design: methods of a result that show it.
 DEFERRED = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.api import load_result, optimize, plan, replay
+    from tuner.callbacks import EnergyLog, log_energy
     from tuner.display.progress import track
     from tuner.online.block import tuning
     from tuner.planning.fit import fit
@@ -32,6 +33,7 @@ __all__ = [
     "Cluster",
     "Configuration",
     "Constraints",
+    "EnergyLog",
     "InputError",
     "Interrupted",
     "Interval",
@@ -46,6 +48,7 @@ __all__ = [
     "WindowPolicy",
     "fit",
     "load_result",
+    "log_energy",
     "optimize",
     "plan",
     "replay",
@@ -55,6 +58,7 @@ __all__ = [
 
 _NAMES = {
     "tuner.api": ("load_result", "optimize", "plan", "replay"),
+    "tuner.callbacks": ("EnergyLog", "log_energy"),
     "tuner.display.progress": ("track",),
     "tuner.online.block": ("tuning",),
     "tuner.planning.fit": ("fit",),

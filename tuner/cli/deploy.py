@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.cli import measure
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
@@ -130,6 +131,9 @@ def _earlier(args: argparse.Namespace) -> Earlier | None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.run is not None or not args.program or args.tune or args.follow_power:
+        for flag in measure.given_options(args):
+            raise InputError(f"{flag} is for a command that is only measured: tuner run -- ...")
     if args.tune or args.follow_power:
         return _tune(args)
     if given := given_options(args, Constraints, only=_OF_TUNING):
@@ -138,6 +142,8 @@ def _run(args: argparse.Namespace) -> int:
         raise InputError("--transfer, --knob and --knobs are for --tune")
     if args.metrics_port is not None or args.metrics_file is not None:
         raise InputError("--metrics-port and --metrics-file are for --tune and --follow-power")
+    if args.run is None and args.program:
+        return measure.measure_command(args)
     from tuner.api import load_result
     from tuner.deploy.train import train
     from tuner.problem.run_folder import find_run
@@ -173,9 +179,11 @@ def add(commands: Commands) -> None:
     run = commands.of_run(
         "run",
         _run,
-        "train as recommended, and compare with the expectation",
-        usage="tuner run [RUN] [options] [-- PROGRAM ...]",
+        "measure a command as it stands, or train as a run recommends",
+        hint="a command to measure follows --: tuner run -- python train.py",
+        usage="tuner run [options] -- COMMAND ... | tuner run RUN [options] [-- PROGRAM ...]",
     )
+    measure.add_options(run)
     add_shared(run, "--point")
     text = (
         "steps of the built-in program (default: the job's), or of the tuned training, if "

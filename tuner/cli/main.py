@@ -110,19 +110,21 @@ def _main(argv: Sequence[str] | None) -> int:
     if "--" in words and any(words[: len(c)] == c for c in _WITH_PROGRAM):
         cut = words.index("--")  # the user's program follows
         words, program = words[:cut], words[cut + 1 :]
-    args = parser.parse_args(words, argparse.Namespace(program=program))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    ignored = [n for n in numbers if signal.getsignal(n) == signal.SIG_IGN]
+    args = parser.parse_args(words, argparse.Namespace(program=program, ignored_signals=ignored))
     if args.command is None:
         parser.print_help()
         return OK
     interrupts = _Interrupts()
-    before = {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, interrupts) for n in numbers}
     try:
         refuse_sudo()
         if args.program and hasattr(args, "script"):
             if args.script is not None:
                 raise InputError("give the script's command once: after -- or by --script")
             args.script = shlex.join(args.program)
-        alone = any(getattr(args, name, None) for name in ("tune", "follow_power"))
+        alone = args.program or any(getattr(args, each, None) for each in ("tune", "follow_power"))
         if getattr(args, "of_run", False) and args.run is None and not alone:
             print_latest(args)
         code: int = args.run_command(args)

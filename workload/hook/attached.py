@@ -21,7 +21,8 @@ from .link import Link
 from .program import prepare, prepare_torch
 from .source import PROGRAM
 
-#: Environment variable with the path of the file that says what to do.
+#: Environment variable with the path of the file that says what to do, or of the folder in which a
+#: process of a command that is only measured counts its steps (`tally`).
 ATTACH = "JOULEFRONT_ATTACH"
 #: Place of a rank's number in its words.
 _OF_RANK = re.compile(r"\{(?:local_)?rank\}")

@@ -1,0 +1,99 @@
+"""`tuner run -- COMMAND`: a command as it stands, and a receipt of what it used."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tuner.cli.options import say_of
+from tuner.search_spaces.errors import InputError, InvalidValue
+
+#: Options of `tuner run` that belong to the point of a run, and their defaults.
+_OF_POINT: dict[str, tuple[str, Any]] = {
+    "--point": ("point", "recommended"),
+    "--steps": ("steps", None),
+    "--no-clocks": ("clocks", True),
+}
+
+
+def add_options(parser: Any) -> None:
+    """Add the options of a measured command."""
+    group = parser.add_argument_group("only measure: the command after --, without RUN")
+    group.add_argument(
+        "--out",
+        metavar="FILE",
+        help="file of the receipt (default: energy.json in a new folder of RUNS/receipts)",
+    )
+    group.add_argument(
+        "--samples",
+        type=float,
+        metavar="N",
+        help="samples of an optimizer step, over all ranks (default: counted)",
+    )
+    group.add_argument(
+        "--slurm-comment",
+        action="store_true",
+        help="also set the receipt as the comment of the Slurm job",
+    )
+    group.add_argument("--meter", metavar="MODULE:CLASS", help="a meter of your own")
+
+
+def given_options(args: argparse.Namespace) -> list[str]:
+    """Return the options of a measured command that were given."""
+    given = {
+        "--out": args.out is not None,
+        "--samples": args.samples is not None,
+        "--slurm-comment": args.slurm_comment,
+        "--meter": args.meter is not None,
+    }
+    return [flag for flag, is_given in given.items() if is_given]
+
+
+def measure_command(args: argparse.Namespace) -> int:
+    """Run the command after --, and print its receipt to standard error; return its exit code."""
+    from tuner.display.receipt_text import receipt_lines
+    from tuner.receipt.command import end_as, words_of
+    from tuner.receipt.measure import MeasureOptions, measure, receipt_file
+    from tuner.receipt.slurm import write_comment
+    from tuner.search_spaces.typed import JSON_SCHEMA, strict_json
+    from tuner.workload.meters.own import own_meter
+
+    for flag, (name, default) in _OF_POINT.items():
+        if getattr(args, name) != default:
+            raise InputError(f"{flag} is of a run's point; name the run: tuner run RUN {flag} ...")
+    if args.samples is not None and not 0 < args.samples < float("inf"):
+        raise InvalidValue("--samples", args.samples, "a number above 0")
+    words_of(args.program)
+    file = receipt_file(args.out, args.runs_dir, args.program)
+    options = MeasureOptions(file, args.samples, args.ignored_signals, 2 if args.json else None)
+    # Standard output is the command's; a closed standard error changes nothing for it.
+    say = say_of(args, "tuner: ")
+    try:
+        with own_meter(args.meter):
+            receipt, status = measure(args.program, options, say)
+    except BaseException:
+        _remove_unused(file, is_new=args.out is None)
+        raise
+    lines = receipt_lines(receipt, file)
+    if args.slurm_comment:
+        lines.append(write_comment(receipt))
+    with contextlib.suppress(OSError):
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        if args.json:
+            whole = {"schema": JSON_SCHEMA, **receipt.to_json(), "file": str(file)}
+            print(json.dumps(strict_json(whole), indent=2), flush=True)
+    return end_as(status)
+
+
+def _remove_unused(file: Path, *, is_new: bool) -> None:
+    # The command did not run: nothing is left of it.
+    if is_new:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+            file.parent.rmdir()
+            os.rmdir(file.parent.parent)

@@ -1,0 +1,1 @@
+"""Measurement of any command, which runs as it stands, and the receipt of its energy."""

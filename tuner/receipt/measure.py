@@ -1,0 +1,310 @@
+"""Measurement of a command from its start to its end: the meter, the counts, and the receipt file.
+
+The file is replaced every few seconds by a newer one, so that it holds what was used until then if
+this process is killed. The command trains on in that case: it waits for nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from tuner.problem.run_folder import new_name
+from tuner.receipt.command import PASSED_ON, Command, left_running, words_of
+from tuner.receipt.energy import DeviceTotals, EnergyCurve
+from tuner.receipt.receipt import KIND, Receipt, TrainingShare
+from tuner.receipt.trainings import Training, read_counts, trainings_of
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import require_own, write_text
+from tuner.search_spaces.typed import strict_json
+from tuner.workload import hook
+from tuner.workload.hook import ATTACH
+from tuner.workload.meters import Meter, MeterError
+from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.meters.own import opener_of
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.rights import private_folder
+from tuner.workload.platforms import platform_of
+from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.scripts.launchers.secrets import hidden
+
+#: Time between two readings of the meter and the counts, and between two writes, seconds.
+LOOK_S, WRITE_S = 1.0, 5.0
+#: Time in which helpers of an ended command end, too, seconds.
+ENDING_S = 0.2
+#: Processes that a note names.
+_NAMED = 3
+
+
+def open_node_meter() -> Meter:
+    """Open the user's own meter, or that of the visible GPUs, of whatever kinds, or of the cores.
+
+    InputError if the machine has GPUs whose energy cannot be metered.
+    """
+    try:
+        if (own := opener_of(os.environ)) is not None:
+            return own()
+        gpus = Nvidia().facts()
+        if gpus.broken:
+            raise InputError(f"the GPUs of this machine cannot be metered: {gpus.why_none}")
+        if gpus.devices:
+            return NvmlMeter()
+    except MeterError as error:
+        raise InputError(str(error)) from error
+    cluster = detect_cluster()
+    return platform_of(cluster).open_meter(cluster)
+
+
+def _stem(words: Sequence[str]) -> str:
+    scripts = [word for word in words if word.endswith((".py", ".sh", ".sbatch"))]
+    return Path(scripts[0] if scripts else words[0].split()[0]).stem
+
+
+def receipt_file(out: str | None, runs_dir: str | Path, command: Sequence[str]) -> Path:
+    """Return the file of the receipt: `out`, or energy.json in a new folder of the runs' folder.
+
+    InputError if `out` holds something else.
+    """
+    if out is not None:
+        path = Path(out)
+        if path.exists() and KIND not in _start_of(path):
+            raise InputError(f"--out {out} exists and holds no receipt; name another file")
+        return path
+    receipts = Path(runs_dir) / "receipts"
+    require_own(receipts)
+    while True:
+        folder = receipts / new_name(_stem(command), receipts)
+        with contextlib.suppress(FileExistsError):
+            private_folder(receipts)
+            folder.mkdir(mode=0o700)
+            return folder / "energy.json"
+
+
+def _start_of(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file.read(200).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How a command is measured.
+
+    Attributes:
+        file: where the receipt is written while the command runs.
+        samples_a_step: number of samples of an optimizer step, over all ranks; None counts them.
+        ignored: signals that the command ignores, as this process did when it started.
+        output: descriptor of the command's standard output; None for this process's.
+    """
+
+    file: Path
+    samples_a_step: float | None = None
+    ignored: Collection[int] = ()
+    output: int | None = None
+
+
+class _Account:
+    # Gathers what the command uses; `receipt` sums it up at any moment.
+
+    def __init__(
+        self, meter: Meter, command: Sequence[str], counts: Path, options: MeasureOptions
+    ) -> None:
+        self._meter, self._counts = meter, counts
+        self._samples_a_step = options.samples_a_step
+        self._words = tuple(hidden(command)[0])
+        self._trainings: list[Training] = []
+        self.notes: list[str] = []
+        self._problem = ""
+        opened = meter.boundary(opens=True)
+        self._started = datetime.now().astimezone().isoformat(timespec="seconds")
+        self.curve = EnergyCurve(opened)
+        self._devices = DeviceTotals(opened.time_s, is_gpu=meter.info.tells_clocks)
+
+    def look(self, *, last: bool = False) -> None:
+        """Read counts and meter; the last reading is that of the moment of this call."""
+        self._trainings = trainings_of(read_counts(self._counts))
+        if self._problem:
+            return
+        try:
+            self.curve.add(self._meter.boundary(opens=False) if last else self._meter.read())
+            if not last:
+                self._devices.add(self._meter.sample())
+        except MeterError as error:
+            self._problem = (
+                f"The meter failed {self.curve.time_s:.0f} s after the start, and energy is "
+                f"counted until then: {error}"
+            )
+        moments = {t for each in self._trainings for t in (each.lead.first_s, each.lead.last_s)}
+        self.curve.forget(moments)
+
+    def receipt(
+        self, state: Literal["running", "ended"] = "running", status: int | None = None
+    ) -> Receipt:
+        """Return the receipt until the last look."""
+        curve = self.curve
+        shares = tuple(
+            TrainingShare.of(each, curve, self._samples_a_step) for each in self._trainings
+        )
+        first_s = min((each.lead.first_s for each in self._trainings), default=math.nan)
+        mean_W = curve.energy_J / curve.time_s if curve.time_s > 0 else math.nan
+        return Receipt(
+            state=state,
+            command=self._words,
+            host=socket.gethostname(),
+            started=self._started,
+            began_s=curve.opened.time_s,
+            time_s=curve.time_s,
+            energy_J=curve.energy_J,
+            meter=self._meter.info,
+            exit_code=status if status is not None and status >= 0 else None,
+            signal=-status if status is not None and status < 0 else None,
+            first_step_energy_J=math.nan if not shares else curve.energy_at(first_s),
+            trainings=shares,
+            devices=self._devices.shares(mean_W),
+            notes=(*self._seen(shares), *self.notes),
+        )
+
+    def _seen(self, shares: Sequence[TrainingShare]) -> Iterator[str]:
+        if self._problem:
+            yield self._problem
+        if not shares:
+            yield (
+                "No optimizer step was seen, so there are no figures a step: no Python process "
+                "below the command stepped a torch optimizer or a DeepSpeed engine (a loop of "
+                "another kind counts its steps by joulefront_hook.step())."
+            )
+        if any(len(each.ranks) < each.world for each in self._trainings):
+            yield (
+                "Not all ranks were seen on this node. The energy of other nodes is not part of "
+                "this receipt, whose figures a step are of this node's share."
+            )
+        if _overlap(self._trainings):
+            yield "Trainings ran at the same time, and each is charged all of the energy meanwhile."
+        if any(each.steps > 1 and not each.samples > 0 for each in shares):
+            yield (
+                "Samples were not counted, for no DataLoader of torch drew them all; --samples N "
+                "says how many a step takes."
+            )
+
+
+def _overlap(trainings: Sequence[Training]) -> bool:
+    spans = sorted((each.lead.first_s, each.lead.last_s) for each in trainings)
+    return any(later[0] < earlier[1] for earlier, later in itertools.pairwise(spans))
+
+
+def measure(
+    command: Sequence[str],
+    options: MeasureOptions,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> tuple[Receipt, int]:
+    """Run a command as it stands; return its receipt and its exit code, or minus its signal.
+
+    Raises:
+        InputError: it cannot be started, its energy cannot be metered, or the file cannot be
+            written; the command does not run then.
+        KeyboardInterrupt: a signal came before it was started.
+    """
+    words = words_of(command)
+    with _counts_folder() as counts:
+        variables = _variables(counts)
+        with (
+            Command(words, variables, ignored=options.ignored, output=options.output) as running,
+            closing(open_node_meter()) as meter,
+        ):
+            account = _Account(meter, command, counts, options)
+            _write(account.receipt(), options.file)
+            if signal.sigpending() & PASSED_ON:
+                raise KeyboardInterrupt
+            running.start()
+            _follow(running, account, options.file, say)
+            account.look(last=True)
+            if left := _left_running(counts):
+                account.notes.append(_left(left))
+            status = running.status or 0
+            receipt = account.receipt("ended", status)
+            with _reported(say):
+                _write(receipt, options.file)
+            return receipt, status
+
+
+def _follow(running: Command, account: _Account, file: Path, say: Callable[[str], None]) -> None:
+    look_s = write_s = time.monotonic()
+    while not running.wait(max(0.0, look_s + LOOK_S - time.monotonic())):
+        now_s = time.monotonic()
+        asked = running.signalled
+        if now_s - look_s < LOOK_S and not asked:
+            continue
+        account.look()
+        look_s = now_s
+        if now_s - write_s >= WRITE_S or asked:
+            write_s = now_s
+            with _reported(say):
+                _write(account.receipt(), file)
+
+
+@contextlib.contextmanager
+def _reported(say: Callable[[str], None]) -> Iterator[None]:
+    # A file that cannot be written while the command runs is no reason to stop it.
+    try:
+        yield
+    except InputError as error:
+        say(str(error))
+
+
+def _write(receipt: Receipt, file: Path) -> None:
+    try:
+        write_text(file, json.dumps(strict_json(receipt.to_json()), indent=1) + "\n", mode=0o600)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InputError(f"the receipt {file} cannot be written: {why}") from error
+
+
+@contextlib.contextmanager
+def _counts_folder() -> Iterator[Path]:
+    # In memory: a count must not wait for a disk that is busy with a checkpoint.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="joulefront-", dir=memory))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _variables(counts: Path) -> dict[str, str]:
+    entry = str(Path(hook.__file__).parent / "entry")
+    path = os.pathsep.join(filter(None, [entry, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, ATTACH: str(counts), "PYTHONPATH": path}
+
+
+def _left_running(counts: Path) -> list[tuple[int, list[str]]]:
+    # Helpers of a process that has ended, such as multiprocessing's, end a moment later.
+    if left_running(ATTACH, str(counts)):
+        time.sleep(ENDING_S)
+    return left_running(ATTACH, str(counts))
+
+
+def _left(processes: Sequence[tuple[int, Sequence[str]]]) -> str:
+    shown = [(pid, shlex.join(hidden(words)[0][:3])) for pid, words in processes[:_NAMED]]
+    named = [f"{pid} ({words})" for pid, words in shown]
+    more = f" and {len(processes) - _NAMED} more" if len(processes) > _NAMED else ""
+    return (
+        f"The command ended, and processes that it started still run: {', '.join(named)}{more}; "
+        "what they use from here on is not part of this receipt (a shell waits for its background "
+        "jobs with `wait`)."
+    )
