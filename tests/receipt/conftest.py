@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ class UserFolder:
 
 
 @pytest.fixture
-def user(tmp_path: Path) -> Iterator[UserFolder]:
+def user(tmp_path: Path) -> UserFolder:
     write_fake_torch(tmp_path / "lib")
     (tmp_path / "train.py").write_text(TRAIN)
-    yield UserFolder(tmp_path)
+    return UserFolder(tmp_path)

@@ -117,7 +117,9 @@ def test_trainings_one_after_the_other_stand_apart(user: UserFolder) -> None:
 
 
 def test_trainings_at_the_same_time_share_their_energy(user: UserFolder) -> None:
-    done = user.measure("bash", "-c", f"{PYTHON} train.py 20 0.05 & {PYTHON} train.py 20 0.05; wait")
+    done = user.measure(
+        "bash", "-c", f"{PYTHON} train.py 20 0.05 & {PYTHON} train.py 20 0.05; wait"
+    )
     assert len(done.receipt["trainings"]) == 2
     assert done.note("at the same time")
 

@@ -1,0 +1,160 @@
+"""Energy in the own logs of transformers' Trainer, Lightning and Accelerate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tuner
+from tuner.callbacks import EnergyLog, log_energy
+from tuner.search_spaces.errors import InputError
+from tuner.workload.meters import MeterError, Reading
+from tuner.workload.probe import MeterInfo
+
+
+class Meter:
+    """Meter of 100 W whose clock moves by a second with each reading."""
+
+    resolution_s = 0.1
+
+    def __init__(self, *, estimated: bool = False) -> None:
+        self.info = MeterInfo("nvml", "gpu", "a test", estimated=estimated)
+        self.time_s, self.fails = 0.0, False
+
+    def read(self) -> Reading:
+        if self.fails:
+            raise MeterError("the counter stands still")
+        self.time_s += 1.0
+        return Reading(self.time_s, 100 * self.time_s)
+
+    def close(self) -> None:
+        self.fails = True
+
+
+def test_energy_power_and_energy_a_step() -> None:
+    log = EnergyLog(Meter())  # type: ignore[arg-type]
+    assert log.metrics(10) == {"energy/gpu_J": 100.0, "energy/gpu_W": 100.0}
+    assert log.metrics(30) == {
+        **{"energy/gpu_J": 200.0, "energy/gpu_W": 100.0},
+        "energy/gpu_J_per_step": 5.0,
+    }
+    assert "energy/gpu_J_per_step" not in log.metrics(30)
+    assert "energy/gpu_J_per_step" not in log.metrics()
+
+
+def test_the_name_says_that_energy_is_estimated() -> None:
+    log = EnergyLog(Meter(estimated=True))  # type: ignore[arg-type]
+    assert "energy/gpu_estimated_J" in log.metrics()
+
+
+def test_a_meter_that_fails_is_no_reason_to_stop(caplog: pytest.LogCaptureFixture) -> None:
+    meter = Meter()
+    log = EnergyLog(meter)  # type: ignore[arg-type]
+    meter.fails = True
+    assert log.metrics(1) == {}
+    assert "the counter stands still" in caplog.text
+
+
+def test_something_else_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be logged by a dict"):
+        log_energy({})
+    assert tuner.log_energy is log_energy
+
+
+@pytest.mark.real
+def test_a_trainer_reports_energy_wherever_it_reports(tmp_path: Path) -> None:
+    import torch
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    reported: list[dict[str, float]] = []
+
+    class Reporter(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            reported.append(dict(logs))
+
+    config = GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8)
+    data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
+    arguments = TrainingArguments(
+        *(str(tmp_path),), max_steps=4, logging_steps=2, report_to=[], use_cpu=True
+    )
+    trainer = Trainer(
+        GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=[Reporter()]
+    )
+    log_energy(trainer, Meter())  # type: ignore[arg-type]
+    trainer.train()
+    assert [entry["energy/gpu_J"] for entry in reported] == [100.0, 200.0, 300.0]
+    assert reported[1]["energy/gpu_J_per_step"] == 50.0
+    trainer.save_state()
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert history[1]["energy/gpu_J"] == 200.0
+
+
+@pytest.mark.real
+def test_lightning_logs_energy_with_its_own_logger(tmp_path: Path) -> None:
+    import lightning
+    import torch
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any) -> Any:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=6,
+        log_every_n_steps=2,
+        logger=CSVLogger(str(tmp_path)),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    log_energy(trainer, Meter())  # type: ignore[arg-type]
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4))
+    (file,) = tmp_path.rglob("metrics.csv")
+    header, *rows = file.read_text().splitlines()
+    assert "energy/gpu_J_per_step" in header
+    at = header.split(",").index("energy/gpu_J")
+    assert [float(row.split(",")[at]) for row in rows] == [100.0, 200.0, 300.0]
+
+
+@pytest.mark.real
+def test_an_accelerator_logs_energy_with_its_trackers(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.tracking import GeneralTracker, on_main_process
+
+    logged: list[tuple[dict[str, float], int | None]] = []
+
+    class Tracker(GeneralTracker):
+        name, requires_logging_directory, tracker = "test", False, None
+
+        @on_main_process
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            pass
+
+        @on_main_process
+        def log(self, values: dict[str, Any], step: int | None, **_: Any) -> None:
+            logged.append((values, step))
+
+    accelerator = Accelerator(cpu=True, log_with=Tracker())
+    accelerator.init_trackers("run")
+    log_energy(accelerator, Meter())  # type: ignore[arg-type]
+    accelerator.log({"loss": 2.0}, step=1)
+    accelerator.log({"loss": 1.0}, step=5)
+    assert logged[0] == ({"loss": 2.0, "energy/gpu_J": 100.0, "energy/gpu_W": 100.0}, 1)
+    assert logged[1][0]["energy/gpu_J_per_step"] == 25.0

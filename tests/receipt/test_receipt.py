@@ -1,0 +1,285 @@
+"""Parts of the receipt: trainings, energy between readings, shares of devices, text, Slurm."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.receipt.conftest import UserFolder
+from tuner.display.receipt_text import joules, receipt_lines, seconds
+from tuner.receipt.energy import DeviceShare, DeviceTotals, EnergyCurve
+from tuner.receipt.measure import receipt_file
+from tuner.receipt.receipt import Receipt, TrainingShare
+from tuner.receipt.slurm import comment_of, write_comment
+from tuner.receipt.trainings import RankCount, Training, read_counts, trainings_of
+from tuner.search_spaces.errors import InputError
+from tuner.workload.hook.tally import HEAD
+from tuner.workload.meters import PowerSample, Reading
+from tuner.workload.probe import MeterInfo
+
+
+def rank(number: int = 0, world: int = 1, parent: int = 1, *, first_s: float = 10.0) -> RankCount:
+    return RankCount(
+        *(number, world, 100 + number, parent, ("train.py",)), 11, first_s, first_s + 20, 88, 8
+    )
+
+
+# ---- trainings
+
+
+def test_ranks_of_one_parent_are_one_training() -> None:
+    ranks = [rank(number, 4, first_s=10 + number / 10) for number in range(4)]
+    (training,) = trainings_of(ranks)
+    assert training.lead is ranks[0]
+    assert training.samples == 4 * 80
+
+
+def test_a_second_launch_of_the_same_ranks_is_a_second_training() -> None:
+    found = trainings_of([rank(0, 2), rank(1, 2), rank(0, 2, first_s=50), rank(1, 2, first_s=51)])
+    assert [[each.first_s for each in training.ranks] for training in found] == [[10, 10], [50, 51]]
+
+
+def test_launches_of_two_parents_at_once_are_two_trainings() -> None:
+    found = trainings_of([rank(0, 2, 7), rank(0, 2, 8), rank(1, 2, 8), rank(1, 2, 7)])
+    assert [{each.parent for each in training.ranks} for training in found] == [{7}, {8}]
+
+
+def test_processes_without_a_group_train_apart() -> None:
+    assert len(trainings_of([rank(), rank()])) == 2
+
+
+def test_unknown_samples_stay_unknown() -> None:
+    ranks = (rank(0, 2), replace(rank(1, 2), samples=math.nan))
+    assert math.isnan(Training(ranks).samples)
+    assert math.isnan(Training((replace(rank(), samples=8),)).samples)  # none after the first step
+
+
+FACTS = {"rank": 0, "world": 1, "pid": 5, "parent": 1, "words": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x" * 100,
+        HEAD.pack(0, 1.0, 1.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
+        HEAD.pack(2, math.nan, 1.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
+        HEAD.pack(2, 5.0, 4.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
+        HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + b"[]",
+        HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + json.dumps({**FACTS, "rank": None}).encode(),
+    ],
+)
+def test_a_file_without_counts_is_left_out(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "odd").write_bytes(data)
+    (tmp_path / "folder").mkdir()
+    good = HEAD.pack(2, 4.0, 5.0, 16.0, 8.0) + json.dumps(FACTS).encode()
+    (tmp_path / "good").write_bytes(good)
+    assert [count.steps for count in read_counts(tmp_path)] == [2]
+
+
+# ---- energy and devices
+
+
+def test_energy_between_two_readings_lies_on_their_line() -> None:
+    curve = EnergyCurve(Reading(10.0, 1000.0))
+    curve.add(Reading(12.0, 1400.0))
+    curve.add(Reading(14.0, 1500.0))
+    assert [curve.energy_at(t) for t in (9.0, 10.0, 11.0, 13.0, 15.0)] == [0, 0, 200, 450, 500]
+    assert (curve.time_s, curve.energy_J) == (4.0, 500.0)
+
+
+def test_a_moment_beyond_the_last_reading_is_asked_again() -> None:
+    curve = EnergyCurve(Reading(0.0, 0.0))
+    assert curve.energy_at(1.0) == 0.0
+    curve.add(Reading(2.0, 100.0))
+    assert curve.energy_at(1.0) == 50.0
+
+
+def test_energies_of_moments_long_ago_are_kept_as_long_as_they_are_wanted() -> None:
+    curve = EnergyCurve(Reading(0.0, 0.0))
+    for second in range(1, 2000):
+        curve.add(Reading(float(second), 10.0 * second))
+        assert curve.energy_at(1.0) == 10.0 or second < 1
+        curve.forget({1.0})
+
+
+def test_powers_of_devices_add_up_to_the_counters() -> None:
+    totals = DeviceTotals(0.0, is_gpu=True)
+    for second in (1.0, 2.0):
+        extra = {"gpu0_power_W": 300.0, "gpu1_power_W": 100.0, "gpu0_utilisation": 1.0}
+        extra |= {"gpu1_utilisation": 0.5 * (second - 1), "gpu0_throttle_power": second - 1}
+        totals.add(PowerSample(second, 400.0, extra))
+    first, second = totals.shares(mean_W=440.0)
+    assert (first.name, first.mean_W, first.idle, first.throttled) == ("GPU 0", 330.0, 0.0, 0.5)
+    assert (second.mean_W, second.idle) == (110.0, 0.75)
+    assert math.isnan(second.throttled)
+
+
+def test_a_single_gpu_has_its_whole_power() -> None:
+    totals = DeviceTotals(0.0, is_gpu=True)
+    totals.add(PowerSample(1.0, 90.0, {"utilisation": 0.25, "throttle_hw": 1.0}))
+    (only,) = totals.shares(100.0)
+    assert (only.mean_W, only.idle, only.throttled) == (100.0, 0.75, 1.0)
+
+
+def test_without_a_sample_no_device_is_known() -> None:
+    assert DeviceTotals(0.0, is_gpu=True).shares(100.0) == ()
+
+
+# ---- text
+
+
+SHARE = TrainingShare(("train.py",), 1, 1, 1201, 64.0, 1200.0, 12_000.0, 38_400.0)
+RECEIPT = Receipt(
+    state="ended",
+    command=("python", "train.py"),
+    host="node7",
+    started="2026-11-26T10:00:00+00:00",
+    began_s=0.0,
+    time_s=1300.0,
+    energy_J=13_000.0,
+    meter=MeterInfo("nvml", "gpu", "NVML total-energy counter of 2 GPUs"),
+    exit_code=0,
+    first_step_energy_J=640.0,
+    trainings=(SHARE,),
+    devices=(DeviceShare("GPU 0", 6.0, 0.1, 0.02), DeviceShare("GPU 1", 4.0, 0.3, 0.0)),
+)
+
+
+def test_the_receipt_as_text() -> None:
+    assert receipt_lines(RECEIPT, Path("runs/energy.json")) == [
+        "Receipt of python train.py on node7",
+        "  energy      13.0 kJ (GPUs, metered: NVML total-energy counter of 2 GPUs)",
+        "  time        22 min, exit code 0",
+        "  first step  after 64 s and 640 J, which stand apart",
+        "  steps       1,201, 10.0 J and 1.00 s a step, 0.312 J a sample",
+        "  power       10.0 W on average: GPU 0 6.00 W, GPU 1 4.00 W",
+        "  devices     20 % idle and 1.0 % throttled of the time",
+        "  file        runs/energy.json",
+    ]
+
+
+def test_a_single_step_has_no_figures_a_step() -> None:
+    once = replace(SHARE, steps=1, time_s=0.0, energy_J=0.0, samples=math.nan)
+    (line,) = [
+        each for each in receipt_lines(replace(RECEIPT, trainings=(once,))) if "steps" in each
+    ]
+    assert line == "  steps       1"
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    nothing = replace(
+        RECEIPT, trainings=(), devices=(), state="running", exit_code=None, notes=("Seen.",)
+    )
+    lines = receipt_lines(nothing)
+    assert [line.split()[0] for line in lines[1:-1]] == ["energy", "time", "power"]
+    assert lines[2].endswith("still running")
+    assert lines[-1] == "Seen."
+    assert nothing.to_json()["steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("energy_J", "text"),
+    [
+        (0.00024, "0.000240 J"),
+        (9.806, "9.81 J"),
+        (999.9, "1,000 J"),
+        (12_345, "12.3 kJ"),
+        (3.6e6, "1.00 kWh"),
+    ],
+)
+def test_joules_in_the_unit_of_their_size(energy_J: float, text: str) -> None:
+    assert joules(energy_J) == text
+
+
+def test_seconds_in_the_unit_of_their_size() -> None:
+    assert [seconds(t) for t in (0.0004, 0.5, 2.0, 61.0, 600.0)] == [
+        *("0.400 ms", "500 ms", "2.00 s", "61 s", "10 min")
+    ]
+
+
+# ---- the file
+
+
+def test_a_receipt_may_be_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "energy.json"
+    path.write_text(json.dumps(RECEIPT.to_json(), indent=1))
+    assert receipt_file(str(path), tmp_path, ["true"]) == path
+
+
+def test_two_receipts_of_one_second_have_two_folders(tmp_path: Path) -> None:
+    files = {receipt_file(None, tmp_path, ["python", "a b/train.py"]) for _ in range(5)}
+    assert len(files) == 5
+    assert all(file.parent.name.startswith("train-") for file in files)
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no receipt"):
+        receipt_file(str(tmp_path), tmp_path, ["true"])
+
+
+# ---- Slurm
+
+
+def fake_slurm(folder: Path, *, comment: str = "(null)", update: str = "") -> dict[str, str]:
+    """Write scontrol and squeue, and return the variables of a job."""
+    folder.mkdir()
+    scripts = {
+        "scontrol": f'#!/bin/sh\nprintf "%s\\n" "$@" >>{folder}/calls\n{update}\n',
+        "squeue": f'#!/bin/sh\necho "{comment}"\n',
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return {"SLURM_JOB_ID": "77", "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_the_comment_is_one_line_of_figures() -> None:
+    assert comment_of(RECEIPT) == (
+        "energy_J=13000 scope=gpu meter=metered time_s=1300.0 mean_W=10 steps=1201 "
+        "J_per_step=10.0 J_per_sample=0.312"
+    )
+
+
+def test_the_job_gets_the_comment(tmp_path: Path) -> None:
+    environ = fake_slurm(tmp_path / "bin")
+    assert write_comment(RECEIPT, environ).startswith(
+        "The comment of Slurm job 77 is now: energy_J"
+    )
+    calls = (tmp_path / "bin" / "calls").read_text().splitlines()
+    assert calls == ["update", "JobId=77", f"Comment={comment_of(RECEIPT)}"]
+
+
+def test_a_comment_of_the_users_own_stays_in_front(tmp_path: Path) -> None:
+    environ = fake_slurm(tmp_path / "bin", comment="paper 3") | {"SLURM_NNODES": "2"}
+    assert f"now: paper 3; node=node7 {comment_of(RECEIPT)}" in write_comment(RECEIPT, environ)
+
+
+@pytest.mark.parametrize(
+    ("update", "environ", "sentence"),
+    [
+        ("echo slurm_update error: Access denied; exit 1", {}, "error: Access denied"),
+        ("exit 4", {}, "exit code 4"),
+        ("", {"SLURM_JOB_ID": ""}, "this is no Slurm job"),
+        ("", {"PATH": "/nowhere"}, "scontrol is not on the PATH"),
+    ],
+)
+def test_a_comment_that_is_not_written_is_said(
+    tmp_path: Path, update: str, environ: dict[str, str], sentence: str
+) -> None:
+    said = write_comment(RECEIPT, fake_slurm(tmp_path / "bin", update=update) | environ)
+    assert said.startswith("--slurm-comment wrote nothing")
+    assert sentence in said
+
+
+def test_slurm_comment_on_the_command_line(user: UserFolder, tmp_path: Path) -> None:
+    environ = fake_slurm(tmp_path / "bin")
+    done = user.measure("true", options=("--slurm-comment",), env=environ)
+    assert "The comment of Slurm job 77 is now: energy_J=" in done.err
+    without = user.measure("true", options=("--slurm-comment",), env={"SLURM_JOB_ID": ""})
+    assert (without.code, "this is no Slurm job" in without.err) == (0, True)
