@@ -13,6 +13,8 @@ from tuner.receipt.receipt import Receipt, TrainingShare
 
 #: Characters of a command that are shown.
 _SHOWN = 60
+#: Trainings that are listed.
+_LISTED = 10
 #: Names of scopes in a sentence.
 _SCOPES = {"gpu": "GPUs", "module": "GPU modules", "node": "node"}
 
@@ -68,9 +70,11 @@ def _step_rows(receipt: Receipt) -> Iterator[tuple[str, str]]:
     several = len(receipt.trainings) > 1
     if several:
         yield "steps", f"{receipt.steps:,} in {len(receipt.trainings)} trainings"
-    for index, training in enumerate(receipt.trainings, 1):
+    for index, training in enumerate(receipt.trainings[:_LISTED], 1):
         where = f": {_command(training.words)}" if several else ""
         yield (f"training {index}" if several else "steps"), _steps(training) + where
+    if len(receipt.trainings) > _LISTED:
+        yield "", f"and {len(receipt.trainings) - _LISTED} more trainings, which the file holds"
 
 
 def _steps(training: TrainingShare) -> str:

@@ -11,13 +11,14 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,6 +46,8 @@ from tuner.workload.scripts.launchers.secrets import hidden
 
 #: Time between two readings of the meter and the counts, and between two writes, seconds.
 LOOK_S, WRITE_S = 1.0, 5.0
+#: Most of a core that looking may take, of a command with thousands of trainings or a slow meter.
+MOST_SHARE = 0.02
 #: Time in which helpers of an ended command end, too, seconds.
 ENDING_S = 0.2
 #: Processes that a note names.
@@ -78,7 +81,7 @@ def _stem(words: Sequence[str]) -> str:
 def receipt_file(out: str | None, runs_dir: str | Path, command: Sequence[str]) -> Path:
     """Return the file of the receipt: `out`, or energy.json in a new folder of the runs' folder.
 
-    InputError if `out` holds something else.
+    InputError if `out` holds something else, or the folder cannot be made.
     """
     if out is not None:
         path = Path(out)
@@ -87,12 +90,18 @@ def receipt_file(out: str | None, runs_dir: str | Path, command: Sequence[str]) 
         return path
     receipts = Path(runs_dir) / "receipts"
     require_own(receipts)
-    while True:
-        folder = receipts / new_name(_stem(command), receipts)
-        with contextlib.suppress(FileExistsError):
-            private_folder(receipts)
-            folder.mkdir(mode=0o700)
-            return folder / "energy.json"
+    try:
+        private_folder(receipts)
+        while True:
+            folder = receipts / new_name(_stem(command), receipts)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                return folder / "energy.json"
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InputError(
+            f"no receipt can be kept in {receipts}: {why}; name a file with --out FILE"
+        ) from error
 
 
 def _start_of(path: Path) -> str:
@@ -194,6 +203,12 @@ class _Account:
                 "Not all ranks were seen on this node. The energy of other nodes is not part of "
                 "this receipt, whose figures a step are of this node's share."
             )
+        if (tasks := _tasks_here(os.environ)) > 1:
+            yield (
+                f"This command is one of {tasks} that a launcher started on this node; devices "
+                "that they share are charged in the receipt of each (put tuner run before the "
+                "launcher)."
+            )
         if _overlap(self._trainings):
             yield "Trainings ran at the same time, and each is charged all of the energy meanwhile."
         if any(each.steps > 1 and not each.samples > 0 for each in shares):
@@ -201,6 +216,13 @@ class _Account:
                 "Samples were not counted, for no DataLoader of torch drew them all; --samples N "
                 "says how many a step takes."
             )
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int:
+    # Tasks of a Slurm step, "8(x2),4", or ranks of torchrun, one of which this process is.
+    texts = (environ.get("SLURM_STEP_TASKS_PER_NODE"), environ.get("LOCAL_WORLD_SIZE"))
+    counts = [re.match(r"\d+", text or "") for text in texts]
+    return max((int(found[0]) for found in counts if found is not None), default=1)
 
 
 def _overlap(trainings: Sequence[Training]) -> bool:
@@ -244,18 +266,18 @@ def measure(
 
 
 def _follow(running: Command, account: _Account, file: Path, say: Callable[[str], None]) -> None:
-    look_s = write_s = time.monotonic()
-    while not running.wait(max(0.0, look_s + LOOK_S - time.monotonic())):
+    write_s = time.monotonic()
+    due_s = write_s + LOOK_S
+    while not running.wait(max(0.0, due_s - time.monotonic())):
         now_s = time.monotonic()
-        asked = running.signalled
-        if now_s - look_s < LOOK_S and not asked:
+        if now_s < due_s and not running.signalled:
             continue
         account.look()
-        look_s = now_s
-        if now_s - write_s >= WRITE_S or asked:
+        if now_s - write_s >= WRITE_S or running.signalled:
             write_s = now_s
             with _reported(say):
                 _write(account.receipt(), file)
+        due_s = now_s + max(LOOK_S, (time.monotonic() - now_s) / MOST_SHARE)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,11 @@ folder and updates the numbers in it after each step (`HEAD`). If that fails, it
 
 The first of these that steps is counted: a DeepSpeed engine, a torch optimizer (and another one
 once that is gone), the program by `joulefront_hook.step()`.
+
+The command's Python may be older than ours: this file runs on 3.8.
 """
+
+from __future__ import annotations
 
 import functools
 import importlib.util
@@ -30,7 +34,7 @@ class Tally:
     """Counter of the optimizer steps and samples of this process."""
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._words = folder, list(sys.orig_argv)
+        self._folder = folder
         self._owner, self._file, self._inode = 0, -1, 0
         self._source, self._inside = "", 0
         self._optimizer: weakref.ref[Any] | None = None
@@ -101,7 +105,7 @@ class Tally:
             "world": world,
             "pid": self._owner,
             "parent": os.getppid(),
-            "words": self._words,
+            "words": list(getattr(sys, "orig_argv", [sys.executable, *sys.argv])),
         }
         path = os.path.join(self._folder, f"{self._owner}-{now_s:.6f}")
         text = HEAD.pack(0, now_s, now_s, _UNKNOWN, _UNKNOWN) + json.dumps(facts).encode()
@@ -182,7 +186,7 @@ def _count_program(tally: Tally, module: Any) -> None:
     module.step = lambda: tally.count("program")
 
 
-_WATCHED: dict[str, Callable[[Tally, Any], None]] = {
+_WATCHED = {
     "torch.optim.optimizer": _count_optimizers,
     "torch.utils.data.dataloader": _count_samples,
     "deepspeed.runtime.engine": _count_engine,
