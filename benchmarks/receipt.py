@@ -142,8 +142,8 @@ def errors(runs: int, seconds: float) -> list[Figure]:
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds of one run: of a step in its fastest twenty, of all steps, of the whole command, of the
-    processor for everything but the training, and of a step that does nothing."""
+    """Seconds of one run: of a step in its fastest twenty, of all steps, of the whole command, of
+    the processor for everything but the training, and of a step that does nothing."""
 
     step_s: float
     steps_s: float

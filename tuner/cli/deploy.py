@@ -220,3 +220,9 @@ def add(commands: Commands) -> None:
         text = "live knobs for --tune; repeatable"
         run.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
     add_shared(run, "--trust", "--quiet")
+    run.show_first(
+        ("run", "--out", "--slurm-comment", "--point", "--tune", "--max-slowdown", "--json"),
+        "tuner run -- torchrun --nproc-per-node 8 train.py          only measure it",
+        "tuner run RUN -- train.py                                  train as RUN recommends",
+        "tuner run --tune -- torchrun --nproc-per-node 8 train.py   tune the clocks meanwhile",
+    )
