@@ -30,6 +30,9 @@ class _BaseDataLoaderIter:
     def _next_index(self):
         return list(range(next(self._sizes)))
 
+    def __iter__(self):
+        return self
+
     def __next__(self):
         return self._next_index()
 """

@@ -82,15 +82,37 @@ def test_with_json_standard_output_is_the_receipt(user: UserFolder) -> None:
     assert "trained\n" in done.err
 
 
-def test_evaluation_draws_no_samples_of_the_training(user: UserFolder) -> None:
+EVALUATIONS = {
+    "without gradients": "torch.grad = False; next(iter(evaluation)); torch.grad = True",
+    "to its end": "[batch for batch in evaluation]",  # transformers' Trainer does so
+}
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS.values(), ids=EVALUATIONS.keys())
+def test_evaluation_draws_no_samples_of_the_training(user: UserFolder, evaluation: str) -> None:
     (user.path / "eval.py").write_text(
-        "import torch\n"
-        "optimizer, loader = torch.Optimizer(), torch._BaseDataLoaderIter([8, 8, 64, 8])\n"
+        "import torch\nLoader = torch._BaseDataLoaderIter\n"
+        "optimizer, loader, evaluation = torch.Optimizer(), Loader([8, 8, 8]), Loader([64, 64])\n"
         "for _ in range(2):\n    next(loader); optimizer.step()\n"
-        "torch.grad = False; next(loader); torch.grad = True\n"
+        f"{evaluation}\n"
         "next(loader); optimizer.step()\n"
     )
     assert user.measure(PYTHON, "eval.py").receipt["trainings"][0]["samples"] == 16
+
+
+def test_batches_of_an_accumulation_and_of_a_look_ahead_count(user: UserFolder) -> None:
+    (user.path / "ahead.py").write_text(
+        "import torch\noptimizer = torch.Optimizer()\n"
+        "for epoch in range(2):\n"
+        "    loader = torch._BaseDataLoaderIter([4] * 6)\n"
+        "    ahead = next(loader)\n"
+        "    while ahead:\n"
+        "        batch, ahead = ahead, next(loader, None)\n"
+        "        if ahead: ahead = next(loader, None)\n"
+        "        optimizer.step()\n"
+    )
+    (training,) = user.measure(PYTHON, "ahead.py").receipt["trainings"]
+    assert training["samples"] == 2 * 24 - 12  # the first step came after three batches
 
 
 def test_one_training_of_two_ranks_is_one(user: UserFolder) -> None:
@@ -132,6 +154,17 @@ def test_a_second_optimizer_counts_only_after_the_first(user: UserFolder) -> Non
         "for _ in range(4):\n    b.step()\n"
     )
     assert user.measure(PYTHON, "two.py").receipt["steps"] == 7
+
+
+def test_a_program_that_looks_for_modules_before_it_imports_them(user: UserFolder) -> None:
+    (user.path / "looks.py").write_text(
+        "import importlib.util\nimport sys\n"
+        "assert importlib.util.find_spec('torch.optim.optimizer') is not None\n"
+        "for name in [name for name in sys.modules if name.startswith('torch')]:\n"
+        "    del sys.modules[name]\n"
+        "import torch\ntorch.Optimizer().step()\n"
+    )
+    assert user.measure(PYTHON, "looks.py").receipt["steps"] == 1
 
 
 def test_a_program_counts_its_own_steps(user: UserFolder) -> None:
@@ -218,6 +251,22 @@ def test_what_cannot_be_started_is_one_sentence(
     assert done.err.count("\n") == 1
     assert sentence in done.err
     assert not user.file.exists()
+
+
+@pytest.mark.parametrize("out", [["--out", "energy.json"], []])
+def test_a_command_that_the_system_refuses_leaves_no_file(user: UserFolder, out: list[str]) -> None:
+    before = sorted(user.path.iterdir())
+    text = (
+        "import sys; from tuner.cli.main import main; "
+        f"sys.exit(main(['run', *{out}, '--', 'true', 'x' * 200_000]))"
+    )
+    done = subprocess.run(
+        [PYTHON, "-c", text], cwd=user.path, env=user.environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "true cannot be started: Argument list too long" in done.stderr
+    assert [path for path in sorted(user.path.iterdir()) if path.name != "runs"] == before
+    assert not list(user.path.rglob("energy.json"))
 
 
 def test_a_line_in_quotes_is_a_shells(user: UserFolder) -> None:

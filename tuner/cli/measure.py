@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,14 +69,18 @@ def measure_command(args: argparse.Namespace) -> int:
         raise InvalidValue("--samples", args.samples, "a number above 0")
     words_of(args.program)
     file = receipt_file(args.out, args.runs_dir, args.program)
+    is_new = not file.exists()
     options = MeasureOptions(file, args.samples, args.ignored_signals, 2 if args.json else None)
     # Standard output is the command's; a closed standard error changes nothing for it.
     say = say_of(args, "tuner: ")
     try:
         with own_meter(args.meter):
             receipt, status = measure(args.program, options, say)
-    except BaseException:
-        _remove_unused(file, is_new=args.out is None)
+    except (InputError, KeyboardInterrupt):  # it did not run
+        if is_new:
+            file.unlink(missing_ok=True)
+        if args.out is None:
+            _remove_folders(file.parent)
         raise
     lines = receipt_lines(receipt, file)
     if args.slurm_comment:
@@ -90,10 +93,8 @@ def measure_command(args: argparse.Namespace) -> int:
     return end_as(status)
 
 
-def _remove_unused(file: Path, *, is_new: bool) -> None:
-    # The command did not run: nothing is left of it.
-    if is_new:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
-            file.parent.rmdir()
-            os.rmdir(file.parent.parent)
+def _remove_folders(folder: Path) -> None:
+    # Remove the folder of a receipt and that of all receipts, as far as they are empty.
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        folder.parent.rmdir()

@@ -154,10 +154,11 @@ class _Account:
             self.curve.add(self._meter.boundary(opens=False) if last else self._meter.read())
             if not last:
                 self._devices.add(self._meter.sample())
-        except MeterError as error:
+        except Exception as error:  # whatever it is, the command runs on
+            what = str(error) if isinstance(error, MeterError) else repr(error)
             self._problem = (
                 f"The meter failed {self.curve.time_s:.0f} s after the start, and energy is "
-                f"counted until then: {error}"
+                f"counted until then: {what}"
             )
         moments = {t for each in self._trainings for t in (each.lead.first_s, each.lead.last_s)}
         self.curve.forget(moments)

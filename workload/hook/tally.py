@@ -30,6 +30,18 @@ HEAD = struct.Struct("=5d")
 _UNKNOWN = float("nan")
 
 
+class Drawn:
+    """Samples that an iterator of a loader drew since the last step; kept with the iterator."""
+
+    def __init__(self) -> None:
+        self.samples, self.trains = 0.0, False
+
+    def end(self) -> None:
+        """Forget them if the iterator ends before any step came: it was one of an evaluation."""
+        if not self.trains:
+            self.samples = 0.0
+
+
 class Tally:
     """Counter of the optimizer steps and samples of this process."""
 
@@ -43,10 +55,22 @@ class Tally:
     def _begin(self) -> None:
         self._steps, self._first_s, self._first_samples = 0, 0.0, _UNKNOWN
         self._samples = 0.0
+        self._drawn: list[Drawn] = []
 
-    def drawn(self, samples: float) -> None:
-        """Add samples of a batch for training; NaN if their number is unknown."""
-        self._samples += samples
+    def drew(self, drawn: Drawn, samples: float) -> None:
+        """Note a batch of an iterator; NaN if the number of its samples is unknown."""
+        if not drawn.samples:
+            self._drawn.append(drawn)
+        drawn.samples += samples
+
+    def _samples_of_step(self) -> float:
+        total = 0.0
+        for drawn in self._drawn:
+            drawn.trains = drawn.trains or drawn.samples != 0
+            total += drawn.samples
+            drawn.samples = 0.0
+        self._drawn.clear()
+        return total
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step of a torch optimizer, unless an engine takes it or another one counts."""
@@ -84,6 +108,7 @@ class Tally:
             if self._file < 0:
                 return
             self._steps += 1
+            self._samples += self._samples_of_step()
             samples = self._samples or _UNKNOWN
             if self._steps == 1:
                 self._first_s, self._first_samples = now_s, samples
@@ -169,12 +194,17 @@ def _count_samples(tally: Tally, module: Any) -> None:
         return plain(iterator, *args, **named)
 
     def next_batch(plain: Any, iterator: Any) -> Any:
-        batch = plain(iterator)
+        drawn = iterator.__dict__.setdefault("_joulefront_drawn", Drawn())
+        try:
+            batch = plain(iterator)
+        except StopIteration:
+            drawn.end()
+            raise
         sizes = iterator.__dict__.get("_joulefront_sizes")
         if sizes:
             samples = sizes.popleft()
             if torch.is_grad_enabled():  # else it is an evaluation
-                tally.drawn(samples)
+                tally.drew(drawn, samples)
         return batch
 
     _wrap(kind, "_next_index", next_index)
@@ -199,14 +229,18 @@ class _Imports:
     # Calls a function of `_WATCHED` once its module is executed.
 
     def __init__(self, tally: Tally) -> None:
-        self._tally, self._waited_for = tally, set(_WATCHED)
+        self._tally = tally
+        self._finding: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Find the spec of a watched module, with its function called after its execution."""
-        if name not in self._waited_for:
+        if name not in _WATCHED or name in self._finding:
             return None
-        self._waited_for.discard(name)
-        spec = _spec_of(name)
+        self._finding.add(name)
+        try:
+            spec = _spec_of(name)
+        finally:
+            self._finding.discard(name)
         if spec is None or spec.loader is None:
             return spec
         plain, then = spec.loader.exec_module, _WATCHED[name]
