@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -146,6 +146,15 @@ class TrainingJob:
     def on_deepspeed(self) -> bool:
         """True if DeepSpeed trains it, so that its rules and ops are needed."""
         return True
+
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """The field of a request that holds what is tuned."""
+        return {"job": self}
+
+    def started_by(self, built_in: Callable[[TrainingJob], Any]) -> Any:
+        """Return what starts this job's ranks: itself if it can, else what `built_in` makes."""
+        return built_in(self)
 
     @property
     def splits_model(self) -> bool:
@@ -315,7 +324,7 @@ def job_names() -> list[str]:
 
 def job_of(job: TrainingJob | str | Path | None) -> TrainingJob:
     """Return a job, by shipped name or path where it is not given itself."""
-    return job if isinstance(job, TrainingJob) else load_job(job)
+    return load_job(job) if job is None or isinstance(job, str | Path) else job
 
 
 def load_job(name_or_path: str | Path | None = None) -> TrainingJob:

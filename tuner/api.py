@@ -52,6 +52,9 @@ def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
 
 def _request(given: dict[str, Any], kind: type[Request]) -> Request:
     """Return the request of a function's arguments by their names, its `limits` included."""
+    job = given.get("job")
+    if job is not None and not isinstance(job, str | Path):  # a name is found later
+        given = {**given, **job.request_fields}
     values = {item.name: given[item.name] for item in fields(kind) if item.name in given}
     values["constraints"] = (given.get("constraints") or Constraints()).limited(**given["limits"])
     if "search" in values:

@@ -49,9 +49,10 @@ def launchable(
         cluster: where the built-in program trains; None for GPUs of any kind.
         program: in place of the built-in program's file.
     """
-    if isinstance(job, LaunchableJob):  # it starts itself
-        return job
-    return BuiltInJob(job, cluster, program or training_program())
+    started: LaunchableJob = job.started_by(
+        lambda own: BuiltInJob(own, cluster, program or training_program())
+    )
+    return started
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,12 @@ def _optimize(args: argparse.Namespace) -> int:
 
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")
-    job = script_of(args) or args.job
+    script = script_of(args)
     request = made_of_options(
         args,
         StudyRequest,
-        job=job,
+        job=args.job,
+        script=script,
         cluster=args.cluster,
         space=args.space,
         constraints=made_of_options(args, Constraints),
@@ -58,7 +59,6 @@ def _optimize(args: argparse.Namespace) -> int:
         answer(args, described.to_json(), described.lines())
         return OK
     if args.executor != "simulated":
-        script = request.script
         starts = of_files(args.knobs, script.framework if script else None, args.job)
         require_trust(args, starts)
     with progress(args) as on_progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
@@ -26,7 +26,7 @@ Given = Configuration | str | Path | Sequence[str | Path] | None
 class JobRequest:
     """Arguments of `tuner.optimize` and `tuner.plan` on the job, which `optimize` documents."""
 
-    job: TrainingJob | Script | str | Path | None = None
+    job: TrainingJob | str | Path | None = None
     cluster: Cluster | str = "auto"
     space: str | SearchSpace | None = None
     constraints: Constraints = field(default_factory=Constraints)
@@ -37,23 +37,21 @@ class JobRequest:
         True, "search clocks and power limits", negated="leave clocks and power limits alone"
     )
 
-    @property
-    def script(self) -> Script | None:
-        """The script whose command is not read yet; None for a job."""
-        return cast(Script, self.job) if hasattr(self.job, "command") else None
+    #: A script whose command has not been inspected, in place of a job.
+    script: Script | None = None
 
     @property
     def named_job(self) -> TrainingJob:
         """The job that is named; InputError if there is none of that name."""
         assert self.script is None  # it is inspected before
-        return job_of(cast("TrainingJob | str | Path | None", self.job))
+        return job_of(self.job)
 
     def declaring_knobs(self) -> Self:
         """Return this request with its knobs declared on its job."""
         if not self.knobs:
             return self
-        if (script := self.script) is not None:
-            return replace(self, job=with_knobs(script, self.knobs), knobs=())
+        if self.script is not None:
+            return replace(self, script=with_knobs(self.script, self.knobs), knobs=())
         return replace(self, job=job_with_knobs(self.named_job, self.knobs), knobs=())
 
     @property

@@ -199,7 +199,7 @@ class StudyRequest(JobRequest):
                 say=say,
                 limit_s=self.search.first_step_limit_s,
             )
-            asked = replace(self, job=inspected, cluster=cluster)
+            asked = replace(self, job=inspected, script=None, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
             asked = replace(asked, space=parse_space(before))

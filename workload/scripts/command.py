@@ -158,6 +158,11 @@ class Script:
         self._check_placeholders(self.line, shell=self._for_shell)
         require_visible_devices(assignments(self._kept[0])[0])
 
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """The fields of a request that hold what is tuned."""
+        return {"job": None, "script": self}
+
     def observed(self, observation: Observation) -> Script:
         """Return this script as its ranks were seen to start."""
         folder = str(Path(self.cwd).resolve())

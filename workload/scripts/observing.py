@@ -114,10 +114,9 @@ def inspect_observed(
     blank, why = blank_job(script, cluster), seen.why_as_it_stands
     look = Look(run, folder, say)
     if not why:
-        job = _of_ranks(seen, blank, look, cluster=cluster)
-        if isinstance(job, ScriptJob):
+        job, why = _of_ranks(seen, blank, look, cluster=cluster)
+        if not why:
             return job
-        why = f"started one by one, its ranks {job}"
     say(f"each probe starts your command as it stands: {why}")
     whole = replace(blank, whole=True)
     job = job_of_facts(script, whole, seen.facts, seen.first_step_s)
@@ -125,28 +124,29 @@ def inspect_observed(
     return proven(job, seen.facts, look, devices=cluster.devices_per_node)
 
 
-def _of_ranks(seen: Seen, blank: ScriptJob, look: Look, *, cluster: Cluster) -> ScriptJob | str:
-    """Return the job whose ranks are started one by one, or what they do otherwise, a phrase."""
-    facts, script = seen.facts, seen.script
+def _of_ranks(
+    seen: Seen, blank: ScriptJob, look: Look, *, cluster: Cluster
+) -> tuple[ScriptJob, str]:
+    """Return the job whose ranks are started one by one, and why it is not the same, or ""."""
+    facts, script, devices = seen.facts, seen.script, cluster.devices_per_node
+    alone = "started one by one, its ranks"
     if "micro_batch" in facts:  # whether its batches follow DeepSpeed shows at another split
         again = look(blank, blank.baseline, alter=True)
         if isinstance(again, str):
             again = look(blank, blank.baseline)
         if isinstance(again, str):
-            return f"do not train ({again})"
+            return blank, f"{alone} do not train ({again})"
         if again.get("global_batch") != facts.get("global_batch"):
-            return f"train a global batch of {again.get('global_batch')}"
+            return blank, f"{alone} train a global batch of {again.get('global_batch')}"
         job = job_of_facts(script, blank, again, seen.first_step_s)
-        return proven(job, again, look, devices=cluster.devices_per_node)
+        return proven(job, again, look, devices=devices), ""
     job = proven(
-        job_of_facts(script, blank, facts, seen.first_step_s),
-        facts,
-        look,
-        devices=cluster.devices_per_node,
+        job_of_facts(script, blank, facts, seen.first_step_s), facts, look, devices=devices
     )
     if job.frame.given or job.frame.keeps:  # proven by launches that trained the same otherwise
-        return job
+        return job, ""
     again = look(blank, blank.baseline)
     if isinstance(again, str):
-        return f"do not train ({again})"
-    return difference(job, facts, again) or job
+        return job, f"{alone} do not train ({again})"
+    other = difference(job, facts, again)
+    return job, f"{alone} {other}" if other else ""

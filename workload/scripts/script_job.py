@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
@@ -155,6 +157,10 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         )
 
     # ---- what others ask of a job
+
+    def started_by(self, built_in: Callable[[TrainingJob], Any]) -> ScriptJob:
+        """Return this job, which starts itself."""
+        return self
 
     @property
     def facts(self) -> ScriptJob:

@@ -11,6 +11,7 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
+from tuner.workload.scripts.command import filled
 from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Degrees of parallelism inside the model, which a script builds by the model's sizes.
@@ -71,6 +72,12 @@ class Draft:
     def config_file(self) -> Path:
         """Path of the DeepSpeed configuration of this start."""
         return self.folder.resolve() / "ds_config.json"
+
+    def fill(self, values: Mapping[str, str]) -> None:
+        """Fill in the placeholders of the words, and of the whole command."""
+        self.words = [filled(word, values) for word in self.words]
+        self.typed = tuple(filled(word, values) for word in self.typed)
+        self.command = filled(self.command, values)
 
     def use_words(self, words: Sequence[str]) -> None:
         """Replace the words of the command."""

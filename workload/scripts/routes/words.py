@@ -9,7 +9,6 @@ from pathlib import Path
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.declared_knobs import environment, framework_settings, text_values, with_files
-from tuner.workload.scripts.command import filled
 from tuner.workload.scripts.routes.base import (
     ACCUMULATION,
     Draft,
@@ -44,9 +43,7 @@ class Placeholders(Route):
         values |= self._batch(job, configuration)
         values |= {"deepspeed_config": str(draft.config_file)}
         values |= text_values(configuration, job.knobs)
-        draft.use_words([filled(word, values) for word in draft.words])
-        draft.command = filled(draft.command, values)
-        draft.typed = tuple(filled(word, values) for word in draft.typed)
+        draft.fill(values)
 
     def _batch(self, job: ScriptTraining, configuration: Configuration) -> dict[str, str]:
         # An argument may carry more than its part of the batch.
