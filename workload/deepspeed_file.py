@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ def read_deepspeed(path: Path, *, option: str = "") -> dict[str, Any]:
         option: the option that names the file, for messages.
     """
     named = f"{path} of {option}" if option else str(path)
+    settings = _read(path, named)
+    _check_types(settings, named)
+    return settings
+
+
+def _read(path: Path, named: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{named} is too large for a DeepSpeed configuration")
@@ -39,9 +46,48 @@ def read_deepspeed(path: Path, *, option: str = "") -> dict[str, Any]:
     return settings
 
 
+def _check_types(settings: Mapping[str, Any], named: str) -> None:
+    """Raise InputError for a value of another type than DeepSpeed takes."""
+    for key, (allowed, is_allowed) in _VALUES.items():
+        table, _, name = key.rpartition(".")
+        holder: Any = settings
+        for part in filter(None, table.split(".")):
+            holder = holder.get(part) if isinstance(holder, Mapping) else None
+        value = holder.get(name) if isinstance(holder, Mapping) else None
+        if value is not None and not is_allowed(value):
+            raise InputError(f"{key} is {value!r} in {named}; it must be {allowed}")
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_count(value: Any) -> bool:
+    return value == "auto" or (type(value) is int and value > 0)
+
+
+_TABLE = ("an object", _is_table)
+#: Values that are read here, by key: what is allowed, and its check. What transformers fills in
+#: from its own arguments is "auto" (DeepSpeed 0.19's config-json page, transformers' integration).
+_VALUES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(_KEYS[:3], ('a whole number of at least 1, or "auto"', _is_count)),
+    "zero_optimization": ("an object", lambda value: _is_table(value) or type(value) is bool),
+    "zero_optimization.stage": ("0, 1, 2 or 3", lambda value: value in (0, 1, 2, 3)),
+    "zero_optimization.offload_optimizer": ('an object, such as {"device": "cpu"}', _is_table),
+    "zero_optimization.offload_param": ('an object, such as {"device": "cpu"}', _is_table),
+    "optimizer": _TABLE,
+    "optimizer.params": _TABLE,
+    "scheduler": _TABLE,
+    "bf16": _TABLE,
+    "fp16": _TABLE,
+    "tensor_parallel": _TABLE,
+    "sequence_parallel_size": ("a whole number of at least 1", _is_count),
+}
+
+
 def is_deepspeed_file(path: Path) -> bool:
     """Return True if a file holds a DeepSpeed configuration."""
     try:
-        return bool({*read_deepspeed(path)} & {*_KEYS})
+        return bool({*_read(path, str(path))} & {*_KEYS})
     except InputError:
         return False

@@ -119,3 +119,47 @@ def test_a_script_with_a_commented_file_is_changed_in_a_copy(tmp_path: Path) -> 
     assert written["zero_optimization"]["stage"] == 3
     assert written["optimizer"] == EXPECTED["optimizer"]
     assert (tmp_path / "ds.json").read_text() == COMMENTS
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "allowed"),
+    [
+        ('{"zero_optimization": {"stage": "auto"}}', "stage is 'auto'", "0, 1, 2 or 3"),
+        ('{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4", "0, 1, 2 or 3"),
+        (
+            '{"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}',
+            "zero_optimization.offload_optimizer is 'cpu'",
+            '{"device": "cpu"}',
+        ),
+        ('{"zero_optimization": 3}', "zero_optimization is 3", "an object"),
+        ('{"train_batch_size": "8"}', "train_batch_size is '8'", 'or "auto"'),
+        ('{"gradient_accumulation_steps": 0}', "is 0", "at least 1"),
+        ('{"zero_optimization": {}, "bf16": true}', "bf16 is True", "an object"),
+        ('{"zero_optimization": {}, "optimizer": "AdamW"}', "optimizer is 'AdamW'", "an object"),
+        ('{"zero_optimization": {}, "optimizer": {"params": []}}', "optimizer.params", "object"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_what_is_allowed(
+    tmp_path: Path, text: str, key: str, allowed: str
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_deepspeed(path)
+    assert key in str(error.value)
+    assert allowed in str(error.value)
+    assert is_deepspeed_file(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"train_batch_size": "auto", "zero_optimization": true, "bf16": {"enabled": "auto"}}',
+        '{"zero_optimization": {"stage": 3, "offload_param": null}, "optimizer": null}',
+        '{"gradient_accumulation_steps": "auto", "scheduler": {"params": {}}, "x": [1]}',
+    ],
+)
+def test_what_deepspeed_or_transformers_take_is_taken(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    assert read_deepspeed(path)

@@ -140,7 +140,13 @@ class Script:
     def _check_placeholders(self, text: str, *, shell: bool = False) -> None:
         # In a line for the shell, braces around an unknown name are the shell's, or awk's.
         declared = [knob.name for knob in self.knobs]
+        stated: dict[str, str] = {}
         for name, value in _PLACED.findall(text):
+            if value and stated.setdefault(name, value) != value:
+                raise InputError(
+                    f"{{{name}}} is {stated[name]} and {value} in one command; give it one value, "
+                    "and write the number itself where it shall not be changed"
+                )
             if name not in (*LAUNCH, *_EXTRA, *declared):
                 if shell and not value:
                     continue

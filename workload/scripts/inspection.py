@@ -191,6 +191,13 @@ def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
     if blank.driven is not None:
         micro, times = blank.driven.batches[0] or micro, blank.driven.batches[1] or times
     told = blank.placeholders
+    for name, found in (("micro_batch", micro), ("gradient_accumulation", times)):
+        stated = told.get(name)
+        if stated and found and blank.file_config and int(stated) != found:
+            raise InputError(
+                f"the command says {{{name}={stated}}}, and its DeepSpeed configuration {found}; "
+                "make them equal, or leave the placeholder out"
+            )
     micro = int(told.get("micro_batch") or micro)
     times = int(told.get("gradient_accumulation") or times)
     whole = script.global_batch

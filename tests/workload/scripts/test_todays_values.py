@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,33 @@ def test_what_the_user_states_elsewhere_is_no_guess(tmp_path: Path) -> None:
         ).baseline.launch["bucket"]
         == 25
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train.py --bs {micro_batch=4} --eval-bs {micro_batch=8}", "{micro_batch} is 4 and 8"),
+        ("train.py --bs {micro_batch=4} ds.json", "{micro_batch=4}, and its DeepSpeed .* 2;"),
+        (
+            "train.py --accum {gradient_accumulation=8} ds.json",
+            "{gradient_accumulation=8}, and its DeepSpeed configuration 4;",
+        ),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(
+    tmp_path: Path, command: str, words: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=words):
+        blank_job(Script(command, cwd=tmp_path), ONE)
+
+
+def test_the_same_value_may_stand_twice(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    command = "train.py --bs {micro_batch=4} --eval-bs {micro_batch=4}"
+    assert blank_job(Script(command, cwd=tmp_path), ONE).frame.micro_batch == 4
 
 
 def test_a_command_that_says_nothing_leaves_batch_and_length_unknown(tmp_path: Path) -> None:
