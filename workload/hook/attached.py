@@ -103,6 +103,7 @@ def attach(path: str) -> None:
     if changed:
         _confirm(spec)
     confirm = spec if words is None else {}
+    _report_lack_of_torch(str(spec.get("python") or ""))
     frames.WhenImported(("torch",), lambda _, torch: _torch_imported(torch, confirm))
 
 
@@ -133,6 +134,22 @@ def _change_words(typed: Sequence[str], changed: Sequence[str]) -> bool:
     first = 2 if changed[0] == "-m" else 1
     sys.argv[1:] = [_OF_RANK.sub(number, word) for word in changed[first:]]
     return True
+
+
+def _report_lack_of_torch(other: str) -> None:
+    # A program that lacks torch runs in an interpreter that the user did not mean.
+    attachment, plain = state.attachment, sys.excepthook
+    if attachment is None:
+        return
+
+    def excepthook(kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            which = f"{sys.executable}, the Python of the command, has no torch"
+            also = f"; tuner runs in {other}" if other != sys.executable else ""
+            attachment.report(state.NotAsAsked(f"{which}{also}"))
+        plain(kind, error, trace)
+
+    sys.excepthook = excepthook
 
 
 def _torch_imported(torch: Any, confirm: Mapping[str, Any]) -> None:

@@ -12,15 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from . import state
+from . import state, updates
 
 #: Optimizer steps that are watched. The first one of a program may be special: loops that step at
 #: micro-batch 0, warm-ups, wrappers that fetch one batch ahead.
 GROUPS = 4
 #: Numbers of a batch that tell it from another rank's.
 _DIGEST = 64
-#: Times that gradients were dropped without an optimizer step, from which on there is none.
-_RESETS = 8
 
 
 class StepCounts:
@@ -42,12 +40,12 @@ class StepCounts:
         self.groups: list[dict[str, Any]] = []
         self.first_batch: int | None = None
         self.current = _group()
-        self._resets = 0  # of gradients, without an optimizer step
         self._optimizer: int | None = None
         self._numbers: dict[int, int] = {}
         self._depth = self._scaling = 0
         self._grad = torch.is_grad_enabled
         self._plain: list[tuple[Any, str, Any]] = []
+        self._updates = updates.HandWrittenUpdates(torch, self._around) if inspects else None
         self._watch_loaders(torch)
         self._watch_backward(torch)
 
@@ -148,8 +146,8 @@ class StepCounts:
         def backward(plain: Any, *args: Any, **kwargs: Any) -> Any:
             # Checkpointing nests, on a thread of the device's: one counter for all threads.
             if self._depth == 0:
-                if self._inspects and not self.groups:
-                    self._require_optimizer()
+                if self._updates and not (self.groups or state.seen.get("engines")):
+                    self._updates.check(self.current["passes"])
                 self.current["passes"] += 1
                 if self._inspects:
                     self._add_loss(args[0] if args else kwargs.get("tensors"))
@@ -171,20 +169,6 @@ class StepCounts:
             finally:
                 self._scaling -= 1
                 self.attempt(id(optimizer), skipped_too=True)
-
-    def _require_optimizer(self) -> None:
-        # Gradients that are dropped again and again, and never used by an optimizer, are applied by
-        # the program itself. An accumulation keeps them, however many passes it has.
-        watched, passes = state.seen.get("watched"), self.current["passes"]
-        if state.seen.get("engines") or watched is None or not passes:
-            return
-        self._resets += watched.lost_gradients()
-        if self._resets >= _RESETS:
-            raise state.NotAsAsked(
-                f"the script ran {passes} backward passes and no optimizer.step(): it updates its "
-                "parameters itself. Call joulefront_hook.step() after each update "
-                "(docs/your-script.md), or start it with an optimizer"
-            )
 
     def _add_loss(self, roots: Any) -> None:
         # Add what a pass goes back from; the device is waited for once a step (`attempt`).

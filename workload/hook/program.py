@@ -96,6 +96,12 @@ def _seed() -> None:
         numpy.random.seed(rank)
 
 
+def _follow_python_path() -> None:
+    # The interpreter that was forked has not read this rank's PYTHONPATH.
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = [path for path in map(os.path.abspath, named) if path not in sys.path]
+
+
 def run_rank(spec: dict[str, Any]) -> NoReturn:
     """Become a rank: environment, link, then the training program as `__main__`."""
     state.link = link = Link(spec["address"], int(os.environ["RANK"]))
@@ -105,6 +111,7 @@ def run_rank(spec: dict[str, Any]) -> NoReturn:
         if torch is not None and "OMP_NUM_THREADS" in os.environ:
             # A forked rank read OMP_NUM_THREADS before it was set for it.
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        _follow_python_path()
         _prepare_rank(spec.get("options") or {}, os.path.dirname(spec["address"]))
         run_program(list(spec["argv"]))
         link.send("end")

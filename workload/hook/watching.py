@@ -207,6 +207,10 @@ class Forwards:
         self._models[id(module)], self._shapes[id(module)] = (size, module), (shape, tokens)
         set_checkpointing(with_switch(module), state.options.get("activation_checkpointing"))
 
+    def modules(self) -> list[Any]:
+        """Return the outermost modules that were called before the first step."""
+        return [module for _, module in self._models.values()]
+
     def first_step(self) -> None:
         """Record the model and the shape of its first batch; go on as long as calls are counted."""
         self._known = True
@@ -218,14 +222,6 @@ class Forwards:
         self._models.clear()
         if self._counts is None:
             self.end()
-
-    def lost_gradients(self) -> bool:
-        """Return True if the largest model so far has no gradients, after a backward pass."""
-        if not self._models:
-            return False
-        _, model = max(self._models.values(), key=lambda known: known[0])
-        grads = [p.grad is None for p in model.parameters() if p.requires_grad]
-        return bool(grads) and all(grads)
 
     def end(self) -> None:
         """Stop watching."""

@@ -11,21 +11,25 @@ import json
 import shlex
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.workload.node.command_processes import Process, below, without_entry
 from tuner.workload.node.rank_group import Event, RankGroup
 
 #: Exit code of a rank that is gone without a word, which no launcher has told yet.
 GONE = -255
 #: Variables of ours in the environment of a command.
-OWN_VARIABLES = (
-    *("JOULEFRONT_ATTACH", "PYTHONPATH", "BASH_ENV", "JOULEFRONT_BASH_ENV", "JOULEFRONT_LINES"),
-)
+OWN_VARIABLES = (*("JOULEFRONT_ATTACH", "BASH_ENV", "JOULEFRONT_BASH_ENV", "JOULEFRONT_LINES"),)
 #: Once a rank has reported, the others have as long as it took, and at least this, seconds.
 LEAST_PATIENCE_S = 20.0
+#: The processes of a command are looked at this often, seconds.
+LOOK_S = 0.5
+#: A command that has ended may have left a training in the background: its Python and shells have
+#: this long to import torch, and any other process to start them, seconds.
+IMPORT_LIMIT_S, START_LIMIT_S = 60.0, 5.0
 
 
 class CommandGroup(RankGroup):
@@ -55,10 +59,40 @@ class CommandGroup(RankGroup):
         self._alone = self._complained = False
         self._began_s, self._reported_s = time.monotonic(), 0.0
         self._importing: dict[int, list[str]] = {}  # words of processes that have imported torch
+        self._looked_s = self._began_s
+        self._left_s: float | None = None  # when the command ended, if it left processes
+        self._hidden: Process | None = None  # the last one seen in which the hook is not
+        self._living: Sequence[Process] = ()
 
     def next_event(self, timeout_s: float) -> Event | None:
         event = super().next_event(timeout_s)
+        if event is None and not self._pid_of and time.monotonic() - self._looked_s > LOOK_S:
+            self._look()
+            event = self._pending.popleft() if self._pending else None
         return event or self._missing()
+
+    def _look(self) -> None:
+        # Before the first rank reports, see what cannot train, or not be seen: nobody waits for it.
+        self._looked_s = now_s = time.monotonic()
+        self._living = living = below(self._server.pid)
+        for each in living:
+            if each.why_hidden and not (self._hidden and self._hidden.has_torch):
+                self._hidden = each
+        waits = any(Path(f"/proc/{pid}").exists() for pid in self._importing)
+        if self._hidden is not None and self._hidden.has_torch and not waits:
+            message = (
+                f"{self._hidden} trains where nobody can see it: {self._hidden.why_hidden}; start "
+                "it without that, or give tuner the command that trains inside"
+            )
+            self._pending.append(
+                Event("fail", 0, detail={"evidence": "refusal", "message": message})
+            )
+        elif self._left_s is not None:
+            limit_s = START_LIMIT_S
+            if any(each.may_start_more for each in living):
+                limit_s = IMPORT_LIMIT_S
+            if not living or (now_s - self._left_s > limit_s and not waits):
+                self._over(0)
 
     def _missing(self) -> Event | None:
         # Return a failure once ranks have not reported for long.
@@ -76,14 +110,16 @@ class CommandGroup(RankGroup):
         return Event("fail", -1, detail={"evidence": "refusal", "message": message})
 
     def _hello(self, link: socket.socket, rank: int, pid: int, world: int = 0) -> Event | None:
-        if self._pid_of.get(rank, pid) != pid and rank not in self._ended:
+        others = [each for each in self._pid_of if each not in self._ended]
+        if others and (self._pid_of.get(rank, pid) != pid or max(world, 1) != self.size):
             self._alone = True
+            other = rank if rank in others else others[0]
             detail = {
                 "evidence": "no group",
                 "message": (
-                    f"processes {self._pid_of[rank]} and {pid} both train as rank {rank} of "
-                    f"{max(world, 1)}: the command starts several processes that make no process "
-                    "group"
+                    f"process {self._pid_of[other]} trains as rank {other} of {self.size}, and "
+                    f"{pid} as rank {rank} of {max(world, 1)}: the command starts several "
+                    "processes that make no process group"
                 ),
             }
             return Event("fail", rank, detail=detail)
@@ -98,6 +134,13 @@ class CommandGroup(RankGroup):
         """Return which processes of the command may train, a phrase."""
         if self._pid_of:
             return ""
+        if self._hidden is not None:
+            return f", and nothing is seen of {self._hidden}: {self._hidden.why_hidden}"
+        living = [each for each in self._living if each.runs_python] or self._living
+        if living and not any(each.pid in self._importing for each in living):
+            more = f" and {len(living) - 2} more" if len(living) > 2 else ""
+            runs = " and ".join(map(str, living[:2]))
+            return f", and {runs}{more} did not import torch"
         shown = dict.fromkeys(shlex.join(words[1:])[:80] for words in self._importing.values())
         if not shown:
             return ", and no Python process of the command has imported torch"
@@ -134,10 +177,11 @@ class CommandGroup(RankGroup):
 
     def _added(self, own: Mapping[str, str]) -> dict[str, str]:
         # Return what the command has added to its environment, or changed, for a rank.
+        before = without_entry(self._environment)
         return {
             name: value
-            for name, value in own.items()
-            if name not in OWN_VARIABLES and self._environment.get(name) != value
+            for name, value in without_entry(own).items()
+            if name not in OWN_VARIABLES and before.get(name) != value
         }
 
     def _heard(self, link: socket.socket) -> None:
@@ -160,8 +204,20 @@ class CommandGroup(RankGroup):
                     with contextlib.suppress(OSError, RuntimeError, KeyError):
                         while link in self._selector.get_map() and self._readable(link):
                             self._heard(link)
-            if not self._pid_of:
-                self._pending.extend(replace(event, rank=0) for event in self._errors)
-            for rank in range(self.size):
-                told = code if rank == 0 and not self._alone else 0
-                self._pending.append(Event("exit", rank, detail={"code": told}))
+            if code == 0 and self._left_training():
+                self._left_s = time.monotonic()
+                continue
+            self._over(code)
+
+    def _left_training(self) -> bool:
+        self._living = below(self._server.pid)
+        if self._pid_of:
+            return any(each.pid in self.pids for each in self._living)
+        return bool(self._living)
+
+    def _over(self, code: int) -> None:
+        if not self._pid_of:
+            self._pending.extend(replace(event, rank=0) for event in self._errors)
+        for rank in range(self.size):
+            told = code if rank == 0 and not self._alone else 0
+            self._pending.append(Event("exit", rank, detail={"code": told}))

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from tuner.workload.job import LaunchableJob
 from tuner.workload.meters import Meter
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.node.command_group import GONE, CommandGroup
+from tuner.workload.node.command_processes import with_entry
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
 from tuner.workload.node.rank_group import ServerError
@@ -44,6 +46,8 @@ from tuner.workload.scripts.launchers.secrets import revealed
 LOG_TAIL_LINES = 20
 #: File of a probe's folder in which the lines of a job script are noted.
 LINES = "lines.txt"
+#: Folder of what loads the hook into each Python below a command.
+ENTRY = Path(hook.__file__).parent / "entry"
 #: What reads a command's line, as users' job scripts have it.
 SHELL = shutil.which("bash") or "/bin/sh"
 #: A rank's log that grows beyond this is cut, ...
@@ -210,8 +214,9 @@ class RankLaunch:
         log = self.folder / "rank0.log"
         log.unlink(missing_ok=True)
         order = self.folder / "attach.json"
-        write_text(order, json.dumps({"address": address, "options": dict(start.options)}))
-        line = revealed(start.command, start.secrets)
+        spec = {"address": address, "options": dict(start.options), "python": sys.executable}
+        write_text(order, json.dumps(spec))
+        line = with_entry(revealed(start.command, start.secrets), str(ENTRY))
         env = {**_own_environment(), **start.environment(0, 1), ATTACH: str(order.resolve())}
         env |= entry_variables(env)
         if self._request.inspects:
@@ -305,9 +310,8 @@ def _own_environment() -> dict[str, str]:
 
 def entry_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which the hook is loaded into each Python below a command."""
-    entry = Path(hook.__file__).parent / "entry"
-    paths = filter(None, [str(entry), env.get("PYTHONPATH", "")])
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "BASH_ENV": str(entry / "bash_env")}
+    paths = filter(None, [str(ENTRY), env.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "BASH_ENV": str(ENTRY / "bash_env")}
     return variables | ({"JOULEFRONT_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {})
 
 

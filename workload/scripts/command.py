@@ -162,7 +162,9 @@ class Script:
         if self._file is not None and not self._file.is_file():
             raise InputError(f"there is no script {self._kept[0][0]!r} in {self.cwd}")
         self._check_placeholders(self.line, shell=self._for_shell)
-        require_visible_devices(assignments(self._kept[0])[0])
+        words = self._kept[0]
+        if words[:1] != ["env"] or not words[1:2] or not words[1].startswith("-"):
+            require_visible_devices(assignments(words)[0])  # options of env are run, not read
 
     @property
     def request_fields(self) -> dict[str, Any]:

@@ -139,9 +139,9 @@ def _when(record: ProbeRecord) -> str:
 
 
 def _last_words(failure: Failure) -> str:
-    last = (failure.log_tail.strip().splitlines() or [""])[-1].strip()[:200]
+    last = (failure.log_tail.strip().splitlines() or [""])[-1].strip()
     told = not last or last in failure.message or failure.message in last
-    return "" if told else f': "{last}"'
+    return "" if told else f': "{last[:200]}"'
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:

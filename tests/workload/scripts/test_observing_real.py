@@ -224,3 +224,28 @@ def test_nothing_of_a_command_is_left_running(tmp_path: Path) -> None:
         if b"300.25" in (path.read_bytes() if path.exists() else b"")
     ]
     assert not left
+
+
+FISHER = """
+import sys, torch
+net = torch.nn.Linear(8, 8)
+o = torch.optim.SGD(net.parameters(), 0.1)
+for i in range(10**9):
+    net.zero_grad()
+    net(torch.randn(4, 8)).square().mean().backward()
+    if i >= 50:
+        o.step()
+"""
+
+
+def test_gradients_that_are_taken_before_the_training_are_no_updates(tmp_path: Path) -> None:
+    assert observe(tmp_path, "python train.py", FISHER).facts["groups"][0]["passes"] == 51
+
+
+@pytest.mark.parametrize("reset", ["net.zero_grad(set_to_none=False)", "net.zero_grad()"])
+def test_updates_by_hand_are_told_however_gradients_are_cleared(tmp_path: Path, reset: str) -> None:
+    program = FISHER.replace("net.zero_grad()", reset).replace("o = torch.optim", "o = None\n#")
+    program = program.replace("if i >= 50:", "for p in net.parameters():")
+    program = program.replace("o.step()", "p.data.add_(p.grad, alpha=-1e-3)")
+    with pytest.raises(InputError, match=r"ran 3 backward passes and no optimizer\.step"):
+        observe(tmp_path, "python train.py", program)
