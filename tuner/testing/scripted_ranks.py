@@ -82,6 +82,10 @@ class ScriptedRanks:
         self.boundaries.append(target)
         self._taken = 0
 
+    def second_training(self, limit_s: float) -> str:
+        """Return nothing: there is no other."""
+        return ""
+
     def describe(self) -> str:
         """Return "": there are no others."""
         return ""

@@ -143,6 +143,11 @@ class Conductor:
             if event is not None and not self._noted(event) and event.kind == "fail":
                 raise ProbeFailed(self._explain(event))
 
+    def require_one_training(self, limit_s: float) -> None:
+        """Raise ProbeFailed if another training follows the one that has ended by itself."""
+        if second := self._group.second_training(limit_s):
+            raise ProbeFailed(Failure("refused", second))
+
     def run(self, steps: int) -> tuple[float, ...]:
         """Run `steps` more steps on all ranks; return each step's wall time, seconds."""
         return self._run(steps)[0]

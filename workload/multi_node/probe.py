@@ -298,6 +298,9 @@ class _MultiNodeRanks:
         for thread in self._threads:
             thread.start()
 
+    def second_training(self, limit_s: float) -> str:
+        return ""
+
     def describe(self) -> str:
         return ""
 

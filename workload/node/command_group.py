@@ -63,6 +63,7 @@ class CommandGroup(RankGroup):
         self._left_s: float | None = None  # when the command ended, if it left processes
         self._hidden: Process | None = None  # the last one seen in which the hook is not
         self._living: Sequence[Process] = ()
+        self._second = ""  # what trains after the first ranks have ended
 
     def next_event(self, timeout_s: float) -> Event | None:
         event = super().next_event(timeout_s)
@@ -123,12 +124,28 @@ class CommandGroup(RankGroup):
                 ),
             }
             return Event("fail", rank, detail=detail)
+        if self._pid_of and not others:
+            first, second = (
+                shlex.join(self._importing.get(each, ["?"])[1:])[:80]
+                for each in (*[*self._pid_of.values()][:1], pid)
+            )
+            self._second = (
+                f"the command trains {first} to its end and then {second}; give tuner the one that "
+                "is to be tuned"
+            )
         self._ended.discard(rank)
         self.size = max(world, 1)
         self._reported_s = self._reported_s or time.monotonic()
         self._pid_of[rank] = pid
         self.pids = tuple(self._pid_of[rank] for rank in sorted(self._pid_of))
         return super()._hello(link, rank, pid)
+
+    def second_training(self, limit_s: float) -> str:
+        """Wait until the command ends, or trains again; return a sentence about that, or ""."""
+        until_s = time.monotonic() + limit_s
+        while self._command in self._running and not self._second and time.monotonic() < until_s:
+            self.next_event(0.1)
+        return self._second
 
     def describe(self) -> str:
         """Return which processes of the command may train, a phrase."""

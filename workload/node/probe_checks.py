@@ -26,6 +26,8 @@ from tuner.workload.trace import write_power_samples
 
 #: Processes that a command starts at once reach their first steps this far apart, seconds.
 LEAST_WAIT_S = 2.0
+#: A second training has this long to begin after a first of a few steps, seconds.
+SECOND_LIMIT_S = 60.0
 
 
 def failure_of(
@@ -127,6 +129,7 @@ def look_further(conductor: Conductor, first_step_s: float) -> None:
     except ProbeFailed:
         if not conductor.ended_by_itself:
             raise
+        conductor.require_one_training(SECOND_LIMIT_S)
 
 
 def require_batches(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> None:

@@ -49,6 +49,9 @@ class Ranks(Protocol):
     def next_event(self, timeout_s: float) -> Event | None:
         """Return the next event, or None after `timeout_s` seconds of silence."""
 
+    def second_training(self, limit_s: float) -> str:
+        """Return what a command trains after its ranks have ended, a sentence; "" if nothing."""
+
     def describe(self) -> str:
         """Return what is known of processes that were not expected, a phrase, or ""."""
 
@@ -101,6 +104,10 @@ class RankGroup:
                     handle: Callable[[Any], None] = key.data
                     handle(key.fileobj)
         return self._pending.popleft()
+
+    def second_training(self, limit_s: float) -> str:
+        """Return nothing: the ranks are those that were started."""
+        return ""
 
     def describe(self) -> str:
         """Return "": the ranks are those that were started."""
