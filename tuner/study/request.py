@@ -198,6 +198,7 @@ class StudyRequest(JobRequest):
                 address=self.ray_address,
                 say=say,
                 limit_s=self.search.first_step_limit_s,
+                require_length=self.constraints.require_limits_of_a_step,
             )
             asked = replace(self, job=inspected, script=None, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
@@ -315,11 +316,14 @@ def job_of_script(
     address: str | None,
     say: Say,
     limit_s: float | None = None,
+    require_length: Callable[[], None] = lambda: None,
 ) -> ScriptJob:
     """Return the job that a script trains; from the run folder if it was inspected before.
 
     What `tuner.workload.scripts.inspection` saw is kept in study.toml with the job. Without the
     `address` of a Ray cluster this machine starts it, and waits `limit_s` for its first step.
+    `require_length` is called if one look has shown no length of the training: no limit may be on
+    the whole of it.
     """
     from tuner.problem.study_spec import parse_script
     from tuner.workload.scripts.inspection import (
@@ -339,6 +343,8 @@ def job_of_script(
             seen = observe_script(script, run_probe, folder=run.path, say=say, cluster=cluster)
         if seen is not None:
             blank = blank_job(seen.script, cluster)
+            if not (blank.steps or seen.facts.get("length")):
+                require_length()
             started = replace(blank, whole=bool(seen.why_as_it_stands))
             with _launched_here(started, cluster, run, say, limit_s) as run_probe:
                 return inspect_observed(seen, run_probe, cluster=cluster, folder=run.path, say=say)

@@ -138,3 +138,22 @@ def _wait_until(holds: object) -> None:
     while not holds():
         assert time.monotonic() < until_s
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("steps", "goes_on"), [([], False), (["--steps", "100"], True)])
+def test_a_deadline_without_a_length_is_refused_after_one_look(
+    place: Path, steps: list[str], goes_on: bool
+) -> None:
+    tuner = [sys.executable, "-m", "tuner.cli", "optimize", "--executor", "inline"]
+    command = [*tuner, "--deadline", "2h", *steps, "--first-step-limit", "5s"]
+    done = subprocess.run(
+        [*command, "--", "python", "-c", f"import torch{LOOP}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    assert ("add --steps" not in done.stderr) is goes_on
+    assert done.stderr.count("starting your command") == 1
