@@ -118,6 +118,7 @@ def train(rank, folder):
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(9):
         optimizer.zero_grad(); model(torch.randn(8, 4)).sum().backward(); optimizer.step()
+    dist.barrier()
     dist.destroy_process_group()
 
 if __name__ == "__main__":

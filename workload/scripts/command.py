@@ -137,7 +137,7 @@ class Script:
         self._check_placeholders(" ".join(words))
         return words
 
-    def _check_placeholders(self, text: str, *, shell: bool = False) -> None:
+    def _check_placeholders(self, text: str, *, in_shell: bool = False) -> None:
         # In a line for the shell, braces around an unknown name are the shell's, or awk's.
         declared = [knob.name for knob in self.knobs]
         stated: dict[str, str] = {}
@@ -148,7 +148,7 @@ class Script:
                     "and write the number itself where it shall not be changed"
                 )
             if name not in (*LAUNCH, *_EXTRA, *declared):
-                if shell and not value:
+                if in_shell and not value:
                     continue
                 hint = f"or any name whose values are declared, --knob '{name}=VALUE,VALUE'"
                 raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA, *declared, hint))
@@ -161,7 +161,7 @@ class Script:
             raise InputError('a script needs a command, e.g. --script "python train.py --data DIR"')
         if self._file is not None and not self._file.is_file():
             raise InputError(f"there is no script {self._kept[0][0]!r} in {self.cwd}")
-        self._check_placeholders(self.line, shell=self._for_shell)
+        self._check_placeholders(self.line, in_shell=self._for_shell)
         words = self._kept[0]
         if words[:1] != ["env"] or not words[1:2] or not words[1].startswith("-"):
             require_visible_devices(assignments(words)[0])  # options of env are run, not read

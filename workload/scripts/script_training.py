@@ -63,6 +63,8 @@ class ScriptTraining(TrainingJob):
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": self.frame.to_json()}
         del data["launcher"], data["driver"], data["secrets"]
+        if not self.line:  # it was not observed
+            del data["line"], data["folder"], data["whole"]
         if self.launcher is not None:
             data["launcher"] = json.dumps(self.launcher.to_json(), sort_keys=True)
         return data | ({"driver": self.driver.to_json()} if self.driver else {})
