@@ -337,6 +337,14 @@ def test_a_closed_standard_error_changes_no_exit_code(user: UserFolder) -> None:
     assert user.read()["state"] == "ended"
 
 
+def test_closed_streams_change_no_exit_code(user: UserFolder) -> None:
+    words = shlex.join(user.command("sh", "-c", "exit 5"))
+    done = subprocess.run(
+        ["bash", "-c", f"{words} <&- >&- 2>&-"], cwd=user.path, env=user.environment
+    )
+    assert (done.returncode, user.read()["exit_code"]) == (5, 5)
+
+
 def test_a_fast_printer_is_not_held_up(user: UserFolder) -> None:
     count, began_s = 256 * 2**20, time.monotonic()
     process = user.start("head", "-c", str(count), "/dev/zero", stdout=subprocess.PIPE, text=False)
