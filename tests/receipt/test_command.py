@@ -196,6 +196,12 @@ def test_a_program_that_closes_every_file_keeps_its_own(user: UserFolder) -> Non
     assert (done.out, done.receipt["steps"]) == ("0\n", 1)
 
 
+def test_counts_that_are_removed_meanwhile_end_nothing(user: UserFolder) -> None:
+    line = f"{PYTHON} train.py 60 0.02; sleep 1; rm -r $JOULEFRONT_ATTACH; sleep 1.5; exit 4"
+    done = user.measure("bash", "-c", line)
+    assert (done.code, done.receipt["steps"]) == (4, 60)
+
+
 # ---- commands that train nothing that is seen
 
 
