@@ -3,12 +3,12 @@
 (1) On a twin GPU node, random loads of two GPUs with imperfect sensors (as in `benchmarks.twin`)
 are measured by the command, in real time, and the receipt's energy is compared with the exact one
 of the same span: `receipt_error_median`, `receipt_error_worst` (aim 0.1 %).
-(2) A training on cores runs with the receipt and without, alternately. `receipt_overhead` compares
-the fastest twenty steps of all runs of each kind (aim 0.5 %), since neighbours on the machine slow
-down others; the 95 % interval of the runs' pairs, `receipt_overhead_low` and `_high`, shows how
-quiet it was. `receipt_step_cost` is the time that counting takes in a step that does nothing else,
-`receipt_start` the time that the whole command takes longer, and `receipt_core_share` what tuner
-itself uses of a core while the command runs.
+(2) Two equal trainings on cores, one with the receipt and one without, run in turn for some tenths
+of a second, while the other one is stopped. `receipt_overhead` compares the processor time of their
+steps (aim 0.5 %), with a 95 % interval over rounds of new processes, for two processes of the same
+program differ by some per cent; `receipt_core_share` is what tuner itself uses of a core meanwhile,
+`receipt_step_cost` the time that counting takes in a step that does nothing else, and
+`receipt_start` the time that a command which does nothing takes longer.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import json
 import math
 import os
 import random
-import resource
+import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from scipy.stats import ttest_1samp
@@ -37,32 +37,37 @@ from tuner.testing.twin import TwinNode
 
 #: Time of a random load, and between two looks at the exact energy, seconds.
 PHASE_S, TRUTH_S = (0.05, 0.8), 0.002
-#: A small training. It prints the seconds of a step in its fastest twenty, of all steps, and of the
-#: processor; then those of the step of an optimizer without gradients.
+#: A small training. It counts its steps in the file that it is given, after its process id.
 TRAIN = """
-import sys, time, torch
+import mmap, os, struct, sys, torch
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512))
+model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-data = torch.utils.data.TensorDataset(torch.randn(4096, 512))
-loader = torch.utils.data.DataLoader(data, batch_size=32)
-ends, steps = [], int(sys.argv[1])
-while len(ends) <= steps:
+data = torch.utils.data.TensorDataset(torch.randn(1024, 512))
+loader = torch.utils.data.DataLoader(data, batch_size=16)
+counts, steps = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 16), 0
+while True:
     for (x,) in loader:
         (model(x) - x).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        ends.append(time.perf_counter())
-fastest = min(b - a for a, b in zip(ends, ends[20:])) / 20
-bare = []
+        steps += 1
+        struct.pack_into("qq", counts, 0, os.getpid(), steps)
+"""
+#: Prints the seconds of the step of an optimizer that has nothing to change.
+BARE = """
+import time, torch
+optimizer, times = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), []
 for _ in range(20):
     began = time.perf_counter()
     for _ in range(500):
         optimizer.step()
-    bare.append((time.perf_counter() - began) / 500)
-print(fastest, ends[-1] - ends[0], time.process_time(), min(bare))
+    times.append((time.perf_counter() - began) / 500)
+print(min(times))
 """
+#: Steps before the first comparison, and seconds for which a training runs before each.
+WARM_STEPS, WARM_S = 100, 0.03
 
 
 class Truth:
@@ -140,61 +145,109 @@ def errors(runs: int, seconds: float) -> list[Figure]:
     ]
 
 
-@dataclass(frozen=True)
-class Run:
-    """Seconds of one run: of a step in its fastest twenty, of all steps, of the whole command, of
-    the processor for everything but the training, and of a step that does nothing."""
-
-    step_s: float
-    steps_s: float
-    whole_s: float
-    other_cpu_s: float
-    bare_step_s: float
+def _cpu_s(pid: int) -> float:
+    # Processor time of all threads of a process, to the nanosecond.
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def _run(words: list[str], folder: Path, *, measured: bool) -> Run:
-    if measured:
-        out = ["--out", str(folder / "energy.json")]
-        words = [sys.executable, "-m", "tuner.cli", "run", *out, "--", *words]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, check=True)
-    after, whole_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began_s
-    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    step_s, steps_s, own_s, bare_s = map(float, done.stdout.split() or [0.0] * 4)
-    return Run(step_s, steps_s, whole_s, used_s - own_s, bare_s)
+class Training:
+    """A training that runs as long as it is let, with the receipt or without."""
+
+    def __init__(self, folder: Path, *, measured: bool) -> None:
+        self._counts = folder / f"counts-{measured}"
+        self._counts.write_bytes(bytes(16))
+        words = [sys.executable, "train.py", str(self._counts)]
+        if measured:
+            words = [*_tuner(folder), *words]
+        self.process = subprocess.Popen(words, cwd=folder, env=_env(), stderr=subprocess.DEVNULL)
+        while self._read()[1] < WARM_STEPS:
+            time.sleep(0.05)
+        self.pid = self._read()[0]
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def _read(self) -> tuple[int, int]:
+        pid, steps = struct.unpack("qq", self._counts.read_bytes())
+        return pid, steps
+
+    def step_s(self, seconds: float) -> float:
+        """Let it run; return the processor time of a step."""
+        os.kill(self.pid, signal.SIGCONT)
+        time.sleep(WARM_S)
+        began_s, began = _cpu_s(self.pid), self._read()[1]
+        time.sleep(seconds)
+        ended_s, ended = _cpu_s(self.pid), self._read()[1]
+        os.kill(self.pid, signal.SIGSTOP)
+        return (ended_s - began_s) / (ended - began)
+
+    def close(self) -> None:
+        """End it."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.process.wait(30)
 
 
-def overhead(pairs: int, steps: int) -> list[Figure]:
+def _tuner(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "tuner.cli", "run", "--out", str(folder / "energy.json"), "--"]
+
+
+def _env() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def _round(folder: Path, pairs: int, seconds: float, order: random.Random) -> tuple[float, float]:
+    # Mean log ratio of the steps of two new processes, and tuner's share of a core.
+    trainings = {way: Training(folder, measured=way) for way in order.sample((True, False), 2)}
+    try:
+        tuner, began_s = trainings[True].process.pid, time.monotonic()
+        before_s, logs = _cpu_s(tuner), list[float]()
+        for _ in range(pairs):
+            found = {way: trainings[way].step_s(seconds) for way in order.sample((True, False), 2)}
+            logs.append(math.log(found[True] / found[False]))
+        share = (_cpu_s(tuner) - before_s) / (time.monotonic() - began_s)
+    finally:
+        for training in trainings.values():
+            training.close()
+    return statistics.median(logs), share
+
+
+def overhead(rounds: int, pairs: int, seconds: float) -> list[Figure]:
     """Return what the receipt costs a training on cores."""
-    found: list[tuple[Run, Run]] = []
     order = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)
-        words = [sys.executable, "train.py", str(steps)]
-        empty_s = min(_run(["true"], folder, measured=True).other_cpu_s for _ in range(5))
-        _run([*words[:2], "50"], folder, measured=True)
-        for _ in range(pairs):
-            ways = order.sample((True, False), 2)
-            runs = {measured: _run(words, folder, measured=measured) for measured in ways}
-            found.append((runs[True], runs[False]))
-    step_s = [min(each[way].step_s for each in found) for way in (0, 1)]
-    print(f"steps of {1000 * step_s[1]:.2f} ms; {pairs} pairs of {steps} steps")
-    logs = [math.log(measured.step_s / plain.step_s) for measured, plain in found]
-    starts = [(a.whole_s - a.steps_s) - (b.whole_s - b.steps_s) for a, b in found]
-    shares = [(a.other_cpu_s - b.other_cpu_s - empty_s) / a.whole_s for a, b in found]
-    bare_s = [min(each[way].bare_step_s for each in found) for way in (0, 1)]
+        every = [_round(folder, pairs, seconds, order) for _ in range(rounds)]
+        starts = [_longer_s(folder) for _ in range(10)]
+        bare_s = {
+            way: min(_bare_step_s(folder, measured=way) for _ in range(3)) for way in (False, True)
+        }
+    logs, shares = zip(*every, strict=True)
+    listed = ", ".join(f"{100 * math.expm1(each):.2f}" for each in logs)
+    print(f"{rounds} rounds of {pairs} pairs of {seconds:g} s: {listed} %")
     interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
     low, high = (100 * math.expm1(each) for each in interval)
     return [
-        Figure("receipt_overhead", 100 * (step_s[0] / step_s[1] - 1), "%"),
+        Figure("receipt_overhead", 100 * math.expm1(statistics.fmean(logs)), "%"),
         Figure("receipt_overhead_low", low, "%"),
         Figure("receipt_overhead_high", high, "%"),
-        Figure("receipt_step_cost", 1e6 * (bare_s[0] - bare_s[1]), "us"),
+        Figure("receipt_step_cost", 1e6 * (bare_s[True] - bare_s[False]), "us"),
         Figure("receipt_core_share", 100 * statistics.median(shares), "%"),
         Figure("receipt_start", statistics.median(starts), "s"),
     ]
+
+
+def _bare_step_s(folder: Path, *, measured: bool) -> float:
+    words = [*(_tuner(folder) if measured else []), sys.executable, "-c", BARE]
+    done = subprocess.run(words, cwd=folder, env=_env(), capture_output=True, check=True)
+    return float(done.stdout)
+
+
+def _longer_s(folder: Path) -> float:
+    times_s = [time.monotonic()]
+    for words in ([*_tuner(folder), "true"], ["true"]):
+        subprocess.run(words, cwd=folder, env=_env(), stderr=subprocess.DEVNULL, check=True)
+        times_s.append(time.monotonic())
+    return (times_s[1] - times_s[0]) - (times_s[2] - times_s[1])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -202,11 +255,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments("the receipt of a measured command: its error and its cost")
     parser.add_argument("--runs", type=int, default=8, help="on the twin; 0 skips (default: 8)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each (default: 15)")
-    parser.add_argument("--pairs", type=int, default=20, help="at least 2; 0 skips (default: 20)")
-    parser.add_argument("--steps", type=int, default=512, help="of each half (default: 512)")
+    parser.add_argument("--rounds", type=int, default=12, help="at least 2; 0 skips (default: 12)")
+    parser.add_argument("--pairs", type=int, default=12, help="of each round (default: 12)")
+    parser.add_argument(
+        "--half", type=float, default=0.3, help="seconds of each half (default: 0.3)"
+    )
     options = parser.parse_args(argv)
     figures = errors(options.runs, options.seconds) if options.runs else []
-    figures += overhead(options.pairs, options.steps) if options.pairs else []
+    if options.rounds:
+        figures += overhead(options.rounds, options.pairs, options.half)
     publish(figures, options.json)
 
 

@@ -196,6 +196,12 @@ def test_a_program_that_closes_every_file_keeps_its_own(user: UserFolder) -> Non
     assert (done.out, done.receipt["steps"]) == ("0\n", 1)
 
 
+def test_counts_that_are_removed_meanwhile_end_nothing(user: UserFolder) -> None:
+    line = f"{PYTHON} train.py 60 0.02; sleep 1; rm -r $JOULEFRONT_ATTACH; sleep 1.5; exit 4"
+    done = user.measure("bash", "-c", line)
+    assert (done.code, done.receipt["steps"]) == (4, 60)
+
+
 # ---- commands that train nothing that is seen
 
 
@@ -335,6 +341,14 @@ def test_a_closed_standard_error_changes_no_exit_code(user: UserFolder) -> None:
     subprocess.run(["bash", "-c", line], cwd=user.path, env=user.environment)
     assert (user.path / "code").read_text() == "3\n"
     assert user.read()["state"] == "ended"
+
+
+def test_closed_streams_change_no_exit_code(user: UserFolder) -> None:
+    words = shlex.join(user.command("sh", "-c", "exit 5"))
+    done = subprocess.run(
+        ["bash", "-c", f"{words} <&- >&- 2>&-"], cwd=user.path, env=user.environment
+    )
+    assert (done.returncode, user.read()["exit_code"]) == (5, 5)
 
 
 def test_a_fast_printer_is_not_held_up(user: UserFolder) -> None:

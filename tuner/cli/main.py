@@ -128,7 +128,8 @@ def _main(argv: Sequence[str] | None) -> int:
         if getattr(args, "of_run", False) and args.run is None and not alone:
             print_latest(args)
         code: int = args.run_command(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()
         return code
     except NothingToTry as error:
         print(f"tuner: {error}", file=sys.stderr)

@@ -147,7 +147,8 @@ class _Account:
 
     def look(self, *, last: bool = False) -> None:
         """Read counts and meter; the last reading is that of the moment of this call."""
-        self._trainings = trainings_of(read_counts(self._counts))
+        with contextlib.suppress(OSError):  # the folder was removed: what was counted stays
+            self._trainings = trainings_of(read_counts(self._counts))
         if self._problem:
             return
         try:
@@ -252,7 +253,7 @@ def measure(
         ):
             account = _Account(meter, command, counts, options)
             _write(account.receipt(), options.file)
-            if signal.sigpending() & PASSED_ON:
+            if (signal.sigpending() & PASSED_ON).difference(options.ignored):
                 raise KeyboardInterrupt
             running.start()
             _follow(running, account, options.file, say)
