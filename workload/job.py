@@ -194,7 +194,7 @@ class LaunchableJob(ABC):
     def as_typed_line(self, configuration: Configuration, folder: Path) -> Start | None:
         """Return the start of the user's whole command under a configuration.
 
-        None if it was not observed, or starts another number of ranks.
+        None if it came without a launcher and was not observed, or starts another number of ranks.
         """
         return None
 

@@ -14,6 +14,7 @@ import pytest
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.scripts import CPU, script_job
+from tuner.workload import hook
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -68,6 +69,28 @@ def test_arguments_that_were_proven_reach_the_rank_through_the_hook(tmp_path: Pa
     job = job_of(tmp_path, "bash -c 'python train.py --bs 4 --accum 2'", typed)
     done = launched(job, "dp1 mb8", tmp_path)
     assert (done.returncode, done.stdout) == (0, '["--bs", "8", "--accum", "1"]\n')
+
+
+def test_a_launch_below_another_command_that_is_watched_takes_its_own_settings(
+    tmp_path: Path,
+) -> None:
+    typed = ("train.py", "--bs", "4", "--accum", "2")
+    line = "module && bash -c 'module && PYTHONPATH=src python train.py --bs 4 --accum 2'"
+    (tmp_path / "site.sh").write_text("module() { echo module; }\n")
+    entry = Path(hook.__file__).parent / "entry"
+    (tmp_path / "order.json").write_text(json.dumps({"options": {}}))
+    env = {
+        "PYTHONPATH": str(entry),
+        hook.ATTACH: str(tmp_path / "order.json"),
+        "BASH_ENV": str(entry / "bash_env"),
+        "JOULEFRONT_BASH_ENV": str(tmp_path / "site.sh"),
+    }
+    done = launched(job_of(tmp_path, line, typed), "dp1 mb8", tmp_path, **env)
+    assert done.returncode == 3, done.stderr  # the variable in front of Python hides the hook
+    line = line.replace("PYTHONPATH=src", "nice")
+    done = launched(job_of(tmp_path, line, typed), "dp1 mb8", tmp_path, **env)
+    assert (done.returncode, done.stdout) == (0, 'module\nmodule\n["--bs", "8", "--accum", "1"]\n')
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("options", ["-I", "-S", "-E"])

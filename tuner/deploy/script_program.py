@@ -1,9 +1,9 @@
 """The program as launch.sh starts it, with the files that it reads: built-in, or the user's script.
 
-A script that was tuned alone is started by torchrun. A command that came with its launcher is
-written as it came in, with another number of processes; where more than that changes for a launcher
-with arguments of its own (accelerate, trl, ...), torchrun starts what it would. The hook goes along
-only if the script's settings cannot be passed to it in another way.
+A command is started as the user typed it, and the hook in its environment gives its ranks what
+differs. Another number of ranks is torchrun's, as is a script that was tuned alone; srun's tasks
+get their new number by options behind the user's. The hook goes along only if the script's settings
+cannot be passed to it in another way.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.formatting import one_line
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
-from tuner.workload.declared_knobs import environment, export_words
-from tuner.workload.hook import ATTACH
+from tuner.workload.declared_knobs import export_words
 from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.command import Start
-from tuner.workload.scripts.launchers import Launcher, is_srun, kind_of
+from tuner.workload.scripts.launchers import is_srun, kind_of, with_tasks
 from tuner.workload.scripts.launchers.secrets import shell_line
 
 #: Options and variables in which launchers take the number of the node that they are started on.
@@ -73,28 +72,27 @@ def program_of(
     about = [f"# {one_line(sentence)}" for sentence in job.about(configuration)]
     if (whole := job.as_typed_line(configuration, folder)) is not None:
         return _typed_line(configuration, job, whole, about, folder, files), files
-    launcher, kind = job.launcher, kind_of(job.launcher) if job.launcher else None
-    if launcher is not None and kind is not None:
-        changed = configuration.launch != job.today().launch
-        changed = changed or any(k.live for k in job.knobs)  # which nothing else sets
-        if kind.written_back or not (changed or always):
-            typed = job.as_typed()  # as the launcher passes it on
-            hook = always or (changed and typed.needs_hook)
-            program = _relaunched(configuration, typed, launcher, start, folder, files, hook)
-            return replace(program, taken=job.taken), files
-        about.append(f"# torchrun starts what {launcher.kind} would, with the variables it sets.")
     words = list(start.words)
     exports = _quoted({n: text for n, text in start.env.items() if not _OF_TORCHRUN.match(n)})
     if job.needs_hook or always:
         words, option = _hooked(words, start, folder, files)
         exports.append(option)
         about.append("# joulefront_hook merges options.json into what the script sets by itself.")
+    launcher = job.launcher
+    command: list[str] = []
+    if launcher is not None and launcher.kind == "srun":  # whose tasks read Slurm's variables
+        command = [*with_tasks(launcher, configuration.world_size, job.ranks_today), *words]
+    elif launcher is not None and launcher.kind:
+        about.append(f"# torchrun starts what {launcher.kind} would, with the variables it sets.")
     return Program(
         words,
         about,
         folder="" if start.cwd == str(folder) else start.cwd,
         exports=exports,
         steps=start.steps,
+        command=command,
+        by_srun=bool(command),
+        once=bool(command),
         taken=job.taken,
     ), files
 
@@ -107,7 +105,11 @@ def _typed_line(
     folder: Path,
     files: dict[str, str],
 ) -> Program:
-    """Return the user's own command, with the hook for what differs from today."""
+    """Return the user's own command, with the hook for what differs from today.
+
+    The hook finds attach.json beside its own folder: launchers that reach other nodes pass on
+    PYTHONPATH, and no variable of ours.
+    """
     exports, confirmed = _quoted(start.env), ""
     today = job.today()
     changed = any(value != today.get(name) for name, value in configuration.launch.items())
@@ -120,10 +122,16 @@ def _typed_line(
         hook = shlex.quote(str((folder / "joulefront_hook" / "entry").resolve()))
         exports += [
             f'PYTHONPATH={hook}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+            'JOULEFRONT_BASH_ENV="${JOULEFRONT_BASH_ENV:-${BASH_ENV:-}}"',
             f"BASH_ENV={hook}/bash_env",  # a script that sets PYTHONPATH anew keeps the hook
-            f"{ATTACH}={shlex.quote(str((folder / 'attach.json').resolve()))}",
         ]
         about.append("# joulefront_hook gives its ranks the settings of attach.json.")
+    launcher, once = job.launcher, True
+    if launcher is not None and launcher.nodes > 1:
+        kind = kind_of(launcher)
+        once = is_srun(launcher.words) or (kind is not None and kind.reaches_nodes(launcher))
+    if not once:
+        about.append(f"# Start it on each of its nodes, with the node's own rank: {_RANKS}.")
     return Program(
         start.words,
         about,
@@ -131,52 +139,9 @@ def _typed_line(
         exports=exports,
         line=shell_line(start.command),
         confirmed=confirmed,
-        once=True,
-        taken=job.taken,
-    )
-
-
-def _relaunched(
-    configuration: Configuration,
-    typed: LaunchableJob,
-    launcher: Launcher,
-    start: Start,
-    folder: Path,
-    files: dict[str, str],
-    hook: bool,
-) -> Program:
-    kind = kind_of(launcher)
-    assert kind is not None  # its words have one
-    once = is_srun(launcher.words) or kind.reaches_nodes(launcher)
-    words = list(typed.start(configuration, folder, probe=False).words)
-    # The launcher sets the rest by itself.
-    own = set(launcher.env) - set(launcher.assigned) - {"OMP_NUM_THREADS"}
-    given = {
-        name: text
-        for name, text in start.env.items()
-        if name not in own or text != launcher.env[name]
-    }
-    exports = _quoted(given | environment(configuration, typed.knobs))
-    about = [f"# {one_line(sentence)}" for sentence in typed.about(configuration)]
-    # What the launcher itself sets for its ranks, the hook sets after it.
-    if hook or any(n in own and n in given for n in start.options.get("env", {})):
-        hook = True
-        words, option = _hooked(list(start.words), start, folder, files)
-        exports.append(option)
-        about.append("# joulefront_hook merges options.json into what the script sets by itself.")
-    world = configuration.world_size
-    head, changes = kind.head(launcher, world, typed.ranks_today, hook=hook)
-    about += [f"# {line}" for line in changes]
-    if launcher.nodes > 1 and not once:
-        about.append(f"# Start it on each of its nodes, with the node's own rank: {_RANKS}.")
-    return Program(
-        words,
-        about,
-        folder=start.cwd,
-        exports=exports,
-        command=[*head, *words],
-        by_srun=is_srun(launcher.words),
+        by_srun=launcher is not None and launcher.kind == "srun",
         once=once,
+        taken=job.taken,
     )
 
 

@@ -20,6 +20,7 @@ from . import frames, state
 from .link import Link
 from .program import prepare, prepare_torch
 from .source import PROGRAM
+from .tally import place
 
 #: Environment variable with the path of the file that says what to do, or of the folder in which a
 #: process of a command that is only measured counts its steps (`tally`).
@@ -168,14 +169,3 @@ def _torch_imported(torch: Any, confirm: Mapping[str, Any]) -> None:
         plain(kind, error, trace)
 
     sys.excepthook = excepthook
-
-
-def place() -> tuple[int, int]:
-    """Return rank and world of this process: torch.distributed's, Horovod's, or one alone."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and horovod.is_initialized():
-        return horovod.rank(), horovod.size()
-    return 0, 1

@@ -124,7 +124,7 @@ class Tally:
         import json
 
         self._owner, self._file = os.getpid(), -1
-        rank, world = _place()
+        rank, world = place()
         facts = {
             "rank": rank,
             "world": world,
@@ -139,8 +139,8 @@ class Tally:
         self._file, self._inode = file, os.fstat(file).st_ino
 
 
-def _place() -> tuple[int, int]:
-    # Rank and world: torch.distributed's, Horovod's, or one alone.
+def place() -> tuple[int, int]:
+    """Return rank and world of this process: torch.distributed's, Horovod's, or one alone."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

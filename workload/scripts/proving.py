@@ -8,7 +8,7 @@ command. What does not is left alone, and said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook import halved
 from tuner.workload.hook.source import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import Counted, batches_seen
-from tuner.workload.scripts.launchers.kinds import place, with_value
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Starts the script of a job under a configuration, and returns the facts of its first steps or, as
@@ -395,10 +394,31 @@ def _with_placeholder(
         return tuple(made)
     bare = sorted((option.rstrip("=") for option in argument.options), key=len)
     done = first - 1
-    while (at := place(made[done + 1 :], bare)) is not None:  # of several, parsers take the last
+    while (at := _place(made[done + 1 :], bare)) is not None:  # of several, parsers take the last
         done += at + 1
-        made = with_value(made, done, placeholder)
+        made = _with_value(made, done, placeholder)
     if done >= first:
         return tuple(made)
     option = max(argument.options, key=len)
     return (*made, *([f"{option}{placeholder}"] if option.endswith("=") else [option, placeholder]))
+
+
+def _place(words: Sequence[str], options: Sequence[str]) -> int | None:
+    for at, word in enumerate(words):
+        if word.partition("=")[0] in options:
+            return at
+        if len(options[0]) == 2 and word.startswith(options[0]) and word[2:].isdigit():
+            return at
+    return None
+
+
+def _with_value(words: Sequence[str], at: int, value: str) -> list[str]:
+    changed = list(words)
+    name, equals, _ = changed[at].partition("=")
+    if equals:
+        changed[at] = f"{name}={value}"
+    elif not name.startswith("--") and name[2:].isdigit():  # -b8
+        changed[at] = f"{name[:2]}{value}"
+    else:
+        changed[at + 1 : at + 2] = [value]
+    return changed

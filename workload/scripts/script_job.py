@@ -23,7 +23,7 @@ from tuner.workload.hook import merge, split_differently
 from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.command import Script, Start, asks_for_a_rank, imported_frameworks
 from tuner.workload.scripts.knob_support import ScriptKnobs
-from tuner.workload.scripts.launchers.secrets import require
+from tuner.workload.scripts.launchers.secrets import require, shell_words
 from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
     FRAMEWORK_ARGUMENTS,
@@ -283,14 +283,16 @@ class ScriptJob(ScriptTraining, LaunchableJob):
 
     def as_typed_line(self, configuration: Configuration, folder: Path) -> Start | None:
         """Return the start of the user's whole command, if it starts as many ranks."""
-        if not self.line or configuration.world_size != self.devices:
+        if configuration.world_size != self.devices:
             return None
-        return replace(self, whole=True).start(configuration, folder, probe=False)
-
-    def as_typed(self) -> ScriptJob:
-        """Return this job with the words that its launcher is given, and without the launcher."""
-        assert self.launcher is not None
-        return replace(self, words=self.launcher.script, launcher=None)
+        whole = replace(self, whole=True)
+        if self.line:
+            return whole.start(configuration, folder, probe=False)
+        if self.launcher is None or not self.launcher.words:
+            return None
+        line = shell_words([*self.launcher.words, *self.launcher.script])
+        start = replace(whole, line=line).start(configuration, folder, probe=False)
+        return replace(start, env={**self.launcher.assigned, **start.env})
 
     def observed_again(self, script: Script) -> ScriptJob | None:
         """Return this job for the same command, or None if another one must be observed."""

@@ -32,13 +32,16 @@ def _load(name):  # type: ignore[no-untyped-def]
 
 
 def _run_own() -> None:
-    others = [path for path in sys.path if os.path.abspath(path or ".") != _FOLDER]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    # Behind this folder: one of ours before it, of a launch around this one, has run.
+    own = [os.path.abspath(path or ".") for path in sys.path].index(_FOLDER)
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path[own + 1 :])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if path := os.environ.get("JOULEFRONT_ATTACH"):
+#: Written beside the hook for good (`launch.sh`), or named for one launch.
+_BESIDE = os.path.join(os.path.dirname(os.path.dirname(_FOLDER)), "attach.json")
+if path := _BESIDE if os.path.isfile(_BESIDE) else os.environ.get("JOULEFRONT_ATTACH"):
     try:
         _attach(path)
     except Exception:  # a program that cannot be observed runs all the same

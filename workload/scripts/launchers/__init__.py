@@ -1,7 +1,7 @@
-"""Launchers of pasted commands: what each would start, and the same command written back."""
+"""Launchers of pasted commands: what each would start."""
 
 from tuner.workload.scripts.launchers.kinds import KINDS, UNREAD, kind_of, read_command
-from tuner.workload.scripts.launchers.slurm import is_srun
+from tuner.workload.scripts.launchers.slurm import is_srun, with_tasks
 from tuner.workload.scripts.script_facts import Launcher
 
 #: Words of launchers, which say nothing of a user.
@@ -11,4 +11,4 @@ LAUNCHER_WORDS = frozenset(
         *(*UNREAD, "env", "launch", "train"),
     }
 )
-__all__ = ["LAUNCHER_WORDS", "Launcher", "is_srun", "kind_of", "read_command"]
+__all__ = ["LAUNCHER_WORDS", "Launcher", "is_srun", "kind_of", "read_command", "with_tasks"]

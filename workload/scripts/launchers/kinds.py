@@ -1,10 +1,9 @@
-"""Launchers of pasted commands: how each is recognised, read, and written back.
+"""Launchers of pasted commands: how each is recognised and read.
 
 A launcher is a subclass of `Kind`. torchrun, deepspeed and accelerate are read by their own parsers
 (`tuner.workload.scripts.launchers.vendor`), in the folder and environment that they would be
-started in; srun by a table of ours. A changed command is written back as it came in, or started by
-torchrun. Any other command that a package installs is its module: `litgpt pretrain` is started as
-`python -m litgpt pretrain`. Nothing is imported.
+started in; srun by a table of ours. Any other command that a package installs is its module:
+`litgpt pretrain` is started as `python -m litgpt pretrain`. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -49,10 +48,6 @@ class Kind:
     Attributes:
         commands, modules: names that it is started by; the first is for sentences.
         own: words between that name and its arguments.
-        of_all, of_node: options for the number of processes, of all nodes and of each; the first
-            is written where none was given.
-        abbreviates: its parser takes the beginning of an option for the option.
-        written_back: a changed command is its own again; else torchrun starts what it would.
         takes_hook: the hook can stand in front of the script.
         numbers_tasks: it sets Slurm's variables of a task for each rank.
     """
@@ -61,11 +56,6 @@ class Kind:
     commands: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
-    of_all: tuple[str, ...] = ()
-    of_node: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    abbreviates = False
-    written_back = True
     takes_hook = True
     numbers_tasks = False
 
@@ -80,86 +70,6 @@ class Kind:
     def reaches_nodes(self, launcher: Launcher) -> bool:
         """Return True if it is started once and starts the ranks of all nodes itself."""
         return False
-
-    def head(
-        self, launcher: Launcher, world: int, today: int, *, hook: bool
-    ) -> tuple[list[str], list[str]]:
-        """Return its own words for `world` processes in place of today's, and what changed.
-
-        With `hook` a script of ours comes first.
-        """
-        words = list(launcher.words)
-        if hook:
-            words = self.before_hook(words)
-        return self.with_processes(words, launcher, world, today) if world != today else (words, [])
-
-    def before_hook(self, words: list[str]) -> list[str]:
-        """Return the words in front of a script where a module may have been."""
-        at = self._name_at(words)
-        return [*words[: at + 1], *(w for w in words[at + 1 :] if w not in ("-m", "--module"))]
-
-    def with_processes(
-        self, words: list[str], launcher: Launcher, world: int, today: int
-    ) -> tuple[list[str], list[str]]:
-        """Return the words for another number of processes, and what changed."""
-        changes = [f"{world} processes instead of {today}"]
-        # The least number of nodes with as many processes on each as today at most.
-        nodes = -(-world // max(today // launcher.nodes, 1))
-        if nodes != launcher.nodes:
-            changes.append(f"{nodes} nodes instead of {launcher.nodes}")
-            # Of each launcher among the words: srun may start torchrun.
-            for option in dict.fromkeys(name for kind in KINDS for name in kind.nodes):
-                if (at := place(words, (option,))) is not None:
-                    words = with_value(words, at, nodes)
-        counts = dict.fromkeys(self.of_all, world) | dict.fromkeys(self.of_node, world // nodes)
-        written = False
-        for name, count in counts.items():
-            if (at := place(words, (name,), short=self.abbreviates)) is not None:
-                words, written = with_value(words, at, count), True
-        if not written:
-            first, count = next(iter(counts.items()))
-            words = self.added(words, f"{first}={count}")
-        return words, changes
-
-    def added(self, words: list[str], option: str) -> list[str]:
-        """Return the words with an option after the launcher's name."""
-        if place(words, (option.partition("=")[0],)) is not None:
-            return words
-        at = self._name_at(words)
-        return [*words[: at + 1], option, *words[at + 1 :]]
-
-    def _name_at(self, words: Sequence[str]) -> int:
-        # The command alone may be `accelerate`, and a file's name too.
-        names = {*self.commands, *self.modules} - ({*self.commands[:1]} if self.own else set())
-        names |= {*self.own}
-        return max(at for at, word in enumerate(words) if Path(word).name in names)
-
-
-def place(words: Sequence[str], names: Sequence[str], *, short: bool = False) -> int | None:
-    """Return the place of an option among words, or None; with `short` an abbreviation counts."""
-    for at, word in enumerate(words):
-        given = word.partition("=")[0]
-        abbreviated = short and len(given) > 3 and given.startswith("--")
-        if given in names or (abbreviated and any(name.startswith(given) for name in names)):
-            return at
-        if len(names[0]) == 2 and word.startswith(names[0]) and word[2:].isdigit():
-            return at
-    return None
-
-
-def with_value(words: Sequence[str], at: int, value: Any) -> list[str]:
-    """Return the words with the value of the option at a place replaced."""
-    changed = list(words)
-    name, equals, _ = changed[at].partition("=")
-    if equals:
-        changed[at] = f"{name}={value}"
-    elif not name.startswith("--") and name[2:].isdigit():  # -n8
-        changed[at] = f"{name[:2]}{value}"
-    elif at + 1 < len(changed) and not changed[at + 1].startswith("--"):
-        changed[at + 1] = str(value)
-    else:  # a flag that stands for true
-        changed.insert(at + 1, str(value))
-    return changed
 
 
 class Vendor(Kind):
@@ -196,9 +106,6 @@ class _Torchrun(Vendor):
     name = "torchrun"
     commands = ("torchrun",)
     modules = ("torch.distributed.run",)
-    of_node = ("--nproc-per-node", "--nproc_per_node")
-    nodes = ("--nnodes",)
-    abbreviates = True
 
 
 class _Deepspeed(Vendor):
@@ -207,24 +114,10 @@ class _Deepspeed(Vendor):
     name = "deepspeed"
     commands = ("deepspeed", "ds", "deepspeed.pt")
     modules = ("deepspeed", "deepspeed.launcher.runner")
-    of_node = ("--num_gpus", "--num_accelerators")
-    nodes = ("--num_nodes",)
-    abbreviates = True
 
     def reaches_nodes(self, launcher: Launcher) -> bool:
         """Return True if it reaches several nodes by ssh."""
         return launcher.nodes > 1 and "--no_ssh" not in launcher.words
-
-    def before_hook(self, words: list[str]) -> list[str]:
-        """Return the words without the rank in the command, which the hook reads elsewhere."""
-        return self.added(super().before_hook(words), "--no_local_rank")
-
-    def with_processes(
-        self, words: list[str], launcher: Launcher, world: int, today: int
-    ) -> tuple[list[str], list[str]]:
-        if (at := place(words, ("--include", "-i"))) is not None:
-            del words[at : at + (1 if "=" in words[at] else 2)]
-        return super().with_processes(words, launcher, world, today)
 
 
 class _Accelerate(Vendor):
@@ -234,7 +127,6 @@ class _Accelerate(Vendor):
     commands = ("accelerate", "accelerate-launch")
     modules = ("accelerate.commands.launch",)
     own = ("launch",)
-    written_back = False
 
 
 class _Trl(Vendor):
@@ -242,14 +134,14 @@ class _Trl(Vendor):
 
     name = "trl"
     commands = ("trl",)
-    written_back = takes_hook = False
+    takes_hook = False
 
 
 class _Starter(Kind):
     """Command `NAME train` that starts a module of its own by another launcher."""
 
     own = ("train",)
-    written_back = takes_hook = False
+    takes_hook = False
 
     def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         """Return what it starts with the arguments given; InputError for one that is not read."""
@@ -360,7 +252,7 @@ def require_visible_devices(variables: Mapping[str, str]) -> None:
 
 
 def kind_of(launcher: Launcher) -> Kind | None:
-    """Return what starts a launcher's ranks and writes it back; None for variables alone."""
+    """Return the kind of a launcher; None for variables alone."""
     return next((kind for kind in KINDS if kind.name == launcher.kind), None)
 
 

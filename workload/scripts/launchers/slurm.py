@@ -8,6 +8,7 @@ plugin pyxis.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,18 +54,11 @@ class Srun(Kind):
 
     name = "srun"
     commands = ("srun",)
-    of_all = ("--ntasks", "-n")
-    of_node = ("--ntasks-per-node", "--tasks-per-node")
-    nodes = ("--nodes", "-N")
     numbers_tasks = True
 
     def reaches_nodes(self, launcher: Launcher) -> bool:
         """Return True: its tasks are on all nodes."""
         return True
-
-    def before_hook(self, words: list[str]) -> list[str]:
-        """Return the words with Python's own in them, which srun starts with the hook."""
-        return words
 
     def read(self, typed: Typed) -> Read:
         """Return what it starts, in an allocation by Slurm's own figures; or InputError."""
@@ -169,6 +163,19 @@ def _task_environment(nodes: int = 0) -> dict[str, str]:
         "SLURM_NTASKS": tasks,
         "SLURM_NPROCS": tasks,
     }
+
+
+def with_tasks(launcher: Launcher, world: int, today: int) -> list[str]:
+    """Return srun's own words for `world` tasks in place of today's, up to the script.
+
+    They are on the least number of nodes with as many on each as today at most. Of several options
+    of a kind srun takes the last.
+    """
+    words = list(launcher.words)
+    at = options_of_srun(words)[1]
+    nodes = -(-world // max(today // launcher.nodes, 1))
+    counts = [f"--nodes={nodes}", f"--ntasks={world}", f"--ntasks-per-node={world // nodes}"]
+    return [*words[:at], *counts, *(words[at:] or [sys.executable])]
 
 
 def is_srun(words: Sequence[str]) -> bool:
