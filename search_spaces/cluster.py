@@ -34,6 +34,7 @@ class Device:
         devices_per_limit: the number of devices that share a power limit: 1, or the cores of a
             processor package.
         memory_clock_MHz: the memory clock of the stated bandwidth; None if unknown.
+        shares_host_memory: True if a GPU computes in the host's memory and has none of its own.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Device:
     peak_flops: float = limited(least=0)
     memory_bandwidth_Bps: float = limited(least=0)
     idle_W: float = limited(least=0)
-    max_W: float = limited(least=0)
+    max_W: float = limited(above=0)
     min_limit_W: float | None = limited(default=None, least=0)
     clocks_MHz: tuple[int, ...] = ()
     default_clock_MHz: int | None = limited(default=None, least=0)
@@ -52,6 +53,7 @@ class Device:
     devices_per_limit: int = limited(default=1, least=1)
     fp8_flops: float = limited(default=0.0, least=0)
     mxfp8_flops: float = limited(default=0.0, least=0)
+    shares_host_memory: bool = False
 
     def __post_init__(self) -> None:
         where = f"of device {self.name!r}"

@@ -22,7 +22,7 @@ from benchmarks.figures import Figure, arguments, publish
 from benchmarks.twin.checks import preload_touches
 from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.energy import window_error
-from benchmarks.twin.findings import FINDINGS, SECOND_DAY
+from benchmarks.twin.findings import FINDINGS, SECOND_DAY, THIRD_DAY
 from benchmarks.twin.front import run_study
 from benchmarks.twin.named_tests import Outcome, run_named_tests
 
@@ -65,6 +65,7 @@ def findings() -> list[Figure]:
     outcomes = run_named_tests()
     listed = [(f"finding_{finding.number}", finding) for finding in FINDINGS]
     listed += [(f"second_day_{number}", SECOND_DAY[number]) for number in sorted(SECOND_DAY)]
+    listed += [(f"third_day_{finding.number}", finding) for finding in THIRD_DAY]
     for key, finding in listed:
         tests = outcomes.get(key, Outcome())
         state = finding.state(tests)

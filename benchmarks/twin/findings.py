@@ -1,4 +1,4 @@
-"""The findings of two audits of the GPU path, each with what tells if it is mended.
+"""The findings of three audits of the GPU path, each with what tells if it is mended.
 
 A finding is checked on the twin node (`benchmarks.twin.checks`), by the tests that are named for it
 (`benchmarks.twin.named_tests`), or both. One without either, or with a part that neither covers,
@@ -122,3 +122,22 @@ SECOND_DAY = {
     9: Finding(9, "clocks.sh: a GPU without persistence mode forgets its lock"),
     10: Finding(10, "Ray's memory monitor ends the agent, learnt as a crash"),
 }
+
+#: Findings of the third audit: fleets, workstations and laptops.
+THIRD_DAY = (
+    Finding(1, "the built-in program does not start below transformers 5"),
+    Finding(2, "power that falls slowly after work is counted as work"),
+    Finding(3, "doctor is ready where every study is refused"),
+    Finding(4, "a GPU without a memory of its own (GB10) is refused"),
+    Finding(5, "without a power limit the predicted power is 0 W"),
+    Finding(6, "a GPU that takes no settings costs the search"),
+    Finding(7, "the gate over the preloads is broken"),
+    Finding(8, "a timeline that ends is not noticed"),
+    Finding(9, "one NVML call that fails costs a probe"),
+    Finding(10, "a neighbour below 5 % of the memory is not seen"),
+    Finding(11, "a binding whose process records have 32 bytes is accepted"),
+    Finding(12, "behind a lost GPU ranks are numbered as if it were certain"),
+    Finding(13, "pending remaps, recovery actions, the fabric and enforced limits are not asked"),
+    Finding(14, "another package named pynvml ends in a traceback"),
+    Finding(15, "NVLink is read off one GPU; H20 is taken for 633 TFLOP/s"),
+)

@@ -1,6 +1,7 @@
 """Tests that are named for a finding: its key is in the name or docstring of the function.
 
-The key is `finding_N` for the first audit and `second_day_N` for the second.
+The key is `finding_N` for the first audit, `second_day_N` for the second, `third_day_N` for the
+third.
 
 They are run in one pytest process; a test that is skipped or slow says nothing about its finding.
 """
@@ -19,7 +20,7 @@ from xml.etree import ElementTree
 
 from benchmarks.figures import ROOT
 
-_NAMED = re.compile(r"((?:finding|second_day)_\d+)")
+_NAMED = re.compile(r"((?:finding|second_day|third_day)_\d+)")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tuner.search_spaces.model_facts import model_state_parts
 #: Names of the parts of the device's memory.
 DEVICE_PARTS = (
     *("parameters", "gradients", "optimizer"),
-    *("activations", "temporary", "communication", "context"),
+    *("activations", "temporary", "communication", "context", "offloaded"),
 )
 
 #: Parameters that ZeRO-3 keeps gathered if it will use them again soon: DeepSpeed's defaults of
@@ -50,6 +50,8 @@ class MemoryParts:
     temporary: np.ndarray
     communication: np.ndarray
     context: np.ndarray
+    # a rank's share of `host` where the device has no memory but the host's; 0 elsewhere.
+    offloaded: np.ndarray
     # memory of one node's host: offloaded states and activations of the node's ranks.
     host: np.ndarray
 
@@ -121,6 +123,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
         host = np.zeros_like(weights)
     else:
         host = on_node * (states + held + on_host)
+    shares = setup.cluster.device.shares_host_memory
     return MemoryParts(
         parameters=weights - fetched + setup.program.copies * element * parameters,
         # From stage 2 on gradients go to the host as they are reduced (DeepSpeed 0.19.8:
@@ -132,6 +135,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
         temporary=peak,
         communication=communication,
         context=np.full_like(weights, setup.constants.context_bytes),
+        offloaded=host / on_node if shares else np.zeros_like(host),
         host=host,
     )
 

@@ -67,9 +67,12 @@ class Gpu:
         return ask(self.nvml, default, lambda: self.get(what, *arguments))
 
     @property
-    def memory_bytes(self) -> int:
-        """All of the memory; NVMLError if it is not told."""
-        return int(self.get("MemoryInfo").total)
+    def memory_bytes(self) -> int | None:
+        """All of the memory; None if the GPU has none of its own to tell (GB10)."""
+        try:
+            return int(self.get("MemoryInfo").total) or None
+        except self.nvml.NVMLError_NotSupported:
+            return None
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -109,6 +112,33 @@ class Gpu:
         # older drivers or bindings lack the newer one.
         told = self.ask(None, "TemperatureV", "NVML_TEMPERATURE_GPU")
         return float(self.get("Temperature", "NVML_TEMPERATURE_GPU") if told is None else told)
+
+    def field(self, name: str) -> int | None:
+        """Return a field value that is a count or a code; None if the GPU or binding lacks it."""
+        number = getattr(self.nvml, name, None)
+        found = number and self.ask(None, "FieldValues", [number])
+        if not found or found[0].nvmlReturn != self.nvml.NVML_SUCCESS:
+            return None
+        long = found[0].valueType == self.nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+        return int(found[0].value.ullVal if long else found[0].value.uiVal)
+
+    @property
+    def smooths_power(self) -> bool:
+        """True if the GPU lets its power fall slowly after work (Blackwell's power smoothing)."""
+        return bool(self.field("NVML_FI_PWR_SMOOTHING_ENABLED"))
+
+    def fabric_state(self) -> int | None:
+        """Return NVML's state of the GPU in its NVLink fabric; None without one."""
+        try:
+            told = self.nvml.c_nvmlGpuFabricInfo_v2_t()
+            self.nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(told))
+        except (self.nvml.NVMLError, AttributeError):
+            return None
+        return int(told.state)
+
+    def variant(self) -> str:
+        """Return what makes a GPU another kind than its name, as " (MAX_Q)", or ""."""
+        return self.power_profile() + " (power smoothing)" * self.smooths_power
 
     def power_profile(self) -> str:
         """Return the profiles in force (Blackwell), which lower clocks, as " (MAX_Q)", or ""."""

@@ -164,6 +164,7 @@ class NodeFacts:
             f"clocks    {'searched, and put back' if self.clock_control else 'left as they are'}",
             f"software  Python {self.python}, {', '.join(versions)}",
             *(self._details() if verbose else ()),
+            *(f"note      {note}" for note in self.notes),
             *(line for thing in self.missing for line in thing.text()),
         ]
 
@@ -173,7 +174,7 @@ class NodeFacts:
         yield f"memory    {self.memory_bytes / gib:.1f} GiB; {shared}"
         for gpu in self.gpus:
             forgets = FORGETS * (not gpu.persistence_mode)
-            size = f"{gpu.memory_bytes / gib:.1f} GiB"
+            size = f"{gpu.memory_bytes / gib:.1f} GiB" if gpu.memory_bytes else "the host's memory"
             yield f"GPU {gpu.index:<6}{gpu.name}, {size}, {gpu.uuid}{forgets}"
         yield f"driver    {self.driver}" if self.gpus else f"GPUs      {self.gpu_note}"
         yield from (f"meter     {m.name}: {m.note}" for m in self.meters if m.available)
@@ -183,7 +184,6 @@ class NodeFacts:
             yield f"clocks    {self.clock_note}"
         paths = ", ".join(f"{name}: {path or '-'}" for name, path in self.compilers.items())
         yield f"compilers {paths}"
-        yield from (f"note      {note}" for note in self.notes)
 
 
 def _meter_facts(
@@ -210,6 +210,28 @@ def _in_use(looked: Sequence[tuple[Platform, DeviceFacts]]) -> tuple[Platform, D
     return next((pair for pair in looked if pair[1].devices), unseen)
 
 
+def _meters(
+    looked: Iterable[tuple[Platform, DeviceFacts]],
+    in_use: tuple[Platform, DeviceFacts],
+    core: str,
+    environ: Mapping[str, str],
+) -> tuple[MeterFacts, ...]:
+    # A study opens the meters of its devices' platform only.
+    platform, found = in_use
+    metering = [each for each, _ in looked if each is platform or not found.devices]
+    return tuple(_meter_facts(metering, core, environ))
+
+
+def _detected(
+    platform: Platform, where: Mapping[str, Any]
+) -> tuple[Cluster | None, tuple[str, ...], str]:
+    """Return the cluster that this node is, its other users, and why it cannot be used."""
+    try:
+        return detect_cluster(**where), platform.busy(), ""
+    except (InputError, MeterError) as error:
+        return None, (), str(error)
+
+
 def _why_not_torch(platform: Platform) -> str:
     torch = installed_torch()
     return platform.why_not_torch(torch) if torch else ""
@@ -220,6 +242,17 @@ def _notes(looked: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str,
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))
     return tuple(filter(None, notes))
+
+
+def _unusable(
+    broken: Sequence[str], trouble: str, meters: Sequence[MeterFacts]
+) -> Iterator[Missing]:
+    """Yield why every study on this node would be refused."""
+    yield from (Missing(f"usable GPUs: {why}") for why in broken)
+    if trouble and not broken:
+        yield Missing(f"devices for a study: {trouble}")
+    if not any(meter.available for meter in meters):
+        yield Missing(f"a meter: {'; '.join(meter.note for meter in meters)}")
 
 
 def _compilers(which: Callable[[str], str | None], *, nvcc: bool) -> dict[str, str | None]:
@@ -248,12 +281,9 @@ def look(
         return NodeFacts(host, None, str(error))
     looked = [(each, each.facts()) for each in (k(environ, sys=sys) for k in PLATFORMS.values())]
     platform, found = _in_use(looked)
-    clocks, cluster, trouble, busy = platform.clocks(), None, "", tuple[str, ...]()
-    try:
-        cluster = detect_cluster(proc=proc, cgroup=cgroup, environ=environ, core=core, sys=sys)
-        busy = platform.busy()
-    except (InputError, MeterError) as error:
-        cluster, trouble = None, str(error)
+    clocks = platform.clocks()
+    where = {"proc": proc, "cgroup": cgroup, "environ": environ, "core": core, "sys": sys}
+    cluster, busy, trouble = _detected(platform, where)
     broken = [facts.why_none for _, facts in looked if facts.broken]
     cores = granted_cores(proc=proc, cgroup=cgroup, affinity=affinity)
     shm_bytes, gpus = shared_memory_bytes(), found.devices
@@ -267,6 +297,7 @@ def look(
         shm_bytes=shm_bytes,
         why_not_torch=_why_not_torch(platform) if gpus else "",
     )
+    meters = _meters(looked, (platform, found), core, environ)
     return NodeFacts(
         host,
         cluster,
@@ -279,7 +310,7 @@ def look(
         driver=found.driver,
         gpus=gpus,
         gpu_note=f"none usable: {found.why_none}" if broken else found.why_none,
-        meters=tuple(_meter_facts((each for each, _ in looked), core, environ)),
+        meters=meters,
         clock_control=clocks.can_set,
         clock_note=clocks.note,
         why_clocks_fixed="" if cluster and cluster.clock_control else clocks.why_not,
@@ -287,5 +318,5 @@ def look(
         packages=packages,
         busy=busy,
         notes=_notes([facts for _, facts in looked], cores, len(gpus)),
-        missing=(*(Missing(f"usable GPUs: {why}") for why in broken), *parts, *clocks.missing),
+        missing=(*_unusable(broken, trouble, meters), *parts, *clocks.missing),
     )

@@ -25,12 +25,12 @@ Counters = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One visible GPU."""
+    """One visible GPU; `memory_bytes` is None if it tells none of its own."""
 
     index: int
     uuid: str
     name: str
-    memory_bytes: int
+    memory_bytes: int | None
     persistence_mode: bool = True
 
 

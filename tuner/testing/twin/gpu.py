@@ -40,6 +40,16 @@ class TwinGpu:
         application_free: any user may set application clocks.
         default_application_MHz: default application clock; 0: the call is not supported.
         has_ecc: memory errors are counted; rows are remapped from Ampere on, pages retired before.
+        tells_memory: NVML tells memory; a superchip with one memory for both does not (GB10).
+        tells_limit: NVML tells power limits; laptops' GPUs do not.
+        lists_clocks: NVML lists supported clocks; vGPUs and some laptops' GPUs do not.
+        enforced_limit_W: a lower limit that the board or the module enforces; 0: none.
+        smoothing: power smoothing is off (0) or on (1); -1: not supported.
+        ramp_W_per_s, hold_s: rate at which power falls after work, and how long it stays before
+            that, as power smoothing has it; 0: at once.
+        recovery_action, fabric_state, link_recoveries: NVML's code of the action that the GPU waits
+            for (0: none), the state of its NVLink fabric (3: completed), and the recoveries of its
+            links; -1: not supported.
         power_profiles: mask of the workload power profiles in effect, e.g. 2 for Max-Q, which
             lowers the clock; -1: not supported.
         persistence: persistence mode; without it settings are lost when the last client closes.
@@ -106,6 +116,16 @@ class TwinGpu:
     application_free: bool = False
     default_application_MHz: int = 0
     has_ecc: bool = True
+    tells_memory: bool = True
+    tells_limit: bool = True
+    lists_clocks: bool = True
+    enforced_limit_W: float = 0.0
+    smoothing: int = -1
+    ramp_W_per_s: float = 0.0
+    hold_s: float = 0.0
+    recovery_action: int = -1
+    fabric_state: int = -1
+    link_recoveries: int = -1
     power_profiles: int = -1
     persistence: bool = True
     start_s: float = 0.0

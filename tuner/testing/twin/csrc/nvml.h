@@ -43,7 +43,8 @@ typedef struct {
     unsigned long long total, free, used;
 } memory_t;
 /* Versions of structs: the number of the version and the size. */
-enum { MEMORY_V2 = 0x2000028, TEMPERATURE_V1 = 0x100000c, PROFILES_V1 = 0x1000064 };
+enum { MEMORY_V2 = 0x2000028, TEMPERATURE_V1 = 0x100000c, PROFILES_V1 = 0x1000064,
+       FABRIC_V2 = 0x2000024 };
 typedef struct {
     unsigned int version;
     unsigned long long total, reserved, free, used;

@@ -23,6 +23,7 @@ static int list(const int64_t *values, int64_t held, unsigned int *count, unsign
 }
 GET(nvmlDeviceGetSupportedMemoryClocks, unsigned int *count, unsigned int *out) {
     BEGIN("nvmlDeviceGetSupportedMemoryClocks");
+    REQUIRE(gpu->lists_clocks);
     return list(gpu->memory_MHz, gpu->memory_clocks, count, out);
 }
 static int offers_memory(const gpu_t *gpu, int64_t clock) {
@@ -33,6 +34,7 @@ static int offers_memory(const gpu_t *gpu, int64_t clock) {
 GET(nvmlDeviceGetSupportedGraphicsClocks, unsigned int memory, unsigned int *count,
     unsigned int *out) {
     BEGIN("nvmlDeviceGetSupportedGraphicsClocks");
+    REQUIRE(gpu->lists_clocks);
     if (!offers_memory(gpu, memory)) return leave(NOT_FOUND);
     return list(gpu->clock_MHz, gpu->clocks, count, out);
 }
@@ -110,6 +112,7 @@ GET(nvmlDeviceSetApplicationsClocks, unsigned int memory, unsigned int sm) {
 
 GET(nvmlDeviceGetPowerManagementLimitConstraints, unsigned int *low, unsigned int *high) {
     BEGIN("nvmlDeviceGetPowerManagementLimitConstraints");
+    REQUIRE(gpu->tells_limit);
     *low = (unsigned int)(1000 * gpu->min_limit_W + 0.5);
     *high = (unsigned int)(1000 * gpu->max_limit_W + 0.5);
     return leave(SUCCESS);

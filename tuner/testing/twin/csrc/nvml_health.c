@@ -48,7 +48,9 @@ GET(nvmlDeviceGetRetiredPagesPendingStatus, int *out) {
 int field_health(const gpu_t *gpu, field_t *field) {
     int rows = repairs_rows(gpu);
     int64_t value;
-    if (!gpu->has_ecc) return NOT_SUPPORTED;
+    int ecc = field->field <= 6 || (field->field >= 29 && field->field <= 31) ||
+              (field->field >= 142 && field->field <= 144);
+    if (ecc && !gpu->has_ecc) return NOT_SUPPORTED;
     switch (field->field) {
     case 3: value = gpu->ecc_volatile[0]; break; /* NVML_FI_DEV_ECC_SBE_VOL_TOTAL */
     case 4: value = gpu->ecc_volatile[1]; break;
@@ -66,11 +68,35 @@ int field_health(const gpu_t *gpu, field_t *field) {
         if (rows != (field->field == 144)) return NOT_SUPPORTED;
         value = gpu->repair_pending;
         break;
+    case 59: value = gpu->link_recoveries; break; /* NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL */
+    case 230: value = gpu->recovery_action; break; /* NVML_FI_DEV_GET_GPU_RECOVERY_ACTION */
+    case 251: value = gpu->smoothing; break; /* NVML_FI_PWR_SMOOTHING_ENABLED */
     default: return NOT_SUPPORTED;
     }
+    if (value < 0) return NOT_SUPPORTED;
     field->type = 3; /* unsigned long long */
     field->value.ull = (unsigned long long)value;
     return SUCCESS;
+}
+
+/* The NVLink fabric of a node with a switch: nvmlGpuFabricInfo_v2. */
+typedef struct {
+    unsigned int version;
+    unsigned char cluster[16];
+    int status;
+    unsigned int clique;
+    unsigned char state;
+    unsigned int health;
+} fabric_t;
+GET(nvmlDeviceGetGpuFabricInfoV, fabric_t *out) {
+    BEGIN("nvmlDeviceGetGpuFabricInfo");
+    if (out->version != FABRIC_V2) return leave(VERSION_MISMATCH);
+    if (gpu->fabric_state < 0) return leave(NOT_SUPPORTED);
+    memset(out->cluster, 0, sizeof out->cluster);
+    out->status = SUCCESS;
+    out->clique = out->health = 0;
+    out->state = (unsigned char)gpu->fabric_state;
+    return leave(SUCCESS);
 }
 
 /* Event sets: of the events, Xid errors happen here. */

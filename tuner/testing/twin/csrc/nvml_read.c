@@ -142,9 +142,12 @@ PLAIN(nvmlDeviceGetPersistenceMode, unsigned int, 1, gpu->persistence)
         *out = (TYPE)(VALUE);                        \
         return leave(SUCCESS);                       \
     }
-RECORDED(nvmlDeviceGetPowerManagementLimit, unsigned int, LIMIT, 1, gpu->limit_W * 1000 + 0.5)
-PLAIN(nvmlDeviceGetEnforcedPowerLimit, unsigned int, 1, gpu->limit_W * 1000 + 0.5)
-PLAIN(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, 1, gpu->default_limit_W * 1000 + 0.5)
+RECORDED(nvmlDeviceGetPowerManagementLimit, unsigned int, LIMIT, gpu->tells_limit,
+         gpu->limit_W * 1000 + 0.5)
+PLAIN(nvmlDeviceGetEnforcedPowerLimit, unsigned int, gpu->tells_limit || gpu->enforced_limit_W > 0,
+      twin_limit_W(gpu) * 1000 + 0.5)
+PLAIN(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, gpu->tells_limit,
+      gpu->default_limit_W * 1000 + 0.5)
 RECORDED(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, REASONS, 1, gpu->reasons)
 RECORDED(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, REASONS, 1, gpu->reasons)
 PLAIN(nvmlDeviceGetC2cModeInfoV, unsigned int, gpu->c2c, 1)
@@ -206,7 +209,8 @@ GET(nvmlDeviceGetFieldValues, int count, field_t *fields) {
 }
 
 GET(nvmlDeviceGetMemoryInfo, memory_t *out) {
-    BEGIN("nvmlDeviceGetMemoryInfo"); /* this version counts the driver's reserve as used */
+    BEGIN("nvmlDeviceGetMemoryInfo");
+    REQUIRE(gpu->tells_memory); /* this version counts the driver's reserve as used */
     out->total = (unsigned long long)gpu->memory_bytes;
     out->used = (unsigned long long)(gpu->used_bytes + gpu->reserved_bytes);
     out->free = out->total - out->used;
@@ -214,6 +218,7 @@ GET(nvmlDeviceGetMemoryInfo, memory_t *out) {
 }
 GET(nvmlDeviceGetMemoryInfo_v2, memory_v2_t *out) {
     BEGIN("nvmlDeviceGetMemoryInfo");
+    REQUIRE(gpu->tells_memory);
     if (out->version != MEMORY_V2) return leave(VERSION_MISMATCH);
     out->total = (unsigned long long)gpu->memory_bytes;
     out->reserved = (unsigned long long)gpu->reserved_bytes;

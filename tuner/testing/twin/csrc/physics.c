@@ -47,6 +47,11 @@ int64_t twin_memory_MHz(const gpu_t *gpu) {
 /* Relative voltage at a share of the top clock: flat below a knee, then rising. */
 static double voltage(double share) { return fmax(0.7, 0.4 + 0.6 * share); }
 
+/* The limit that holds: a board or a module may enforce a lower one than was set. */
+double twin_limit_W(const gpu_t *gpu) {
+    return gpu->enforced_limit_W > 0 ? fmin(gpu->limit_W, gpu->enforced_limit_W) : gpu->limit_W;
+}
+
 int twin_trains(const gpu_t *gpu) { return gpu->step_s + gpu->micro_batch_s + gpu->sample_s > 0; }
 
 /* The law of speed: seconds for a second of work at the highest clock. A share of the work is bound
@@ -142,8 +147,8 @@ static double target_MHz(gpu_t *gpu) {
         reasons |= THERMAL;
     }
     clock = listed(gpu, clock);
-    if (!gpu->ignores_limit && power_W(gpu, clock) > gpu->limit_W) {
-        while (clock > (double)gpu->clock_MHz[0] && power_W(gpu, clock) > gpu->limit_W)
+    if (!gpu->ignores_limit && power_W(gpu, clock) > twin_limit_W(gpu)) {
+        while (clock > (double)gpu->clock_MHz[0] && power_W(gpu, clock) > twin_limit_W(gpu))
             clock = listed(gpu, clock - 1);
         reasons |= POWER_CAP;
     }
@@ -166,6 +171,19 @@ void twin_begin(gpu_t *gpu, double now_s) {
     gpu->clock = gpu->wanted = gpu->target = target_MHz(gpu);
     gpu->power_W = gpu->filtered_W = power_W(gpu, gpu->clock);
     remember(gpu);
+}
+
+/* Power smoothing: what the device draws for `span_s` at most follows the law down at a set rate. */
+static double smoothed_W(gpu_t *gpu, double law_W, double span_s) {
+    double before_W = gpu->ramped_W, held_s = gpu->time_s - gpu->worked_s;
+    if (gpu->ramp_W_per_s <= 0 || law_W >= before_W) {
+        gpu->ramped_W = law_W;
+        gpu->worked_s = gpu->time_s + span_s;
+        return law_W;
+    }
+    if (held_s >= gpu->hold_s - 1e-9)
+        gpu->ramped_W = fmax(law_W, before_W - gpu->ramp_W_per_s * span_s);
+    return (before_W + gpu->ramped_W) / 2;
 }
 
 static void step(gpu_t *gpu, double to_s) {
@@ -194,7 +212,7 @@ static void step(gpu_t *gpu, double to_s) {
             left_s = fmin(left_s, due_s);
     }
     if (works) left_s = fmin(left_s, gpu->work[0].left_s * twin_device_s(gpu, gpu->clock));
-    double watts = power_W(gpu, gpu->clock), before_W = gpu->filtered_W;
+    double watts = smoothed_W(gpu, power_W(gpu, gpu->clock), left_s), before_W = gpu->filtered_W;
     gpu->power_W = watts;
     gpu->energy_J += watts * left_s;
     gpu->clock_MHz_s += gpu->clock * left_s;

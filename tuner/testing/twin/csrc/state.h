@@ -78,6 +78,11 @@ typedef struct {
     int64_t has_counter, counter_is_module, has_usage, usage_is_module, gpu_scope; /* 0, 1, 2 */
     int64_t lockable, ignores_lock, limit_settable, ignores_limit, idle_follows, application_free;
     int64_t default_application_MHz, has_ecc;
+    int64_t tells_memory, tells_limit, lists_clocks;
+    double enforced_limit_W; /* a lower limit of the board or the module; 0: none */
+    int64_t smoothing; /* power smoothing: 0 off, 1 on; -1: not supported */
+    double ramp_W_per_s, hold_s; /* power after work falls so fast, and so long after it; 0: at once */
+    int64_t recovery_action, fabric_state, link_recoveries; /* -1: not supported */
     int64_t power_profiles; /* mask of those in effect; -1: not supported */
     double start_s; /* of the first client's nvmlInit, when persistence mode is off */
     /* Device time of a rank's work: if there is any, the load is the ranks' (physics.c). */
@@ -104,6 +109,7 @@ typedef struct {
     double work_s, late_s, utilisation; /* work that is done, wait for ranks' cores; recent load */
     double power_W, temperature_C, clock, wanted, wanted_s, target, thermal_MHz, regulate_s;
     double filtered_W, filtered_J, counter_base_J, stalled_J;
+    double ramped_W, worked_s; /* power that still falls, and when work last drew as much */
     int64_t reasons, asked, head, filled; /* asked: something may have changed since `target` */
     double ring_s[RING], ring_J[RING];
 
@@ -129,6 +135,7 @@ typedef struct {
 double twin_now(const node_t *node);
 double twin_device_s(const gpu_t *gpu, double clock);
 int twin_trains(const gpu_t *gpu);
+double twin_limit_W(const gpu_t *gpu);
 double twin_power_W(const gpu_t *gpu, double clock, double load);
 int twin_lives(int64_t pid);
 void twin_sleep(node_t *node, double seconds);

@@ -1,0 +1,212 @@
+"""GPUs of laptops, workstations and superchips, which tell NVML less than those of a data centre.
+
+The key of a test is the finding of the third audit that it is for (`benchmarks.twin.findings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.models.analytic.model import AnalyticModel
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import load_job
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.facts import look
+from tuner.workload.node.machine import detect_cluster
+
+pytestmark = pytest.mark.twin
+Make = Callable[..., TwinNode]
+NO_ENV: dict[str, str] = {}
+GIB = 2**30
+LAPTOP = TwinGpu(
+    name="NVIDIA GeForce RTX 4090 Laptop GPU",
+    memory_bytes=16 * GIB,
+    cores=9728,
+    bus_bits=256,
+    memory_MHz=(9001,),
+    clock_MHz=tuple(range(210, 2041, 15)),
+    compute=(8, 9),
+    nvlinks=0,
+    tells_limit=False,
+)
+#: DGX Spark: one memory, no limit, and neither memory clock nor bus are told.
+SPARK = TwinGpu(
+    name="NVIDIA GB10",
+    cores=6144,
+    bus_bits=0,
+    compute=(12, 1),
+    tells_memory=False,
+    tells_limit=False,
+    clock_MHz=tuple(range(208, 3004, 13)),
+    nvlinks=0,
+)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    folder = tmp_path / "proc"
+    (folder / "self").mkdir(parents=True)
+    (folder / "self" / "cgroup").write_text("0::/\n")
+    (folder / "meminfo").write_text(f"MemTotal: {128 * 2**20} kB\nMemAvailable: {90 * 2**20} kB\n")
+    return folder
+
+
+def detected(proc: Path) -> Cluster:
+    return detect_cluster(proc=proc, cgroup=proc, environ=NO_ENV)
+
+
+# ---- no power limit
+
+
+def test_third_day_5_a_laptop_is_planned_with_a_stated_power(
+    proc: Path, twin_node: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """third_day_5: without a limit the power was 0 W, and the plan a ZeroDivisionError."""
+    twin_node(LAPTOP)
+    device = detected(proc).device
+    assert 100 < device.max_W < 250  # the product's page says up to 150 W
+    assert 0 < device.idle_W < device.max_W
+    assert device.min_limit_W is None  # no limit that could be set
+    assert any("NVML tells no power limit" in source for source in device.sources)
+    assert main(["plan", "tiny-gpt", "--quiet"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpu", "max_W"),
+    [
+        # The limit that the board enforces is one, where no default is told.
+        (replace(LAPTOP, enforced_limit_W=115.0), 115.0),
+        # A product that has a device file has its power there.
+        (TwinGpu(tells_limit=False), 400.0),
+        # A GPU that tells its default is not guessed, whatever it is held to.
+        (TwinGpu(name="NVIDIA X9000", enforced_limit_W=300.0), 400.0),
+    ],
+)
+def test_third_day_5_what_is_told_is_not_assumed(
+    proc: Path, twin_node: Make, gpu: TwinGpu, max_W: float
+) -> None:
+    twin_node(gpu)
+    device = detected(proc).device
+    assert device.max_W == max_W
+    assert not any("J x cores" in source for source in device.sources)
+
+
+def test_third_day_5_a_device_without_power_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"max_W of device 'X'.*greater than 0"):
+        Device("X", "cuda", GIB, 1e12, 1e11, 0.0, 0.0)
+
+
+# ---- no memory
+
+
+def test_third_day_4_one_memory_for_host_and_gpu(proc: Path, twin_node: Make) -> None:
+    """third_day_4: a GPU that tells no memory was refused by every command."""
+    twin_node(SPARK)
+    cluster = detected(proc)
+    assert cluster.device.name == "GB10"
+    assert cluster.device.memory_bytes == 128 * GIB
+    assert cluster.device.shares_host_memory
+    text = "\n".join(look(proc=proc, cgroup=proc, environ=NO_ENV).lines(verbose=True))
+    assert "the host's memory" in text
+
+
+def test_third_day_4_offloading_frees_nothing_where_the_memory_is_one(
+    proc: Path, twin_node: Make
+) -> None:
+    """third_day_4: what is offloaded stays in the very memory that it is to leave."""
+    twin_node(SPARK)
+    cluster = detected(proc)
+    own = replace(cluster, device=replace(cluster.device, shares_host_memory=False))
+    offloaded = Configuration.of(zero_stage=2, optimizer_offload="cpu", micro_batch=1)
+    kept = Configuration.of(zero_stage=2, micro_batch=1)
+
+    def saved(on: Cluster) -> float:
+        model = AnalyticModel(load_job("qwen2.5-7b"), on)
+        each = model.predict([kept, offloaded]).memory_bytes
+        return float(1 - each[1] / each[0])
+
+    assert saved(own) > 0.3
+    assert saved(cluster) < 0.1
+
+
+@pytest.mark.parametrize("code", [999, 15])
+def test_third_day_4_another_error_is_no_shared_memory(
+    proc: Path, twin_node: Make, code: int
+) -> None:
+    """A GPU whose memory cannot be read now is not one that computes in the host's."""
+    twin_node(TwinGpu()).fail("nvmlDeviceGetMemoryInfo", code)
+    with pytest.raises(InputError, match="cannot be asked"):
+        detected(proc)
+
+
+def test_third_day_4_a_known_product_keeps_its_own_memory(proc: Path, twin_node: Make) -> None:
+    twin_node(TwinGpu(name="NVIDIA H200", tells_memory=False))
+    device = detected(proc).device
+    assert (device.name, device.shares_host_memory) == ("H200-SXM-141GB", False)
+    assert device.memory_bytes > 128 * GIB
+
+
+# ---- doctor
+
+
+def _power_differs() -> tuple[TwinGpu, ...]:
+    return TwinGpu(power_profiles=2), TwinGpu(power_profiles=0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sentence"),
+    [
+        ((TwinGpu(), TwinGpu(name="NVIDIA H200")), "this machine has different GPUs"),
+        (_power_differs(), "this machine has different GPUs"),
+        ((TwinGpu(recovery_action=1),), "waits for a reset"),
+        ((TwinGpu(fabric_state=2),), "still being registered with the NVLink fabric"),
+        ((TwinGpu(mig=True),), "has MIG on"),
+        (
+            (TwinGpu(has_counter=False, gpu_scope=0, has_usage=False),),
+            "tells neither its energy nor its power",
+        ),
+    ],
+)
+def test_third_day_3_doctor_refuses_what_a_study_refuses(
+    proc: Path, twin_node: Make, gpus: tuple[TwinGpu, ...], sentence: str
+) -> None:
+    """third_day_3: doctor was ready on nodes on which every study is refused."""
+    twin_node(*gpus)
+    facts = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
+    assert not facts.ready
+    assert sum(sentence in line for line in facts.lines() if line.startswith("missing")) == 1
+    assert not facts.lines()[0].startswith("verdict   ready")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "note"),
+    [
+        (TwinGpu(smoothing=1), "power smoothing is on for GPU 0"),
+        (TwinGpu(enforced_limit_W=300.0), "GPU 0 is held to 300 W, below its power limit of 400 W"),
+        (TwinGpu(recovery_action=0, fabric_state=3, link_recoveries=7, smoothing=0), ""),
+        (TwinGpu(), ""),
+    ],
+)
+def test_third_day_13_doctor_notes_what_lowers_or_smooths_power(
+    proc: Path, twin_node: Make, gpu: TwinGpu, note: str
+) -> None:
+    """third_day_13: neither smoothing nor a lower enforced limit was ever asked."""
+    twin_node(gpu)
+    facts = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
+    assert facts.cluster is not None
+    assert "; ".join(facts.notes) == note or (note and note in facts.notes[0])
+
+
+def test_third_day_13_a_pending_remap_is_noted(proc: Path, twin_node: Make) -> None:
+    """third_day_13: after an uncorrectable error doctor said nothing."""
+    twin_node(TwinGpu(), TwinGpu()).ecc_error(1)
+    (note,) = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64)).notes
+    assert "GPU 1 has a memory row that is remapped at its next reset" in note
