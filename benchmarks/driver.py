@@ -199,7 +199,7 @@ def session(problem: Problem, folder: Path, measurements: int, probes: int) -> T
         search = SearchLoop(
             spec=spec,
             executor=executor,
-            planner=planner,
+            planner_of=lambda _: planner,
             recorder=recorder,
             records=records,
             trace=writer,

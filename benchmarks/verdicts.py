@@ -34,7 +34,7 @@ from tuner.results.posterior import Posterior
 from tuner.results.recommendation import advise
 from tuner.results.state import points_of
 from tuner.results.windows import Windows
-from tuner.study.loop import REPEAT_AFTER
+from tuner.study.rules import REPEAT_AFTER
 from tuner.workload.probe import ProbeRecord
 
 #: Energy of a launch over that of the training.

@@ -331,11 +331,15 @@ class Drift:
 
 @dataclass(frozen=True)
 class NotApplied:
-    """A live setting that was visited and is no data point, for the devices ran otherwise."""
+    """A live setting that was visited and is no data point, for the devices ran otherwise.
+
+    `unsupported` are its knobs of which the devices take no value at all.
+    """
 
     live: Settings
     message: str
     delivered: Mapping[str, float] = field(default_factory=dict)
+    unsupported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

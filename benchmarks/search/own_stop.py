@@ -76,7 +76,7 @@ def own_search(
     loop = SearchLoop(
         spec=StudySpec(table.name, None, asked, settings=settings),
         executor=SimulatedExecutor(TableRunner(table, problem.group, seed=seed)),
-        planner=StartingAt(planner, start_of(problem, seed)),
+        planner_of=lambda _: StartingAt(planner, start_of(problem, seed)),
         records=(),
     )
     stop = loop.run()

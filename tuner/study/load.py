@@ -39,6 +39,7 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
+from tuner.study.unsupported import without_unsupported
 from tuner.workload.probe import ProbeRecord, WindowPolicy
 
 _WHERE = "study.toml"
@@ -174,4 +175,5 @@ def _stop_reason(section: Any) -> StopReason:
 def study_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     """Return the result of a study, from everything that its probes measured."""
     records = [in_job_steps(record, spec.problem.job) for record in records]
+    spec = replace(spec, problem=without_unsupported(spec.problem, records))
     return build_result(spec, records)

@@ -9,7 +9,7 @@ probe ends the loop; an interrupt ends it, and what was recorded stays recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
-from tuner.problem.problem import in_job_steps
+from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS, StopReason
@@ -33,18 +33,18 @@ from tuner.study.rules import (
     baseline_due,
     further_launches,
     measured_job_kJ,
+    measured_launches,
     node_failures,
     not_repaid,
     peak_limit_of,
     question_of,
     reason_to_stop,
+    repeat_due,
     with_next_probe,
 )
+from tuner.study.unsupported import unsupported_knobs, without_unsupported
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, compact, read_phase
-
-#: Numbers of launch settings after which the baseline is launched once more.
-REPEAT_AFTER = (4, 7)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class SearchLoop:
         *,
         spec: StudySpec,
         executor: Executor,
-        planner: ProbePlanner,
+        planner_of: Callable[[Problem], ProbePlanner],
         records: Sequence[ProbeRecord],
         recorder: StudyRecorder | None = None,
         trace: TraceWriter | None = None,
@@ -81,7 +81,8 @@ class SearchLoop:
     ) -> None:
         self.records, self._earlier = list(records), len(records)
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
-        self._executor, self._planner, self._recorder = executor, planner, recorder
+        self._executor, self._recorder = executor, recorder
+        self._planner_of, self._planner = planner_of, planner_of(spec.problem)
         self._trace, self._callbacks, self._notify = trace, callbacks, notify
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
@@ -99,10 +100,6 @@ class SearchLoop:
     def elapsed_s(self) -> float:
         """Seconds of this session and the earlier ones, on the executor's clock."""
         return self._spent_s + self._executor.now_s() - self._began_s
-
-    def _measured_launches(self, count: int) -> bool:
-        measured = {r.request.launch for r in self.records if r.measurements}
-        return len(measured) >= min(count, len(self._problem.candidates.launches))
 
     def _limit(
         self,
@@ -124,7 +121,7 @@ class SearchLoop:
             in_flight=len(self._flying),
             in_flight_kJ=math.fsum(flight.cost_kJ for flight in self._flying.values()),
             elapsed_s=self.elapsed_s,
-            enough_launches=self._measured_launches(LEAST_LAUNCHES),
+            enough_launches=measured_launches(self._problem, self.records, LEAST_LAUNCHES),
             estimated=self._executor.meter.estimated,
             job_kJ=measured_job_kJ(self._problem, self.records),
             twin=self._executor.meter.twin,
@@ -168,9 +165,7 @@ class SearchLoop:
         launches = self._problem.candidates.launches
         if today is None or not self._verifies or len(launches) < 2:  # of one launch, one effect
             return False
-        due = sum(map(self._measured_launches, REPEAT_AFTER))
-        made = sum(r.request.purpose == "verify" for r in self.records)
-        if made >= due or self._flying:
+        if self._flying or not repeat_due(self._problem, self.records):
             return False
         both_kJ = 2 * self.expected_kJ([today])
         return not self._limit(both_kJ, searching=True, repeating=True, count=2)
@@ -187,8 +182,7 @@ class SearchLoop:
     def _planned(self) -> ProbePlan | None:
         # Return the sampler's next probe if it is worth its cost and affordable. If not, and no
         # result in flight can change that, `_stopped` is set.
-        self._stopped = node_failures(self.records, self._earlier)
-        self._stopped = self._stopped or self._limit(0.0, searching=True)
+        self._stopped = node_failures(self.records, self._earlier) or self._limit(0, searching=True)
         planner, question = self._planner, self._asked.question
         if limit := self._stopped:
             if limit.kind in LIMITS and planner.estimates_gain:
@@ -320,6 +314,7 @@ class SearchLoop:
         record = in_job_steps(record, self._problem.job)
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
+        self._leave_out_unsupported(record)
         self.state = StudyState(self._spec, self.records)
         self._asked = self._what_is_asked()
         del self._flying[record.request.probe_id]
@@ -328,6 +323,16 @@ class SearchLoop:
         if self._recorder is not None:
             self._recorder.add(record)
         self._tell(event)
+
+    def _leave_out_unsupported(self, record: ProbeRecord) -> None:
+        problem = without_unsupported(self._problem, [record])
+        if problem is self._problem:
+            return
+        self._problem, self._spec = problem, replace(self._spec, problem=problem)
+        self._planner = self._planner_of(problem)
+        self._varying = varying_knobs(problem.candidates.configurations)
+        for knob, why in unsupported_knobs([record]).items():
+            self.note(f"{knob} stays as it is from now on, and the other knobs are searched: {why}")
 
     def note(self, sentence: str, *, detail: bool = False) -> None:
         """Pass a sentence for the user to the callbacks."""

@@ -31,6 +31,8 @@ NODE_TRIES = 3
 #: Mean power over a power limit that still counts as kept to it: neither regulation nor meter is
 #: exact. Not fitted.
 LIMIT_SLACK = 1.05
+#: Numbers of launch settings after which the baseline is launched once more.
+REPEAT_AFTER = (4, 7)
 #: Number of times that a cancelled baseline is tried.
 BASELINE_TRIES = 2
 #: Knobs with which a user makes a configuration fit, in the order in which they are tried.
@@ -48,6 +50,18 @@ def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | 
         return None
     last = run[0].failure
     return StopReason("node_failures", {"failures": NODE_TRIES}, last.message if last else "")
+
+
+def measured_launches(problem: Problem, records: Sequence[ProbeRecord], count: int) -> bool:
+    """Return True if this number of launches was measured, or as many as there are."""
+    measured = {r.request.launch for r in records if r.measurements}
+    return len(measured) >= min(count, len(problem.candidates.launches))
+
+
+def repeat_due(problem: Problem, records: Sequence[ProbeRecord]) -> bool:
+    """Return True if the baseline is to be launched once more by now."""
+    due = sum(measured_launches(problem, records, count) for count in REPEAT_AFTER)
+    return sum(r.request.purpose == "verify" for r in records) < due
 
 
 def reason_to_stop(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:

@@ -41,6 +41,7 @@ from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
 from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
+from tuner.study.unsupported import without_unsupported
 from tuner.workload.meters.own import TAKEN
 from tuner.workload.probe import MeterInfo, ProbeRecord
 from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pending
@@ -132,6 +133,8 @@ class Session:
         adopted = _adopt(run, writer, records)
         records = [in_job_steps(record, problem.job) for record in records]
         records = [compact(r) if r.request.purpose == "search" else r for r in records]
+        # The study's parameters are those of the whole problem, whatever of it is still searched.
+        searched = replace(spec, problem=without_unsupported(problem, records))
         recorder = StudyRecorder(
             name=run.name,
             storage=storage,
@@ -145,9 +148,9 @@ class Session:
             _check_meter(executor, records, run)
             spent_s = spec.ended.time_s
             loop = SearchLoop(
-                spec=spec,
+                spec=searched,
                 executor=executor,
-                planner=self._planner(),
+                planner_of=self._planner,
                 recorder=recorder,
                 records=records,
                 trace=writer,
@@ -167,8 +170,8 @@ class Session:
                 loop.note(sentence, detail=problem.recording is None)
             yield loop
 
-    def _planner(self) -> ProbePlanner:
-        problem, seed, sampler = self._spec.problem, self._spec.settings.seed, self._request.sampler
+    def _planner(self, problem: Problem) -> ProbePlanner:
+        seed, sampler = self._spec.settings.seed, self._request.sampler
         if isinstance(sampler, ProbePlanner):
             return sampler
         if sampler is not None:
@@ -207,7 +210,9 @@ class Session:
 
     def _result_so_far(self, loop: SearchLoop) -> Result:
         ended = replace(self._spec.ended, stop=StopReason("running"), time_s=None, no_verdict=None)
-        spec = replace(self._spec, ended=ended, unverified=NoVerdict("running"))
+        problem = without_unsupported(self._spec.problem, loop.records)
+        unverified = NoVerdict("running")
+        spec = replace(self._spec, problem=problem, ended=ended, unverified=unverified)
         return build_result(spec, loop.records)
 
     def _answer(self) -> Result:

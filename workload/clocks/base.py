@@ -24,6 +24,14 @@ class KnobRefused(GovernorError):
     """Refusal of a value by a knob that the user declares; the node itself is as it should be."""
 
 
+class UnsupportedKnob(InputError):
+    """Refusal of every value of a knob by devices that cannot be set so; nothing else is wrong."""
+
+    def __init__(self, knob: str, why: str) -> None:
+        super().__init__(f"{knob} cannot be set: {why}")
+        self.knob = knob
+
+
 @dataclass(frozen=True)
 class Applied:
     """Settings as set, snapped to what the devices support, and notes, a phrase each."""
@@ -53,6 +61,7 @@ class Governor(Protocol):
         devices of `ranks` (None: all).
 
         Raises:
+            UnsupportedKnob: the devices take no setting of a knob.
             InputError: the setting is not one that these devices take, or none may be set.
             GovernorError: a device refused; the earlier settings were put back.
         """

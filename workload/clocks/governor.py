@@ -12,11 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import (
     Applied,
     GovernorError,
+    UnsupportedKnob,
     all_or_nothing,
     per_device,
     require_settable,
@@ -36,6 +37,14 @@ _WHAT = {
     "clock_MHz": "GpuLockedClocks",
     "power_limit_W": "PowerManagementLimit",
 }
+#: What a GPU takes none of if it refuses the setter.
+_NOUNS = {
+    "MemoryLockedClocks": "lock of its memory's clock",
+    "GpuLockedClocks": "lock of its clock",
+    "PowerManagementLimit": "limit",
+}
+#: Reason for fixed clocks where there is nothing to set.
+TAKES_NONE = "takes neither a clock nor a power limit: NVML lists none"
 
 
 def _limit_mW(gpu: Gpu) -> int | None:
@@ -69,12 +78,16 @@ class NvmlGovernor:
             if not self.gpus:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._limits_mW = {gpu.uuid: _limit_mW(gpu) for gpu in self.gpus}
-            self._limit_known = all(limit is not None for limit in self._limits_mW.values())
+            self._unsupported = set[str]()  # what was refused as such
+            if None in self._limits_mW.values():
+                self._unsupported.add("PowerManagementLimit")
             self.means = "locked clocks"
             self.why_not = LEFT_ALONE if leave_alone else self._find_means(guarded)
             self.can_set = not self.why_not
             self.supported_clocks_MHz = self._supported() if self.can_set else ()
             self.limit_range_W = self._limit_range_W() if self.can_set else (0.0, 0.0)
+            if self.can_set and not self.supported_clocks_MHz and not any(self.limit_range_W):
+                self.can_set, self.why_not = False, f"{self.gpus[0].name} {TAKES_NONE}"
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
@@ -100,9 +113,9 @@ class NvmlGovernor:
             why_not = refused
         return why_not
 
-    @property
-    def _no_limit(self) -> str:
-        return f"power_limit_W cannot be set: {self.gpus[0].name} takes no limit"
+    def _unsupported_knob(self, what: str) -> UnsupportedKnob:
+        (knob,) = (knob for knob, name in _WHAT.items() if name == what)
+        return UnsupportedKnob(knob, f"{self.gpus[0].name} takes no {_NOUNS[what]}")
 
     def _supported(self) -> tuple[int, ...]:
         # GPUs before Volta cannot lock a clock (NVML API).
@@ -111,15 +124,17 @@ class NvmlGovernor:
         return tuple(sorted(set.intersection(*(set(gpu.clocks_MHz) for gpu in self.gpus))))
 
     def _limit_range_W(self) -> tuple[float, float]:
-        lowest = [gpu.ask(None, "PowerManagementLimitConstraints") for gpu in self.gpus]
-        if not self._limit_known or None in lowest:
+        ranges = [gpu.ask(None, "PowerManagementLimitConstraints") for gpu in self.gpus]
+        if "PowerManagementLimit" in self._unsupported or None in ranges:
+            return 0.0, 0.0
+        if any(low == high for low, high in ranges):  # a limit that is fixed
             return 0.0, 0.0
         highest_mW = min(each or 0 for each in self._limits_mW.values())
-        return max(low for low, _ in lowest) / 1000, highest_mW / 1000
+        return max(low for low, _ in ranges) / 1000, highest_mW / 1000
 
     def _snap(self, name: str, clock_MHz: int, offered: Sequence[int], notes: list[str]) -> int:
         if not offered:
-            raise InputError(f"{name} cannot be set: {self.gpus[0].name} lists no clocks")
+            raise UnsupportedKnob(name, f"{self.gpus[0].name} lists no clocks")
         return snapped(name, clock_MHz, offered, notes, f" on {self.gpus[0].name}")
 
     def _clocks(self, name: str, value: Value, ranks: int, notes: list[str]) -> tuple[int, ...]:
@@ -134,8 +149,6 @@ class NvmlGovernor:
         return tuple(self._snap(name, int(clock), offered, notes) for clock in values)  # type: ignore[arg-type]
 
     def _limits(self, value: Value, ranks: int) -> tuple[int, ...]:
-        if not self._limit_known:
-            raise InputError(self._no_limit)
         limits = []
         values = per_device("power_limit_W", value, ranks, "GPUs")
         for gpu, watts in zip(self.gpus, values, strict=False):
@@ -161,6 +174,8 @@ class NvmlGovernor:
             for name, what in _WHAT.items():
                 if name not in live:
                     continue
+                if what in self._unsupported:
+                    raise self._unsupported_knob(what)
                 value = live[name]
                 values: list[tuple[int, ...]]
                 if name == "power_limit_W":
@@ -214,11 +229,9 @@ class NvmlGovernor:
                 except self._nvml.NVMLError_NotSupported:  # which only the attempt tells
                     for key in {(left.uuid, what) for left in used[number:]} - before:
                         del self._touched[key]  # nor can it be put back
-                    if what != "PowerManagementLimit":
-                        raise
-                    self._limit_known = False
+                    self._unsupported.add(what)
                     self.restore()
-                    raise InputError(self._no_limit) from None
+                    raise self._unsupported_knob(what) from None
             limit_mW = of_gpu.get("PowerManagementLimit")
             if limit_mW and (now_mW := _limit_mW(gpu)) != limit_mW[0]:
                 raise GovernorError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.declared import Knob
-from tuner.workload.clocks.base import Applied, Governor
+from tuner.workload.clocks.base import Applied, Governor, UnsupportedKnob
 from tuner.workload.probe import NotApplied
 
 
@@ -31,7 +31,10 @@ def apply_live(
     """
     own = {knob.name: knob for knob in knobs if knob.live and knob.name in live}
     rest = Settings({name: value for name, value in live.items() if name not in own})
-    applied = governor.apply(rest, ranks=ranks)
+    try:
+        applied = governor.apply(rest, ranks=ranks)
+    except UnsupportedKnob as error:
+        return NotApplied(live, str(error), unsupported=(error.knob,))
     if not own:
         return applied
     told = set_live({name: knob.native(live[name]) for name, knob in own.items()})

@@ -16,7 +16,7 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import FixedGovernor, Governor
-from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.clocks.governor import TAKES_NONE, NvmlGovernor
 from tuner.workload.meters import Meter
 from tuner.workload.meters.base import MeterError, NoDriver
 from tuner.workload.meters.gpus import (
@@ -96,6 +96,8 @@ class Nvidia(Platform):
         governor.close()
         if governor.can_set:
             return ClockFacts(True, "")
+        if governor.why_not.endswith(TAKES_NONE):  # which nobody could permit
+            return ClockFacts(False, governor.why_not, governor.why_not)
         missing = missing_clocks(self.environ, slurm=shutil.which("sbatch") is not None)
         return ClockFacts(False, "not permitted", governor.why_not, (missing,))
 
@@ -247,7 +249,7 @@ class Nvidia(Platform):
                         raise InputError(why)
                     governor = NvmlGovernor(environ=self.environ, guarded=False)
                     governor.close()
-                    return cluster_of(gpus, host.memory_bytes, governor.can_set)
+                    return cluster_of(gpus, host.memory_bytes, governor)
                 except nvml.NVMLError as error:
                     raise InputError(_UNASKED.format(error)) from error
         except NoDriver:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tuner.search_spaces.cluster import Cluster, Device, device_names, load_device
 from tuner.search_spaces.errors import InputError
+from tuner.workload.clocks.base import Governor
 from tuner.workload.meters.gpus import Gpu
 
 #: Dense 16-bit tensor FLOP a CUDA core and clock: times cores and top clock, about the peaks of the
@@ -149,6 +150,18 @@ def _device(gpu: Gpu, host_bytes: int) -> Device:
     )
 
 
+def _settable(device: Device, governor: Governor) -> Device:
+    """Return the device with only those clocks and limits that may be set, if any may."""
+    if not governor.can_set:
+        return device
+    low_W, high_W = governor.limit_range_W
+    return replace(
+        device,
+        clocks_MHz=governor.supported_clocks_MHz,
+        min_limit_W=low_W if low_W < high_W else None,
+    )
+
+
 def _host_link_Bps(gpu: Gpu) -> float:
     if getattr(gpu.ask(None, "C2cModeInfoV"), "isC2cEnabled", 0):
         return C2C_BPS
@@ -162,7 +175,7 @@ def _nvlink_Bps(gpu: Gpu) -> float:
     return active * (NVLINK5_BPS if gpu.capability >= (10, 0) else NVLINK_BPS)
 
 
-def cluster_of(gpus: tuple[Gpu, ...], memory_bytes: int, clock_control: bool) -> Cluster:
+def cluster_of(gpus: tuple[Gpu, ...], memory_bytes: int, governor: Governor) -> Cluster:
     """Describe GPUs of one kind as a cluster; InputError if they are of several."""
     kinds = {gpu.name + gpu.variant() for gpu in gpus}
     if len(kinds) > 1:
@@ -173,11 +186,11 @@ def cluster_of(gpus: tuple[Gpu, ...], memory_bytes: int, clock_control: bool) ->
     host_link_Bps = _host_link_Bps(gpus[0])
     return Cluster(
         name="this-machine",
-        device=_device(gpus[0], memory_bytes // len(gpus)),
+        device=_settable(_device(gpus[0], memory_bytes // len(gpus)), governor),
         devices_per_node=len(gpus),
         link_Bps=_nvlink_Bps(gpus[0]) or host_link_Bps,
         host_link_Bps=host_link_Bps,
         host_memory_bytes=memory_bytes,
-        clock_control=clock_control,
+        clock_control=governor.can_set,
         sources=("detected: NVML, /proc/meminfo; links from their PCIe and NVLink generation",),
     )

@@ -20,7 +20,7 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks.base import FixedGovernor, Governor, GovernorError
+from tuner.workload.clocks.base import FixedGovernor, Governor, GovernorError, UnsupportedKnob
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.guard import Earlier, put_back
 from tuner.workload.clocks.guard_client import Guard, GuardError
@@ -83,7 +83,7 @@ class TestNvmlGovernor:
     def test_a_lock_that_no_gpu_takes_leaves_nothing_to_put_back(self, busy: Make) -> None:
         busy(TwinGpu(lockable=False))
         governor = NvmlGovernor(environ=NO_ENV, guarded=False)
-        with pytest.raises(GovernorError, match=r"Not Supported$"):
+        with pytest.raises(UnsupportedKnob, match=r"clock_MHz cannot be set.*no lock of its clock"):
             governor.apply(Settings(clock_MHz=1200))
         governor.apply(Settings(power_limit_W=300))
         governor.close()

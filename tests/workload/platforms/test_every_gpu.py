@@ -6,6 +6,7 @@ The key of a test is the finding of the third audit that it is for (`benchmarks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,16 @@ import pytest
 from tuner.cli.main import main
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import look
+from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.probe import NotApplied
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -210,3 +215,64 @@ def test_third_day_13_a_pending_remap_is_noted(proc: Path, twin_node: Make) -> N
     twin_node(TwinGpu(), TwinGpu()).ecc_error(1)
     (note,) = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64)).notes
     assert "GPU 1 has a memory row that is remapped at its next reset" in note
+
+
+# ---- settings that are refused
+
+
+def test_third_day_6_a_gpu_that_lists_nothing_to_set_is_left_alone(
+    proc: Path, twin_node: Make
+) -> None:
+    """third_day_6: root's clocks were "searched" on a GPU that takes none."""
+    node = twin_node(TwinGpu(lists_clocks=False, tells_limit=False))
+    facts = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
+    assert facts.cluster is not None
+    assert not facts.cluster.clock_control
+    assert "clocks    left as they are" in facts.lines()
+    assert not any("permission" in line for line in facts.lines())  # nobody could permit it
+    assert "takes neither a clock nor a power limit" in facts.why_clocks_fixed
+    assert node.log == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "clocks", "limit"),
+    [
+        (TwinGpu(), True, True),
+        (TwinGpu(lists_clocks=False), False, True),
+        (TwinGpu(compute=(6, 0)), False, True),  # no lock before Volta, though clocks are listed
+        (TwinGpu(tells_limit=False), True, False),
+        (TwinGpu(min_limit_W=400.0), True, False),  # the lowest is the highest
+    ],
+)
+def test_third_day_6_only_what_can_be_set_is_offered(
+    proc: Path, twin_node: Make, gpu: TwinGpu, clocks: bool, limit: bool
+) -> None:
+    twin_node(gpu)
+    cluster = detected(proc)
+    assert cluster.clock_control
+    assert bool(cluster.clocks_MHz) == clocks
+    assert (cluster.device.min_limit_W is not None) == limit
+
+
+def refused(live: dict[str, int]) -> str:
+    """Apply a live setting as a probe does; return the knob that is unsupported, or ""."""
+    with closing(NvmlGovernor(environ=NO_ENV, guarded=False)) as governor:
+        done = apply_live(governor, lambda _: [], (), Settings(live), ranks=2)
+        return ",".join(done.unsupported) if isinstance(done, NotApplied) else ""
+
+
+def test_third_day_6_a_refusal_is_the_knobs_and_leaves_nothing_set(twin_node: Make) -> None:
+    """third_day_6: "Not Supported" of a setter was a failure of the node."""
+    node = twin_node(TwinGpu(), TwinGpu(lockable=False))
+    assert refused({"power_limit_W": 250, "clock_MHz": 900}) == "clock_MHz"
+    # The first GPU had taken it.
+    assert [node.locked_MHz(0), node.locked_MHz(1)] == [None, None]
+    assert [node.limit_W(0), node.limit_W(1)] == [400.0, 400.0]
+    assert refused({"power_limit_W": 250}) == ""
+
+
+@pytest.mark.parametrize("code", [4, 999, 15])
+def test_another_error_of_a_setter_is_no_refusal_of_the_knob(twin_node: Make, code: int) -> None:
+    twin_node(TwinGpu()).fail("nvmlDeviceSetGpuLockedClocks", code)
+    with pytest.raises(GovernorError):
+        refused({"clock_MHz": 900})

@@ -1,0 +1,127 @@
+"""A knob that the devices refuse is fixed for the rest of a study, and every other one searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.executors.local import SimulatedExecutor
+from tuner.problem.run_folder import RunFolder
+from tuner.results.result import Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.space import SearchSpace
+from tuner.study.load import result_of
+from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
+from tuner.workload.probe import Failure, NotApplied, ProbeRecord, ProbeRequest
+from tuner.workload.trace import read_trace
+
+WHY = "clock_MHz cannot be set: NVIDIA X takes no lock of its clock"
+SPACE = SearchSpace(
+    name="clocks and micro-batches",
+    choices={
+        "data_parallel": (1,),
+        "micro_batch": (1, 2, 4),
+        "activation_checkpointing": ("none", "full"),
+        "clock_MHz": (705, 1005, 1410),
+    },
+)
+
+
+class Refusing(ModelRunner):
+    """Runner on devices that take no value of some knobs."""
+
+    def __init__(self, refused: Sequence[str] = ("clock_MHz",)) -> None:
+        super().__init__(cluster="a100-8")
+        self._refused = refused
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        record = super().run(request)
+        missed = tuple(
+            NotApplied(m.live, WHY, unsupported=tuple(self._refused))
+            for m in record.measurements
+            if any(name in m.live for name in self._refused)
+        )
+        kept = {m.live for m in missed}
+        measurements = tuple(m for m in record.measurements if m.live not in kept)
+        failure = None if measurements else Failure("not_taken", WHY)
+        return replace(record, measurements=measurements, missed=missed, failure=failure)
+
+
+def searched(runs: Path, runner: ModelRunner, **more: Any) -> Result:
+    options = {"space": SPACE, "cluster": "a100-8", "name": "study", "report": False, **more}
+    executor = SimulatedExecutor(runner)
+    return run_optimize(LONG_JOB, executor=executor, runs_dir=runs, **options)
+
+
+def records_of(runs: Path) -> list[ProbeRecord]:
+    return list(read_trace(runs / "study" / "trace" / "probes.jsonl").records)
+
+
+def measured(runs: Path) -> set[Configuration]:
+    return {
+        Configuration(record.request.launch, m.live)
+        for record in records_of(runs)
+        for m in record.measurements
+    }
+
+
+def test_third_day_6_a_refused_clock_costs_one_probe_and_no_other_knob(tmp_path: Path) -> None:
+    """third_day_6: three refusals of the clock ended the search with nothing measured."""
+    result = searched(tmp_path, Refusing(), max_probes=9)
+    missing = [record for record in records_of(tmp_path) if record.missed]
+    assert len(missing) == 1
+    found = measured(tmp_path)
+    assert not any("clock_MHz" in c.live for c in found)
+    assert len({c.get("micro_batch") for c in found}) == 3
+    assert not any("clock_MHz" in p.configuration.live for p in (*result.points, *result.predicted))
+    assert result.choice is not None
+
+
+def test_a_study_that_continues_does_not_try_the_clock_again(tmp_path: Path) -> None:
+    searched(tmp_path, Refusing(), max_probes=3)
+    result = searched(tmp_path, Refusing(), max_probes=8)
+    assert len([record for record in records_of(tmp_path) if record.missed]) == 1
+    again = result_of(RunFolder(tmp_path / "study"))
+    assert [p.configuration for p in again.points] == [p.configuration for p in result.points]
+    assert not any("clock_MHz" in p.configuration.live for p in again.predicted)
+
+
+def test_a_knob_that_is_taken_is_searched_on(tmp_path: Path) -> None:
+    """Only what was refused is fixed: the clock is searched beside a refused power limit."""
+    choices = {**SPACE.choices, "power_limit_W": (250, 300)}
+    space = replace(SPACE, choices=choices)
+    searched(tmp_path, Refusing(["power_limit_W"]), max_probes=9, space=space)
+    found = measured(tmp_path)
+    assert any("clock_MHz" in c.live for c in found)
+    assert not any("power_limit_W" in c.live for c in found)
+
+
+def test_a_setting_that_was_missed_once_refuses_no_knob(tmp_path: Path) -> None:
+    """A clock that was not reached, or that another process changed, may be reached elsewhere."""
+
+    class Missing(Refusing):
+        def run(self, request: ProbeRequest) -> ProbeRecord:
+            record = super().run(request)
+            return replace(record, missed=tuple(replace(m, unsupported=()) for m in record.missed))
+
+    searched(tmp_path, Missing(), max_probes=6)
+    assert len([record for record in records_of(tmp_path) if record.missed]) > 1
+
+
+def test_todays_own_clock_that_is_refused_leaves_the_rest(tmp_path: Path) -> None:
+    """A baseline that sets the clock cannot be measured; what else is there still is."""
+    today = Configuration.of(data_parallel=1, micro_batch=2, clock_MHz=1005)
+    searched(tmp_path, Refusing(), max_probes=6, baseline=today)
+    assert len(measured(tmp_path)) > 1
+
+
+@pytest.mark.parametrize("knobs", [(), ("clock_MHz",)])
+def test_a_missed_setting_keeps_what_was_refused(knobs: tuple[str, ...], tmp_path: Path) -> None:
+    (record, *_) = [Refusing().run(ProbeRequest("p", Configuration.of(micro_batch=1).launch))]
+    missed = NotApplied(Configuration.of(clock_MHz=705).live, WHY, unsupported=knobs)
+    again = ProbeRecord.from_json(replace(record, missed=(missed,)).to_json())
+    assert again.missed[0].unsupported == knobs
