@@ -28,7 +28,13 @@ from tuner.testing.scripts import on_every_device
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import RankGroup
-from tuner.workload.node.rank_server import PRELOAD_OPTIONAL, RankServer, RankSpec, control_socket
+from tuner.workload.node.rank_server import (
+    PRELOAD_OPTIONAL,
+    PREPARE,
+    RankServer,
+    RankSpec,
+    control_socket,
+)
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.probe import INSPECTIONS, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import _FRAMEWORKS, Script
@@ -139,7 +145,7 @@ def _preloads(folder: Path) -> Launched:
         server.start()
         found.watch(server)
         for name in ("torch", "deepspeed", *PRELOAD_OPTIONAL, *FRAMEWORKS):
-            answer = server._ask({"op": "prepare", "optional": [name]}, timeout_s=120)
+            answer = server._ask({**PREPARE, "optional": [name]}, timeout_s=120)
             found.why = found.why or answer["fork_unsafe"]
             found.fork(server, folder, name)
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
@@ -28,6 +29,9 @@ CLOCK_SHARE, CLOCK_MHZ = 0.02, 16.0
 KEPT_STEPS = 512
 #: Power above the limit by more than this share: the limit was not taken.
 LIMIT_SHARE = 0.05
+
+#: Gap between power samples from which a window says so: seconds, and share of its length.
+UNSAMPLED_S, UNSAMPLED_SHARE = 1.0, 0.5
 
 _CLOCKS = ("clock_MHz", "memory_clock_MHz")
 
@@ -116,6 +120,11 @@ def _devices(samples: Sequence[PowerSample]) -> int:
     return len(several) or int(any("clock_MHz" in sample.extra for sample in samples))
 
 
+def _longest_gap_s(window: Window) -> float:
+    times_s = [window.opened.time_s, *(s.time_s for s in window.samples), window.closed.time_s]
+    return max(b - a for a, b in pairwise(times_s))
+
+
 def _flags(
     window: Window, policy: WindowPolicy, resolution_s: float, independent: bool
 ) -> list[str]:
@@ -146,6 +155,9 @@ def _flags(
     if COMPILATION in window.phases_s:
         seconds = window.phases_s[COMPILATION] * len(window.step_times_s)
         flags.append(f"torch.compile compiled for {seconds:.1f} s within the window")
+    unsampled_s = _longest_gap_s(window)
+    if (independent or samples) and unsampled_s >= max(UNSAMPLED_S, UNSAMPLED_SHARE * length_s):
+        flags.append(f"power was not sampled for {unsampled_s:.1f} of {length_s:.1f} s")
     sampled_J = window.sampled_energy_J
     if independent and abs(sampled_J - window.energy_J) > AGREE * window.energy_J:
         flags.append(

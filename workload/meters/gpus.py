@@ -27,7 +27,12 @@ from tuner.workload.meters.base import MeterError, NoDriver
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
 _NONE = ("-1", "NoDevFiles")
 #: What to do about an NVML that does not start, by its error.
-_REMEDIES = {18: "reboot, or reload the driver"}  # the driver was updated under a loaded older one
+_REMEDIES = {
+    18: "reboot, or reload the driver",  # the driver was updated under a loaded older one
+    999: "in a container, start it again: it may have lost its GPUs",  # nvidia-container-toolkit 48
+}
+#: Bytes of NVML's record of a process (nvml.h, nvmlProcessInfo_t).
+PROCESS_BYTES = 24
 #: NVML's reasons for a lower clock.
 _THROTTLES = {
     "throttle_power": ("SwPowerCap",),
@@ -173,6 +178,8 @@ def open_nvml(*, dev: str | Path = "/dev") -> Any:
         raise absent(
             "NVML cannot be asked: the Python package nvidia-ml-py is not installed"
         ) from error
+    if why := why_not_binding(nvml):
+        raise absent(why)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -182,6 +189,22 @@ def open_nvml(*, dev: str | Path = "/dev") -> Any:
         why = str(error).rstrip(".") + (remedy and f"; {remedy}")
         raise kind(f"NVML does not start: {why}") from error
     return nvml
+
+
+def why_not_binding(nvml: Any) -> str:
+    """Return why a module that is named pynvml is not a usable nvidia-ml-py; "" if it is."""
+    if not hasattr(nvml, "nvmlDeviceSetGpuLockedClocks"):  # a package with the same name
+        return (
+            "the Python module pynvml is not NVIDIA's nvidia-ml-py; run: pip uninstall -y pynvml "
+            "nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py"
+        )
+    record = getattr(nvml, "c_nvmlProcessInfo_v3_t", None)
+    if record is not None and ctypes.sizeof(record) != PROCESS_BYTES:
+        return (
+            "this release of nvidia-ml-py misreads the records of processes; run: pip install "
+            "--upgrade nvidia-ml-py"
+        )
+    return ""
 
 
 @contextlib.contextmanager
@@ -323,8 +346,6 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
     that this process may open; behind a damaged GPU there is none to rely on, and UUIDs stay.
     """
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    if "CUDA_VISIBLE_DEVICES" not in environ:
-        return order
     try:
         with opened_gpus(environ) as (nvml, chosen):
             listed = _list(nvml)
@@ -332,6 +353,8 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
         return order
     numbers = {gpu.uuid: str(number) for number, gpu in enumerate(listed.gpus)}
     certain = all(gpu.index < listed.damaged for gpu in chosen)
+    if certain and "CUDA_VISIBLE_DEVICES" not in environ:
+        return order
     names = [numbers[gpu.uuid] if certain else gpu.uuid for gpu in chosen]
     return {**order, "CUDA_VISIBLE_DEVICES": ",".join(names)}
 

@@ -61,6 +61,23 @@ SPAN_S = 0.1
 ALIKE = 0.05
 
 
+#: An answer that fails once in some thousand calls is asked for again after this: NVML's "unknown
+#: error", "timeout" and "in use" (Azure's azhpc-diagnostics 77). A lost GPU is another error.
+AGAIN_S = 0.01
+TRANSIENT = ("NVML_ERROR_UNKNOWN", "NVML_ERROR_TIMEOUT", "NVML_ERROR_IN_USE")
+
+
+def asked_again(nvml: Any, question: Callable[[], Any], sleep: Callable[[float], None]) -> Any:
+    """Return the answer to a question that NVML may fail to answer once."""
+    try:
+        return question()
+    except nvml.NVMLError as error:
+        if error.value not in [getattr(nvml, name, None) for name in TRANSIENT]:
+            raise
+    sleep(AGAIN_S)
+    return question()
+
+
 class LostJoules(MeterError):
     """Loss of joules: no later difference of readings would be right."""
 
@@ -135,13 +152,17 @@ class Settling:
 class _Counter:
     """Joules since opening by one GPU's total-energy counter, which counts millijoules."""
 
-    def __init__(self, gpu: Gpu, now_s: float) -> None:
-        self._gpu = gpu
-        self._start_mJ = self._last_mJ = gpu.get("TotalEnergyConsumption")
+    def __init__(self, gpu: Gpu, now_s: float, sleep: Callable[[float], None]) -> None:
+        self._gpu, self._sleep = gpu, sleep
+        self._start_mJ = self._last_mJ = self._read_mJ()
         self._moved_s = self._read_s = now_s  # when the last value was first seen, and last read
 
+    def _read_mJ(self) -> int:
+        question = partial(self._gpu.get, "TotalEnergyConsumption")
+        return int(asked_again(self._gpu.nvml, question, self._sleep))
+
     def energy_J(self, now_s: float) -> float:
-        value_mJ = self._gpu.get("TotalEnergyConsumption")
+        value_mJ = self._read_mJ()
         which = f"the energy counter of GPU {self._gpu.index} ({self._gpu.uuid})"
         if value_mJ < self._last_mJ:
             over_mJ = value_mJ + WRAP_MJ - self._last_mJ
@@ -262,13 +283,13 @@ class NvmlMeter:
             if ask(gpu.nvml, 0.0, power_W) > 0:  # a binding may answer 0 for "not supported"
                 if power_W is averaged_W:
                     self._averaged.add(gpu.uuid)
-                return power_W
+                return partial(asked_again, gpu.nvml, power_W, self._sleep)
         return None
 
     def _find_source(self, gpu: Gpu) -> _Counter | Integral:
         power_W = self._powers[gpu.uuid]
         try:
-            counter = _Counter(gpu, self._clock())
+            counter = _Counter(gpu, self._clock(), self._sleep)
             if power_W is None or not self._counts_the_module(gpu, power_W):
                 return counter
         except (self._nvml.NVMLError, AttributeError) as error:
@@ -289,7 +310,7 @@ class NvmlMeter:
         told_W = ask(gpu.nvml, 0.0, module_W)
         if not told_W or told_W < 1.05 * power_W():
             return False
-        counter = _Counter(gpu, self._clock())
+        counter = _Counter(gpu, self._clock(), self._sleep)
         gpu_J, module_J = Integral(power_W, self._clock()), Integral(module_W, self._clock())
         began_s = self._clock()
         looks = max(1, round(TRIAL_S / USUAL_PERIOD_S))

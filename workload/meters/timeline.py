@@ -73,6 +73,8 @@ class Timeline:
             self._samples.append(sample)
         except MeterError as error:
             self.errors.append(str(error))
+        except Exception as error:  # of a vendor's library: the next sample may be right
+            self.errors.append(f"{type(error).__name__}: {error}")
         self.busy_s = time.thread_time()
 
     @property

@@ -30,7 +30,7 @@ from tuner.workload.node.rights import refuse_sudo, without_secrets
 from tuner.workload.platforms import PLATFORMS, Platform
 
 #: What the fork server is told whenever it imports: drivers' libraries that imports may open.
-_PREPARE = {
+PREPARE = {
     "op": "prepare",
     "libraries": [library for each in PLATFORMS.values() for library in each.libraries],
 }
@@ -176,7 +176,7 @@ class RankServer:
         self._socket, self._buffer, self._ops = ours, b"", set()
         try:
             request = {"imports": list(self._needs), "optional": list(self._optional)}
-            answer = self._ask({**_PREPARE, **request}, timeout_s=300)
+            answer = self._ask({**PREPARE, **request}, timeout_s=300)
             self.fork_unsafe = answer["fork_unsafe"]
             self.torch = TorchBuild(**answer["torch"]) if answer["torch"] else None
         except ServerError as error:
@@ -201,7 +201,7 @@ class RankServer:
         on_cpu = self._env.get("DS_ACCELERATOR") == "cpu"
         architectures = "" if on_cpu else self._platform.capabilities()
         request = {"ops": missing, "own_folder": own, "architectures": architectures}
-        answer = self._ask({**_PREPARE, **request}, timeout_s=BUILD_LIMIT_S)
+        answer = self._ask({**PREPARE, **request}, timeout_s=BUILD_LIMIT_S)
         self._ops.update(missing)
         self.fork_unsafe = answer["fork_unsafe"]
         return float(answer["prepared_s"])

@@ -56,6 +56,8 @@ from tuner.workload.probe import MeterInfo
 #: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A
 #: process in another container is seen by its memory only.
 HELD_SHARE = 0.05
+#: A GPU on which no process is seen is in use if it works at each of so many looks, s apart.
+LOOKS, LOOK_APART_S = 3, 0.6
 #: Ranks that unpin hundreds of gigabytes take longer than the kill that ended them.
 RELEASE_LIMIT_S = 60.0
 #: Network interface of ranks on one node.
@@ -124,7 +126,28 @@ class Nvidia(Platform):
             ask(nvml, None, nvml.nvmlShutdown)
         if own and not any(pids & set(own) for pids, _ in found):
             return ()
-        return tuple(phrase for _, phrase in found if phrase)
+        phrases = tuple(phrase for _, phrase in found if phrase)
+        return phrases or (() if own else self._worked_on())
+
+    def _worked_on(self) -> tuple[str, ...]:
+        # A neighbour that shares a GPU by time slices is in no list. NVML's utilisation is that of
+        # up to the last second, and a display has some.
+        def works(gpu: Gpu) -> str:
+            shown = gpu.ask([], "GraphicsRunningProcesses")
+            rates = None if shown else gpu.ask(None, "UtilizationRates")
+            return f"GPU {gpu.index} works for a process that cannot be seen from here" * bool(
+                rates and rates.gpu
+            )
+
+        found: list[str] = []
+        for look in range(LOOKS):
+            if look:
+                time.sleep(LOOK_APART_S)
+            working = [phrase for phrase in self._each(works) if phrase]
+            found = [phrase for phrase in found if phrase in working] if look else working
+            if not found:
+                break
+        return tuple(found)
 
     def memory_held(self, pids: Collection[int]) -> int | None:
         """Return what processes hold on the fullest GPU, CUDA's context included, bytes."""

@@ -188,7 +188,7 @@ def cluster_of(gpus: tuple[Gpu, ...], memory_bytes: int, governor: Governor) -> 
         name="this-machine",
         device=_settable(_device(gpus[0], memory_bytes // len(gpus)), governor),
         devices_per_node=len(gpus),
-        link_Bps=_nvlink_Bps(gpus[0]) or host_link_Bps,
+        link_Bps=min(map(_nvlink_Bps, gpus)) or host_link_Bps,  # one may lack a bridge
         host_link_Bps=host_link_Bps,
         host_memory_bytes=memory_bytes,
         clock_control=governor.can_set,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from benchmarks.figures import ROOT
 from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import device_elsewhere
@@ -20,6 +23,7 @@ from tuner.workload.meters.gpus import (
     open_nvml,
     unusable_gpus,
     visible_gpus,
+    why_not_binding,
 )
 from tuner.workload.node.facts import look
 from tuner.workload.node.machine import detect_cluster
@@ -53,7 +57,11 @@ def seen(environ: dict[str, str]) -> list[int]:
         (4, {0: HIDDEN, 1: HIDDEN}, "0,1", [2, 3], "0,1"),  # Slurm counts what the job may open
         (4, {0: HIDDEN}, "GPU-3,GPU-1", [3, 1], "2,0"),
         (8, {3: LOST}, "0,1,2", [0, 1, 2], "0,1,2"),
-        (8, {3: LOST}, None, [0, 1, 2, 4, 5, 6, 7], None),
+        (
+            *(8, {3: LOST}, None, [0, 1, 2, 4, 5, 6, 7]),
+            "GPU-0,GPU-1,GPU-2,GPU-4,GPU-5,GPU-6,GPU-7",  # third_day_12
+        ),
+        (4, {3: LOST}, None, [0, 1, 2], None),  # all of those used are before it
         (8, {3: LOST}, "GPU-2,GPU-5", [2, 5], "GPU-2,GPU-5"),
         (4, {1: {"open_error": pynvml.NVML_ERROR_UNINITIALIZED}}, "0", [0], "0"),
         (2, {0: HIDDEN, 1: HIDDEN}, "", [], ""),
@@ -67,7 +75,7 @@ def test_second_day_3_a_gpu_that_cannot_be_opened_is_left_out(
     indices: list[int],
     numbers: str | None,
 ) -> None:
-    """second_day_3: one GPU without permission, or lost, took the whole node away."""
+    """second_day_3, third_day_12: one GPU without permission, or lost, took the whole node away."""
     node_of(twin_node, count, broken)
     environ = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
     assert seen(environ) == indices
@@ -227,3 +235,48 @@ def test_second_day_16_nodes_under_other_power_profiles_are_of_another_kind(
     (sentence,) = look().refusals()
     assert "different GPUs" in sentence
     assert "(MAX_Q)" in sentence
+
+
+# ---- the Python binding
+
+
+class Binding:
+    """Module named pynvml of another package, or of another release."""
+
+    def __init__(self, **names: Any) -> None:
+        self.__dict__.update(names)
+
+
+class Record32(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("pid", "used", "instances", "more")]
+
+
+@pytest.mark.parametrize(
+    ("binding", "sentence"),
+    [
+        (Binding(nvmlInit=lambda: None), "pip uninstall -y pynvml nvidia-ml-py3"),
+        (
+            Binding(nvmlDeviceSetGpuLockedClocks=len, c_nvmlProcessInfo_v3_t=Record32),
+            "pip install --upgrade nvidia-ml-py",
+        ),
+        (Binding(nvmlDeviceSetGpuLockedClocks=len), ""),  # an older release, without that record
+        (pynvml, ""),
+    ],
+)
+def test_third_day_14_another_binding_is_one_sentence(
+    binding: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """third_day_14, third_day_11: a TypeError, and ghost processes of 32 bytes each."""
+    assert sentence in why_not_binding(binding)
+    assert bool(why_not_binding(binding)) == bool(sentence)
+    if sentence:
+        monkeypatch.setitem(sys.modules, "pynvml", binding)
+        with pytest.raises(MeterError, match="nvidia-ml-py"):
+            open_nvml()
+
+
+def test_third_day_11_the_declared_bound_is_a_release_that_reads_processes() -> None:
+    """third_day_11: 12.535.77, which was permitted, reads records of 32 bytes."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (bound,) = re.findall(r'"nvidia-ml-py>=([0-9.]+)"', text)
+    assert tuple(map(int, bound.split("."))) >= (12, 535, 108)

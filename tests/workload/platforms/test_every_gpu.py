@@ -21,9 +21,11 @@ from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.node.device_watch import new_faults
 from tuner.workload.node.facts import look
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import NotApplied
 
 pytestmark = pytest.mark.twin
@@ -80,7 +82,8 @@ def test_third_day_5_a_laptop_is_planned_with_a_stated_power(
     assert 0 < device.idle_W < device.max_W
     assert device.min_limit_W is None  # no limit that could be set
     assert any("NVML tells no power limit" in source for source in device.sources)
-    assert main(["plan", "tiny-gpt", "--quiet"]) == 0
+    runs = ["--runs-dir", str(proc.parent / "runs")]
+    assert main(["plan", "tiny-gpt", "--quiet", *runs]) == 0
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -276,3 +279,82 @@ def test_another_error_of_a_setter_is_no_refusal_of_the_knob(twin_node: Make, co
     twin_node(TwinGpu()).fail("nvmlDeviceSetGpuLockedClocks", code)
     with pytest.raises(GovernorError):
         refused({"clock_MHz": 900})
+
+
+# ---- neighbours, health and links
+
+
+def busy(node: TwinNode, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setattr("tuner.workload.platforms.nvidia.time.sleep", node.sleep)
+    return Nvidia(NO_ENV).busy()
+
+
+def test_third_day_10_a_neighbour_by_time_slices_is_seen(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """third_day_10: 3 GiB of 80 and no process listed, and the idle power was 252 W."""
+    node = twin_node(TwinGpu(), TwinGpu())
+    node.set(1, used_bytes=3 * GIB, load=0.6)
+    (phrase,) = busy(node, monkeypatch)
+    assert phrase == "GPU 1 works for a process that cannot be seen from here"
+    assert Nvidia(NO_ENV).busy({1}) == ()  # beside our own ranks the load is theirs
+
+
+def test_third_day_10_what_has_just_ended_is_no_neighbour(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML's utilisation is that of up to the last second."""
+    node = twin_node(TwinGpu(load=1.0))
+
+    def sleep(seconds: float) -> None:
+        node.sleep(seconds)
+        node.set(load=0.0)
+
+    monkeypatch.setattr("tuner.workload.platforms.nvidia.time.sleep", sleep)
+    assert Nvidia(NO_ENV).busy() == ()
+
+
+def test_third_day_10_a_display_that_draws_is_no_neighbour(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = twin_node(TwinGpu(load=0.1))
+    node.processes(0, graphics=[(900, GIB)])
+    assert busy(node, monkeypatch) == ()
+
+
+@pytest.mark.parametrize(
+    ("links", "link_Bps"), [((12, 12), 300e9), ((12, 0), 31.5e9), ((0, 12), 31.5e9)]
+)
+def test_third_day_15_a_gpu_without_a_bridge_bounds_the_link(
+    proc: Path, twin_node: Make, links: tuple[int, ...], link_Bps: float
+) -> None:
+    """third_day_15: NVLink was read off GPU 0 alone."""
+    twin_node(*(TwinGpu(nvlinks=each) for each in links))
+    assert detected(proc).link_Bps == pytest.approx(link_Bps, rel=0.01)
+
+
+def test_third_day_15_h20_is_not_an_h200(proc: Path, twin_node: Make) -> None:
+    """third_day_15: by cores and clock H20 was taken for 633 TFLOP/s; its sheet says 148."""
+    clocks = tuple(range(345, 1981, 15))
+    gpu = TwinGpu(name="NVIDIA H20", memory_bytes=96 * GIB, cores=9984, compute=(9, 0))
+    twin_node(replace(gpu, clock_MHz=clocks))
+    assert detected(proc).device.peak_flops == 148e12
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"recovery_action": 1}, "1 more recovery actions to wait for"),
+        ({"link_recoveries": 4}, "1 more recoveries of NVLink"),
+        ({"link_recoveries": 3, "recovery_action": 0}, ""),
+    ],
+)
+def test_third_day_13_what_happens_to_a_gpu_in_a_probe_is_the_nodes(
+    twin_node: Make, change: dict[str, int], sentence: str
+) -> None:
+    """third_day_13: the recovery action and the recoveries of links were never asked."""
+    node = twin_node(TwinGpu(recovery_action=0, link_recoveries=3))
+    before = Nvidia(NO_ENV).faults()
+    node.set(0, **change)
+    assert sentence in new_faults(before, Nvidia(NO_ENV).faults())
+    assert bool(new_faults(before, Nvidia(NO_ENV).faults())) == bool(sentence)
