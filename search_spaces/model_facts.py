@@ -15,12 +15,14 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import Precision, TrainingJob
 from tuner.search_spaces.parameter_count import (
     Family,
     Sizes,
     count_parameters,
+    is_listed,
     read_flag,
     read_sizes,
 )
@@ -194,6 +196,9 @@ class ModelFacts(Sizes):
         largest_layer: parameters of the largest block or table (what ZeRO-3 gathers at once).
         exact: True if the family is listed, so that the count equals that of transformers' model.
         lora: adapters beside those parameters, which are then frozen; None if all are trained.
+        attending: share of the blocks that have attention.
+        doubts: sentences on what the figures of this model rest on that is not known; empty if its
+            parameters are counted exactly and its blocks are those that the formulas describe.
     """
 
     parameters: int
@@ -205,15 +210,34 @@ class ModelFacts(Sizes):
     largest_layer: int
     vision: VisionFacts | None = None
     lora: LoRAFacts | None = None
+    attending: float = 1.0
+    doubts: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelFacts:
-        """Read a Hugging Face configuration."""
+        """Read a Hugging Face configuration.
+
+        Families that the formulas count exactly are counted by them; any other model is built by
+        transformers, if that is installed, and otherwise read by the standard keys, with a doubt.
+        """
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise InvalidValue("model_type of the model config", model_type, "a name such as llama")
         if model_type == "llava_onevision":
             return _with_encoder(config)
+        if is_listed(config, model_type):
+            return cls._by_formula(config, model_type)
+        if not library_count.is_installed():
+            doubts = library_count.doubts_without_library(model_type)
+            return replace(cls._by_formula(*_text_of(config, model_type)), doubts=doubts)
+        answer = library_count.count_in_library(config)
+        if answer.get("failure") == "unknown":
+            doubts = library_count.doubts_of_unknown(config, model_type, answer["transformers"])
+            return replace(cls._by_formula(*_text_of(config, model_type)), doubts=doubts)
+        return cls(**library_count.facts_in_library(model_type, answer))
+
+    @classmethod
+    def _by_formula(cls, config: Mapping[str, Any], model_type: str) -> ModelFacts:
         sizes = read_sizes(config, model_type)
         return cls(**vars(sizes), **count_parameters(config, sizes))
 
@@ -278,7 +302,17 @@ class ModelFacts(Sizes):
     def attention_flops(self, sequences: int, sequence_length: int) -> float:
         """Return the FLOPs of the language model's scores and values in a forward pass."""
         tokens = float(sequences) * sequence_length
-        return tokens * 4.0 * sequence_length * self.heads * self.head_dim * self.layers
+        scores = 4.0 * sequence_length * self.heads * self.head_dim
+        return tokens * scores * self.layers * self.attending
+
+
+def _text_of(config: Mapping[str, Any], model_type: str) -> tuple[Mapping[str, Any], str]:
+    """Return the configuration of the text model, and its family, of one that may be nested."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or any(key in config for key in ("hidden_size", "n_embd")):
+        return config, model_type
+    tied = read_flag(config, "tie_word_embeddings", True)
+    return {"tie_word_embeddings": tied, **text}, str(text.get("model_type", model_type))
 
 
 def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
@@ -302,6 +336,7 @@ def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
 _UNKNOWN: Any = {item.name: 0 for item in fields(ModelFacts)} | {
     **{"model_type": "unknown", "family": Family(gated=False), "exact": False, "tied": False},
     **{"layers": sys.maxsize, "positions": None, "vision": None, "lora": None},
+    **{"attending": 1.0, "doubts": ()},
 }
 UNKNOWN_MODEL = ModelFacts(**_UNKNOWN)
 

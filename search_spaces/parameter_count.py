@@ -79,6 +79,13 @@ class Sizes:
     tied: bool
 
 
+def is_listed(config: Mapping[str, Any], model_type: str) -> bool:
+    """Return True if the formulas count the parameters of a configuration exactly."""
+    usual = _KNOWN["not_counted"].items()
+    changed = any(config.get(key) not in (None, value) for key, value in usual)
+    return model_type in _FAMILIES and not changed
+
+
 def read_sizes(config: Mapping[str, Any], model_type: str) -> Sizes:
     """Return the sizes of a text model."""
     of = f"of the {model_type} config"

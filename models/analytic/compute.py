@@ -173,7 +173,7 @@ class Passes:
         width = facts.heads * facts.head_dim
         matrix = (facts.matmul_parameters - facts.head_parameters) / facts.layers / t
         # Scores and values: 4 s (heads x head_dim) a token (ModelFacts.attention_flops).
-        scores = CAUSAL_SHARE * tokens * 4 * s * width / t
+        scores = CAUSAL_SHARE * tokens * 4 * s * width * facts.attending / t
         flops = tokens * 2 * matrix
         local_experts = facts.experts / e if facts.experts else np.ones_like(e)
         products = ATTENTION_PRODUCTS + (3 if facts.gated else 2) * local_experts

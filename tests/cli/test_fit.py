@@ -100,3 +100,49 @@ def test_json_names_the_facts_that_it_used(
     assert program["fused_attention"] == shipped["program"]["fused_attention"]
     # A job that states a part leaves the rest assumed.
     assert "is assumed as in the built-in program" in run(capsys, f"{job} --cluster a100-8")[1]
+
+
+@pytest.fixture
+def unlisted_job(tmp_path, monkeypatch):
+    """A job of a family that no formula counts exactly, where transformers is not installed."""
+    monkeypatch.setattr("tuner.search_spaces.library_count.is_installed", lambda: False)
+    sizes = '"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16'
+    config = f'{{"model_type": "unheard_of", {sizes}, "vocab_size": 32000}}'
+    (tmp_path / "config.json").write_text(config)
+    job = tmp_path / "job.toml"
+    job.write_text(
+        "sequence_length = 1024\nglobal_batch = 64\nsteps = 10\n[model]\nconfig = 'config.json'\n"
+    )
+    return str(job)
+
+
+def test_a_doubted_answer_begins_with_the_doubt_and_has_no_probability(unlisted_job, capsys):
+    main(["fit", unlisted_job, "--cluster", "a100-8"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("Doubtful: the formulas are not exact for the family unheard_of")
+    assert "probability of fitting" not in printed
+    main(["fit", unlisted_job, "--cluster", "a100-8", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert data["probability"] is None
+    assert data["largest_micro_batch"]["sure"] is None
+    assert len(data["doubts"]) == 1
+    assert data["parameter_count"] > 1e8
+
+
+def test_a_model_that_is_counted_exactly_has_no_doubt(capsys):
+    main(["fit", "qwen2.5-7b", "--cluster", "a100-8", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert data["doubts"] == []
+    assert data["parameter_count"] == 7_615_616_512
+    assert 0 <= data["probability"] <= 1
+
+
+def test_a_doubted_plan_begins_with_the_doubt(unlisted_job, capsys, tmp_path):
+    run = ["--cluster", "a100-8", "--runs-dir", str(tmp_path / "runs"), "--quiet"]
+    main(["plan", unlisted_job, *run, "--name", "one"])
+    assert capsys.readouterr().out.lstrip().startswith("Doubtful: the formulas are not exact")
+    main(["show", "one", "--runs-dir", str(tmp_path / "runs"), "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["doubts"]) == 1
+    assert data["parameter_count"] > 1e8
+    assert {point["p_nondominated"] for point in data["points"]} == {None}

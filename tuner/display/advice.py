@@ -57,8 +57,10 @@ def _train(result: Result, advice: Recommendation) -> str:
     elif not advice.for_limits and advice.p_better is not None:
         text += f" ({probability(advice.p_better)} sure)"
     if advice.for_limits:
-        text += f"; it trains {_limits(result)} with a probability of "
-        text += f"{probability(result.choice.p_all_met or 0.0)}, and what you run today does not"
+        text += f"; it trains {_limits(result)}"
+        if result.plan is None or not result.plan.doubts:
+            text += f" with a probability of {probability(result.choice.p_all_met or 0.0)}"
+        text += ", and what you run today does not"
     elif not result.choice.met:
         text += f"; nothing {found} trains {_limits(result)}, and this comes nearest"
     return f"{text}."
@@ -108,6 +110,9 @@ def _expected(result: Result, point: Point, p: float) -> str:
         point.configuration, result.baseline.configuration if result.baseline else None
     )
     saves, judge = _saving(result, point), result.judged
+    if result.plan is not None and result.plan.doubts:
+        verb = f"is predicted to save{saves}" if saves else "is predicted to be better"
+        return f"{name} {verb}, with the doubt above"
     if p >= PROBABLY:
         verb = f"probably saves{saves}" if saves else "is probably better"
         return f"{name} {verb} ({probability(p)} sure)"

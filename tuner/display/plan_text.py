@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tuner.display.view import figure_texts
 from tuner.formatting import (
@@ -94,14 +94,19 @@ GB = 1e9
 def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     """Return the answer as lines."""
     memory_GB = {name: value / GB for name, value in said.parts.items()}
+    doubted = bool(said.doubts)
     none = f"No configuration of space {said.space} fits on {said.cluster.name}"
     changes = ["", none] if said.probability < SURE else []
     if said.changes:
         first, *faster = said.changes
-        changes = ["", "Cheapest change that fits", f"  {_change(first)}"]
+        changes = ["", "Cheapest change that fits", f"  {_change(first, doubted)}"]
         if faster:
-            changes += ["Faster, with more changes", *(f"  {_change(each)}" for each in faster)]
+            changes += [
+                "Faster, with more changes",
+                *(f"  {_change(each, doubted)}" for each in faster),
+            ]
     return [
+        *doubt_lines(said.doubts),
         f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
         f"{said.configuration.world_size} of {said.cluster.devices} {said.cluster.device.plural}",
         f"  {said.configuration.short}",
@@ -125,15 +130,24 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
     ]
 
 
+def doubt_lines(doubts: Sequence[str]) -> list[str]:
+    """Return the first lines of an answer: what it rests on that is not known."""
+    return [f"Doubtful: {doubt}." for doubt in doubts]
+
+
 def _verdict(said: Fit) -> str:
     sure = max(said.probability, 1 - said.probability) >= SURE
     likely = "fits" if sure else "probably fits"
     words = likely if said.fits else "does not fit" if sure else "may not fit"
     spare = "to spare" if said.spare_bytes >= 0 else "too many"
+    if said.doubts:
+        words = "may fit" if said.fits else "may not fit"
+        chance = "no probability, because of the doubt above"
+    else:
+        chance = f"probability of fitting {_percent(said.probability)}"
     return (
         f"{words}: {said.memory_bytes / GB:.1f} of {said.capacity_bytes / GB:.1f} GB, "
-        f"{abs(said.spare_bytes) / GB:.1f} GB {spare} "
-        f"(probability of fitting {_percent(said.probability)})"
+        f"{abs(said.spare_bytes) / GB:.1f} GB {spare} ({chance})"
     )
 
 
@@ -153,11 +167,11 @@ def _host(said: Fit) -> list[str]:
     return [f"  on each node's host: {said.host_memory_bytes / GB:.1f}{of} GB{short}{unknown}"]
 
 
-def _most(most: Most, cap: str) -> str:
+def _most(most: Most, cap: str, doubted: bool) -> str:
     if not most.likely:
         return "none fits"
     text = f"{most.likely:,}"
-    if most.sure < most.likely:
+    if most.sure < most.likely and not doubted:
         text += f" ({most.sure:,} to be sure)" if most.sure else " (none is sure)"
     return f"{text}, {cap}" if most.capped else text
 
@@ -170,9 +184,12 @@ def _limits(said: Fit) -> list[str]:
         if change.knobs:
             fewest += f", with {_words(change)} ({change.time_ratio:.3g} times as long a step)"
     replicas = "none" if said.fewest_replicas is None else f"{said.fewest_replicas:,}"
+    doubted = bool(said.doubts)
+    largest = _most(said.micro_batch, "as large as the global batch allows", doubted)
+    longest = _most(said.sequence_length, "as long as the model allows", doubted)
     return [
-        f"  largest micro-batch  {_most(said.micro_batch, 'as large as the global batch allows')}",
-        f"  longest sequence     {_most(said.sequence_length, 'as long as the model allows')}",
+        f"  largest micro-batch  {largest}",
+        f"  longest sequence     {longest}",
         f"  fewest GPUs          {replicas} by replicas alone",
         f"  in space {said.space:<11} {fewest}",
     ]
@@ -182,11 +199,12 @@ def _words(change: Change) -> str:
     return " ".join(short_word(name, change.configuration.get(name)) for name in change.knobs)
 
 
-def _change(change: Change) -> str:
+def _change(change: Change, doubted: bool) -> str:
     time, energy = change.time_ratio - 1, change.energy_ratio - 1
+    chance = "" if doubted else f" ({_percent(change.probability)})"
     return (
-        f"{_words(change)}: {change.memory_bytes / GB:.1f} GB "
-        f"({_percent(change.probability)}), {100 * time:+.0f} % time and "
+        f"{_words(change)}: {change.memory_bytes / GB:.1f} GB"
+        f"{chance}, {100 * time:+.0f} % time and "
         f"{100 * energy:+.0f} % energy of a step"
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.columns import ENERGY, TEXT, WITH_INTERVAL, Text
-from tuner.display.plan_text import plan_lines, probe_lines, share_lines
+from tuner.display.plan_text import doubt_lines, plan_lines, probe_lines, share_lines
 from tuner.display.view import View, figure_texts
 from tuner.formatting import (
     Units,
@@ -293,7 +293,7 @@ def answer_lines(result: Result) -> list[str]:
     if not result.points:
         nothing = f"Nothing was {view.found}, so there is nothing to recommend."
         return [nothing, *_failures(result), *stopped, *_next(result)]
-    lines = advice_lines(result)
+    lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *advice_lines(result)]
     if not result.choice.met:
         lines.append(result.choice.sentence)
     lines += _menu_lines(view)

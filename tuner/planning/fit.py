@@ -87,6 +87,7 @@ class Fit:
         capacity_bytes: memory of one device, or a rank's share of a CPU node.
         host_memory_bytes: peak that the ranks of one node use on its host.
         probability: of fitting, by the models' error before any probe; 0 if the host is too small.
+            It holds only if there are no `doubts`, and the JSON is null otherwise.
         micro_batch: the largest micro-batch that divides the global batch.
         fewest_gpus: the fewest GPUs on which a configuration of the space fits, and that
             configuration; None if none does on up to 16 times the cluster's.
@@ -95,6 +96,7 @@ class Fit:
         changes: configurations of the space that fit, on as many GPUs if any does: the fastest of
             those that differ in the fewest knobs, then faster ones that differ in more; empty if
             this one surely fits.
+        doubts: sentences on what of the model no formula describes (`ModelFacts.doubts`).
     """
 
     job: TrainingJob
@@ -111,6 +113,8 @@ class Fit:
     fewest_replicas: int | None
     changes: tuple[Change, ...]
     known_error: tuple[str, ...]
+    parameter_count: int
+    doubts: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> float:
@@ -133,6 +137,8 @@ class Fit:
         return {
             "predicted": True,
             "job": self.job.name,
+            "parameter_count": self.parameter_count,
+            "doubts": list(self.doubts),
             "cluster": self.cluster.name,
             "precision": self.job.precision,
             "program": asdict(self.job.program),
@@ -140,24 +146,27 @@ class Fit:
             "configuration": self.configuration.to_json(),
             "space": self.space,
             "fits": self.fits,
-            "probability": self.probability,
+            "probability": None if self.doubts else self.probability,
             "memory_bytes": self.memory_bytes,
             "capacity_bytes": self.capacity_bytes,
             "spare_bytes": self.spare_bytes,
             "parts": dict(self.parts),
             "host_memory_bytes": self.host_memory_bytes,
             "host_capacity_bytes": self.cluster.host_memory_bytes or None,
-            "largest_micro_batch": asdict(self.micro_batch),
-            "longest_sequence": asdict(self.sequence_length),
-            "fewest_gpus": None if fewest is None else {"gpus": fewest[0], **_json(fewest[1])},
+            "largest_micro_batch": self._limit(self.micro_batch),
+            "longest_sequence": self._limit(self.sequence_length),
+            "fewest_gpus": fewest and {"gpus": fewest[0], **self._change(fewest[1])},
             "fewest_gpus_by_replicas": self.fewest_replicas,
-            "changes": [_json(change) for change in self.changes],
+            "changes": [self._change(change) for change in self.changes],
             "known_error": list(self.known_error),
         }
 
+    def _limit(self, most: Most) -> dict[str, Any]:
+        return {**asdict(most), "sure": None if self.doubts else most.sure}
 
-def _json(change: Change) -> dict[str, Any]:
-    return {**asdict(change), "configuration": change.configuration.to_json()}
+    def _change(self, change: Change) -> dict[str, Any]:
+        data = {**asdict(change), "configuration": change.configuration.to_json()}
+        return {**data, "probability": None if self.doubts else change.probability}
 
 
 def fit(
@@ -215,6 +224,8 @@ def fit(
         known_error=tuple(
             check.sentence for check in known_errors(cluster.device) if "memory" in check.what
         ),
+        parameter_count=facts_of(job).parameters,
+        doubts=facts_of(job).doubts,
     )
 
 
@@ -272,7 +283,7 @@ def _largest_micro_batch(request: _Request) -> Most:
     likely, sure = (
         int(micro_batches[probability >= least].max(initial=0)) for least in (LIKELY, SURE)
     )
-    return Most(likely, sure, capped=sure == micro_batches.max())
+    return Most(likely, sure, capped=bool(sure == micro_batches.max()))
 
 
 def _longest_sequence(request: _Request) -> Most:

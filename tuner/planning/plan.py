@@ -43,6 +43,7 @@ from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.typed import read_fields, strict_json
@@ -92,6 +93,7 @@ class PlanTable:
         baseline: number of the baseline's row.
         configurations, fitting: how many were predicted, and how many of them fit in memory.
         probes: rows whose measurement would teach most, the baseline first.
+        doubts: sentences on what of the model no formula describes (`ModelFacts.doubts`).
     """
 
     rows: tuple[PlanRow, ...]
@@ -102,6 +104,8 @@ class PlanTable:
     gpus: tuple[int, ...]
     probes: tuple[int, ...]
     attainment: Mapping[str, Any]
+    parameter_count: int = 0
+    doubts: tuple[str, ...] = ()
 
 
 def write_plan(table: PlanTable, folder: Path) -> None:
@@ -198,7 +202,9 @@ def plan_table(
             log_power=found.log_power + correction.log_power,
         )
     spreads = Spread.of("step time", cluster.device), Spread.of("power", cluster.device)
-    return _table(today, found, job.steps or 1, spreads, sizes, seed, started)
+    table = _table(today, found, job.steps or 1, spreads, sizes, seed, started)
+    facts = facts_of(job)
+    return replace(table, parameter_count=facts.parameters, doubts=facts.doubts)
 
 
 def _slack() -> float:
@@ -294,7 +300,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
             source="predicted",
             windows=0,
             meter=meter,
-            p_nondominated=row.p_nondominated,
+            p_nondominated=math.nan if table.doubts else row.p_nondominated,
             peak_memory_bytes=int(row.memory_bytes),
         )
         for row in table.rows
@@ -329,6 +335,8 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
             table.seconds,
             _sizes(points, constraints, table.gpus, problem.steps),
             tuple(table.rows[row].configuration for row in table.probes),
+            table.parameter_count,
+            table.doubts,
         ),
         judge=judge,
     )

@@ -383,6 +383,9 @@ class PlanFacts:
     # configurations whose measurement would reduce the uncertainty of the front most, the baseline
     # first.
     probes: tuple[Configuration, ...] = ()
+    parameter_count: int = 0
+    # sentences on what of the model no formula describes
+    doubts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON values; a size with its points by what they take."""

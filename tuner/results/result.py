@@ -306,4 +306,6 @@ class Result:
             "report": str(self.report_path) if self.report_path else None,
         }
         values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
+        if self.plan is not None:
+            values |= {n: getattr(self.plan, n) for n in ("parameter_count", "doubts")}
         return {"schema": JSON_SCHEMA, **as_json(values)}

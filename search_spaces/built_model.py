@@ -1,0 +1,286 @@
+"""Program that builds models by transformers, without weights, and prints what they hold.
+
+It runs by path in an interpreter of its own (`tuner.search_spaces.library_count`), because torch
+takes seconds to import. Each line of the input is a Hugging Face configuration, each line of the
+output its counts, or why there are none. Only classes of the installed transformers are used: code
+that a model's repository brings is never loaded, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: Kinds of failure that the caller explains: the model_type is unknown, the class cannot be built.
+UNKNOWN, FAILED = "unknown", "failed"
+#: Parts of a configuration that describe how weights are stored or loaded, not the model.
+_STORAGE = ("quantization_config", "auto_map", "torch_dtype", "dtype", "_name_or_path")
+#: Mappings from configurations to classes that can be trained, in the order of preference.
+_MAPPINGS = (
+    *("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
+    *("MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    *("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+)
+#: Keys of each size in configurations of text models, the first that is given.
+_SIZES = {
+    "hidden": ("hidden_size",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("v_head_dim", "head_dim"),
+    "vocab": ("vocab_size",),
+    "dense": ("intermediate_size", "ffn_dim", "n_inner"),
+    "expert": ("moe_intermediate_size", "expert_intermediate_size"),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k"),
+    "positions": ("max_position_embeddings",),
+}
+
+
+def count(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of the model that a configuration describes."""
+    import transformers
+
+    model_type = config.get("model_type")
+    if model_type not in transformers.CONFIG_MAPPING:
+        return {"failure": UNKNOWN, "transformers": transformers.__version__}
+    try:
+        return {**_counts(_model(config)), "transformers": transformers.__version__}
+    except Exception as error:  # any class may raise anything on sizes that do not match
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return {"failure": FAILED, "why": text[:300], "transformers": transformers.__version__}
+
+
+def _model(config: Mapping[str, Any]) -> Any:
+    """Build the model of the first class that takes the configuration, without weights."""
+    import torch
+    import transformers
+
+    kept = {name: value for name, value in config.items() if name not in _STORAGE}
+    read = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(kept)
+    failure: Exception = ValueError(f"transformers has no model of text for {type(read).__name__}")
+    for number, built in enumerate(_classes_of(read, config)):
+        try:
+            with torch.device("meta"):
+                return built(read)
+        except Exception as error:  # a class of text alone does not take a nested configuration
+            failure = failure if number else error
+    raise failure
+
+
+def _classes_of(read: Any, config: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the classes of a configuration that end in a loss, those that it names first."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    architectures = config.get("architectures")
+    named = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    names = [name for name in named if "For" in name or "LMHead" in name]
+    for mapping in _MAPPINGS:
+        found = getattr(modeling_auto, mapping, {}).get(config["model_type"], ())
+        names += [found] if isinstance(found, str) else list(found)
+    for name in dict.fromkeys(names):
+        found = getattr(transformers, name, None)
+        if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+            continue
+        if name not in named or found.config_class is type(read):
+            yield found
+
+
+class _Model:
+    """Model whose parameters are divided into blocks, tables, the head and the rest."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model, model.config.get_text_config(decoder=True)
+        self.sizes = {name: self._size(keys) for name, keys in _SIZES.items()}
+        self.blocks = self._find_blocks()
+        self.tables = {
+            id(module.weight)
+            for module in model.modules()
+            if "Embedding" in type(module).__name__ and hasattr(module, "weight")
+        }
+
+    def _size(self, keys: tuple[str, ...]) -> int | None:
+        values = (_attribute(self.config, key) for key in keys)
+        whole = (each for each in values if isinstance(each, int) and each > 0)
+        return next(whole, None)
+
+    def _find_blocks(self) -> list[Any]:
+        """Return the decoder's blocks: the list of as many modules as layers that holds most."""
+        import torch
+
+        get = getattr(self.model, "get_decoder", None)
+        decoder = get() if get is not None else None
+        layers = getattr(self.config, "num_hidden_layers", None)
+        inside = decoder if isinstance(decoder, torch.nn.Module) else self.model
+        lists = [m for m in inside.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
+        lists = lists or [m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList)]
+        if not lists:
+            return []
+        blocks = max(lists, key=lambda m: (len(m) == layers, _numel(m.parameters())))
+        return list(blocks)
+
+    def learned_positions(self, tokens: Any) -> bool:
+        """Return True if a table has a row for each position, and a few more at most."""
+        rows = [
+            module.weight.shape[0]
+            for module in self.model.modules()
+            if id(getattr(module, "weight", None)) in self.tables and module.weight is not tokens
+        ]
+        positions = self.sizes["positions"]
+        return positions is not None and any(positions <= each <= positions + 8 for each in rows)
+
+    def is_expert(self, path: str, owner: Any, parameter: Any) -> bool:
+        """Return True if a token visits some of what a parameter holds alone."""
+        names = path.split(".")
+        experts = self.sizes["experts"]
+        if not experts or any("shared" in name for name in names):
+            return False
+        if any(name.endswith("experts") for name in names):
+            return True
+        stacked = parameter.dim() == 3 and parameter.shape[0] == experts
+        return stacked or "Experts" in type(owner).__name__
+
+    def share(self, path: str, owner: Any, parameter: Any) -> float:
+        """Return the share of a parameter that one token uses."""
+        if not self.is_expert(path, owner, parameter):
+            return 1.0
+        return min(1.0, (self.sizes["experts_per_token"] or 1) / (self.sizes["experts"] or 1))
+
+    def multiplies(self, path: str, parameter: Any) -> bool:
+        """Return True if a parameter is a matrix, or a filter, that each token is multiplied by."""
+        last = path.rpartition(".")[2]
+        if last.endswith("bias") or last.endswith("bias_proj") or "A_log" in last:
+            return False
+        return parameter.dim() >= 2 and id(parameter) not in self.tables
+
+
+def _attribute(config: Any, key: str) -> Any:
+    """Return a value of a configuration; the largest of those that differ by layer."""
+    try:
+        return getattr(config, key, None)
+    except Exception:  # transformers refuses what its layers give differently
+        layers = getattr(config, "per_layer_config", None) or ()
+        values = [getattr(layer, key, None) for layer in layers]
+        return max((each for each in values if isinstance(each, int)), default=None)
+
+
+def _weight(model: Any, getter: str) -> Any:
+    """Return the weight of the model's table of tokens or of its head; None if it has none."""
+    try:
+        return getattr(getattr(model, getter)(), "weight", None)
+    except NotImplementedError:
+        return None
+
+
+def _numel(parameters: Any) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _owned(module: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path, owner, parameter) of every use of a parameter in a module."""
+    for path, owner in module.named_modules(remove_duplicate=False):
+        for name, parameter in owner.named_parameters(recurse=False):
+            yield f"{path}.{name}".lstrip("."), owner, parameter
+
+
+def _kind(held: _Model, number: int) -> tuple[Any, ...]:
+    block, types = held.blocks[number], getattr(held.config, "layer_types", None)
+    shapes = tuple((path, *parameter.shape) for path, _, parameter in _owned(block))
+    named = types[number] if isinstance(types, list) and len(types) == len(held.blocks) else ""
+    return type(block).__name__, str(named), shapes
+
+
+def _kinds(held: _Model) -> list[dict[str, Any]]:
+    found = Counter(_kind(held, number) for number in range(len(held.blocks)))
+    kinds = []
+    for (name, layer_type, shapes), layers in found.items():
+        block = next(
+            each
+            for number, each in enumerate(held.blocks)
+            if _kind(held, number) == (name, layer_type, shapes)
+        )
+        every = list(_owned(block))
+        kinds.append(
+            {
+                "class": name,
+                "type": layer_type,
+                "layers": layers,
+                "parameters": _numel(block.parameters()),
+                "attends": _attends(block),
+                "matmul": sum(
+                    w.numel() * held.share(p, owner, w)
+                    for p, owner, w in every
+                    if held.multiplies(p, w)
+                ),
+                "unusual": sorted({p for p, owner, w in every if _unusual(held, p, owner, w)}),
+            }
+        )
+    return kinds
+
+
+def _unusual(held: _Model, path: str, owner: Any, parameter: Any) -> bool:
+    """Return True for a parameter that is neither a layer's weight or bias nor an expert's."""
+    plain = path.rpartition(".")[2] in ("weight", "bias")
+    return not plain and not held.is_expert(path, owner, parameter)
+
+
+def _attends(block: Any) -> bool:
+    names = {type(module).__name__ for module in block.modules()}
+    return any("Attention" in n and "Linear" not in n and "Lightning" not in n for n in names)
+
+
+def _counts(model: Any) -> dict[str, Any]:
+    held = _Model(model)
+    unique = {id(parameter): parameter for parameter in model.parameters()}
+    in_blocks = {id(w): w for block in held.blocks for w in block.parameters()}
+    uses = [each for block in held.blocks for each in _owned(block)]
+    experts = {id(w): w for p, owner, w in uses if held.is_expert(p, owner, w)}
+    projection = _weight(model, "get_output_embeddings")
+    table_weight = _weight(model, "get_input_embeddings")
+    head_parameters = 0 if projection is None else projection.numel()
+    share = held.share
+    idle = sum(w.numel() * (1 - share(p, owner, w)) for p, owner, w in uses if id(w) in experts)
+    multiplied = sum(
+        w.numel() * share(p, owner, w) for p, owner, w in uses if held.multiplies(p, w)
+    )
+    total = _numel(unique.values())
+    tied = projection is not None and projection is table_weight
+    tables = {id(w): w for w in (projection, table_weight) if w is not None}
+    rest = [w for key, w in unique.items() if key not in in_blocks and key not in tables]
+    return {
+        "class": type(model).__name__,
+        "is_nested": bool(getattr(type(model.config), "sub_configs", None)),
+        "is_encoder_decoder": bool(getattr(model.config, "is_encoder_decoder", False)),
+        "parameters": total,
+        "active_parameters": round(total - idle),
+        "matmul_parameters": round(multiplied) + head_parameters,
+        "head_parameters": head_parameters,
+        "block_parameters": _numel(in_blocks.values()),
+        "expert_parameters": _numel(experts.values()),
+        "other_parameters": _numel(rest),
+        "largest_layer": max(
+            _numel(part) for part in [[], *(b.parameters() for b in held.blocks), tables.values()]
+        ),
+        "tied": tied,
+        "learned_positions": held.learned_positions(table_weight),
+        "layers": len(held.blocks),
+        "sizes": held.sizes,
+        "kinds": _kinds(held),
+    }
+
+
+def main() -> None:
+    """Answer each line."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", USE_HUB_KERNELS="0")
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # libraries print what they like
+    for line in sys.stdin:
+        print(json.dumps(count(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
