@@ -1,4 +1,4 @@
-"""Builds, empty environments and interpreters of `benchmarks.adoption`.
+"""Builds of the package, empty environments, and the interpreters that it names.
 
 Everything is installed by the pip of this environment with its settings, into folders of its own.
 Versions are those of constraints.txt where this interpreter runs, so that an index with several
@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 import venv
 from collections.abc import Sequence
@@ -220,12 +219,3 @@ def resolves(version: str, machine: str, folder: Path) -> str:
     options = ["--dry-run", "--ignore-installed", "--target", folder / "none"]
     options += ["--only-binary", ":all:", "--python-version", version, *tags]
     return _end(_run([*pip, *options, *core_requirements()]))
-
-
-def seconds_to_install(built: Built, folder: Path) -> tuple[float, str]:
-    """Return the time to install the core into an empty environment, and why it failed."""
-    python = empty_environment(folder / "core")
-    began = time.perf_counter()
-    why = install(python, built.wheel)
-    took = time.perf_counter() - began
-    return took, why or core_works(python, folder / "core-work")

@@ -1,360 +1,158 @@
-"""Searches over training scripts of other projects: which end with an answer, what it saves.
+"""Programs of other projects and launch lines, tried unmodified as a new user would.
 
-Each script of `scripts.toml` runs unmodified, on tiny models and data made on the spot, in an
-environment of its own; `tuner optimize` gets the command that its project documents, as a user
-would paste it, and 12 probes. Sources are downloaded at run time: packages from the registry,
-repositories at pinned commits from GitHub or from `--sources`.
+Each program of `scripts.toml` is started alone, then by `tuner optimize -- COMMAND`; a verdict
+compares the answer with what was read by hand of the program's source. The 60 lines of `lines` are
+observed with stand-ins for their launchers. Outcomes are kept in the cache folder, one JSON each,
+so a run that was interrupted goes on. `--sources DIR` holds the repositories as `OWNER/NAME` or
+`OWNER+NAME/repo`; without it they are downloaded from GitHub at their commits.
+
+- `answered_at_first_attempt`: share of the programs with a recommendation, or with the right error
+  where they cannot train here (aim 0.9).
+- `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
+- `misread_silently`: lines whose ranks or words are misread without a sentence, and those programs.
+- `first_point_s`: time to the first measured point over the program's own to its first step.
+- `error_told_s`: time to the error over that to the program's own death. Both are medians.
+- `probes_lost_to_one_cause`: the most of any search.
+- `recommendation_holds`: share of the recommendations whose time by hand lies in their interval.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import statistics
 import subprocess
-import time
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
-from benchmarks.scripts.environment import Unavailable, cache_folder, checkout, make_environment
-from benchmarks.scripts.search import Asked
-from tuner.api import load_result
-from tuner.problem.run_folder import RunFolder
-from tuner.results.result import Result
-from tuner.search_spaces.space import load_space
-from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.trace import read_trace
+from benchmarks.scripts.attempt import Attempt, Options, attempt
+from benchmarks.scripts.environment import Unavailable, cache_folder, make_environment
+from benchmarks.scripts.lines import LINES, REFUSED, try_lines
+from benchmarks.scripts.programs import Program, listed
 
-LIST = Path(__file__).with_name("scripts.toml")
-PROBES = 12
+#: Of `--quick`: one of each kind.
+QUICK = ("nanoGPT", "minGPT adder", "pytorch regression", "pytorch ddp multigpu", "TRL sft")
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A script of the list.
-
-    Attributes:
-        name: for tables.
-        command: as its project documents it, with $INPUTS and $SITE.
-        source: package and version; "" for a repository.
-        repository, commit, folder: OWNER/NAME, the pinned commit, and the folder of the script.
-        links: names in that folder, and the inputs that they lead to.
-        knobs: packs or declarations of knobs, as for `--knobs`.
-        global_batch: samples of a step where the command does not show them.
-        path: folder for PYTHONPATH, from the script's.
-        whole: True if the script imports other parts of its repository.
-        today: micro-batch, accumulation and global batch that the command trains with, by reading
-            the script; empty where nobody read it.
-    """
-
-    name: str
-    command: str
-    source: str = ""
-    repository: str = ""
-    commit: str = ""
-    folder: str = "."
-    links: Mapping[str, str] = field(default_factory=dict)
-    knobs: Sequence[str] = ()
-    global_batch: int = 0
-    path: str = ""
-    whole: bool = False
-    today: Sequence[int] = ()
-
-    def command_on(self, cache: Path) -> str:
-        """Return the command with the inputs of a cache folder."""
-        return self.command.replace("$INPUTS", str(cache / "inputs"))
-
-    @property
-    def part(self) -> str:
-        """The folder of the repository that is needed."""
-        return "." if self.whole else self.folder
-
-    @property
-    def slug(self) -> str:
-        """The name as one word."""
-        return self.name.lower().replace(" ", "-")
-
-    @property
-    def origin(self) -> str:
-        """Source and version, for tables."""
-        return self.source or f"{self.repository}@{self.commit[:7]}"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How the searches run.
-
-    Attributes:
-        cache: the folder of environment, sources and inputs.
-        sources: folder of git repositories OWNER/NAME; None for GitHub.
-        probes: of each search.
-        limit_s: wall time of each search.
-    """
-
-    cache: Path
-    sources: Path | None
-    probes: int
-    limit_s: float
-
-
-@dataclass
-class Outcome:
-    """Outcome of one search.
-
-    Attributes:
-        script: the listed script.
-        why: the reason if there is no answer.
-        knobs: knobs in play.
-        probes: number of probes, the failed ones included.
-        failed: number of failed probes.
-        launch_s: median time of a launch, from the request to the first step after warm-up.
-        launch_J: median energy of a probe outside of its windows.
-        energy, time: share saved over the script's own configuration; 0 if that is kept.
-        answer: the recommended configuration.
-        search_s: wall time of inspection and search.
-        today: what the look took for micro-batch, accumulation and global batch; 0 is unknown.
-    """
-
-    script: Listed
-    why: str = ""
-    knobs: tuple[str, ...] = ()
-    probes: int = 0
-    failed: int = 0
-    launch_s: float = 0.0
-    launch_J: float = 0.0
-    energy: float = 0.0
-    time: float = 0.0
-    answer: str = ""
-    search_s: float = 0.0
-    today: tuple[int, ...] = ()
-
-    @property
-    def tuned(self) -> bool:
-        """True if the search ended with an answer."""
-        return bool(self.answer)
-
-    def line(self) -> str:
-        """Return the row of the table."""
-        first = f"{self.script.name:40} {self.script.origin:42}"
-        if not self.tuned:
-            return f"{first} no answer: {self.why}"
-        return (
-            f"{first} {len(self.knobs)} knobs, {self.probes} probes ({self.failed} failed), "
-            f"launch {self.launch_s:.1f} s {self.launch_J:.0f} J, "
-            f"saves {self.energy:.0%} energy {self.time:.0%} time, "
-            f"{self.search_s:.0f} s: {self.answer}"
-        )
-
-
-def listed() -> tuple[list[str], list[str], list[Listed]]:
-    """Return the packages, those without dependencies, and the scripts of the list."""
-    table = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    scripts = [
-        Listed(**{**row, "command": " ".join(row["command"].split())}) for row in table["script"]
-    ]
-    return table["packages"], table["without_dependencies"], scripts
-
-
-def prepare(script: Listed, cache: Path, sources: Path | None) -> Path:
-    """Return the folder that a script starts in, fresh, with links to its inputs.
-
-    Raises:
-        Unavailable: its repository is not there.
-    """
-    work = cache / "work" / script.slug
-    shutil.rmtree(work, ignore_errors=True)
-    if script.repository:
-        tree = checkout(script.repository, script.commit, script.part, cache / "sources", sources)
-        shutil.copytree(tree / script.part, work / script.part)
-    else:
-        work.mkdir(parents=True)
-    folder = work / script.folder
-    for name, target in script.links.items():
-        link = folder / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(cache / "inputs" / target)
-    return folder
-
-
-def search(script: Listed, folder: Path, python: Path, options: Options) -> Outcome:
-    """Search over one script by `tuner optimize` in its environment, and read the answer."""
-    runs = options.cache / "runs"
-    shutil.rmtree(runs / script.slug, ignore_errors=True)
-    runs.mkdir(parents=True, exist_ok=True)
-    log = runs / f"{script.slug}.log"
-    begin = time.monotonic()
-    with log.open("w") as said:
-        child = subprocess.Popen(
-            [str(python), *_arguments(script, runs, options)],
-            cwd=folder,
-            env=environment_of(script, folder),
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            child.wait(options.limit_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
-            os.killpg(child.pid, signal.SIGTERM)
-            child.wait()
-            if isinstance(error, KeyboardInterrupt):
-                raise
-    if child.returncode:
-        late = time.monotonic() - begin > options.limit_s
-        lines = log.read_text(errors="replace").strip().splitlines()
-        why = f"it took more than {options.limit_s:.0f} s" if late else " ".join(lines[-1:])
-        return Outcome(script, why=why or f"exit status {child.returncode}")
-    outcome = outcome_of(script, load_result(runs / script.slug))
-    outcome.search_s = time.monotonic() - begin
-    return outcome
-
-
-def _arguments(script: Listed, runs: Path, options: Options) -> list[str]:
-    """Return the command of the search of a script, after the interpreter."""
-    asked = Asked(
-        script.command_on(options.cache),
-        script.slug,
-        str(runs),
-        options.probes,
-        script.global_batch,
-        tuple(script.knobs),
-    )
-    return ["-m", "benchmarks.scripts.search", json.dumps(asdict(asked))]
-
-
-def environment_of(script: Listed, folder: Path) -> dict[str, str]:
-    """Return the environment in which a script starts: nothing is downloaded by the script."""
-    paths = [str(ROOT)]
-    if script.path:
-        paths.append(str((folder / script.path).resolve()))
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
-    return {
-        **os.environ,
-        **offline,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-
-
-def outcome_of(script: Listed, result: Result) -> Outcome:
-    """Return the outcome of a search that ended."""
-    advice, job = result.recommendation, result.job
-    if advice is None or result.run_dir is None:
-        return Outcome(script, why="the search ended without an answer")
-    assert isinstance(job, ScriptJob)
-    records = read_trace(RunFolder(result.run_dir).trace).records
-    launched = [record for record in records if record.ok]
-    outside = [
-        record.energy_J - sum(measured.energy_J for measured in record.measurements)
-        for record in launched
-    ]
-    searched = load_space("default").choices
-    turned = [name for name in searched if name in job.offers and job.offers[name].turned]
-    saved = advice.action == "train"
-    return Outcome(
-        script,
-        knobs=(*turned, *(knob.name for knob in job.knobs)),
-        probes=result.spent.probes,
-        failed=result.spent.failed,
-        launch_s=statistics.median(record.launch_s for record in launched),
-        launch_J=statistics.median(outside),
-        energy=-advice.energy.relative if saved and advice.energy else 0.0,
-        time=-advice.time.relative if saved and advice.time else 0.0,
-        answer=advice.point.configuration.short if saved else "its own configuration",
-        today=(job.frame.micro_batch, job.frame.accumulation, job.global_batch),
-    )
-
-
-def stored(script: Listed, file: Path, probes: int) -> Outcome | None:
-    """Return the stored outcome of the same search over the same script; None if there is none."""
+def stored(program: Program, file: Path, options: Options) -> Attempt | None:
+    """Return the kept outcome of the same attempt; None if there is none."""
     if not file.is_file():
         return None
     kept = json.loads(file.read_text())
-    if kept.pop("of") != _identity(script, probes):
+    if kept.pop("of") != _identity(program, options):
         return None
-    lists = {name: tuple(kept[name]) for name in ("knobs", "today")}
-    return Outcome(script, **{**kept, **lists})
+    return Attempt(**kept)
 
 
-def store(outcome: Outcome, file: Path, probes: int) -> None:
+def store(found: Attempt, program: Program, file: Path, options: Options) -> None:
     """Write an outcome for `stored`."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in vars(outcome).items() if name != "script"}
-    kept["of"] = _identity(outcome.script, probes)
+    kept = {**found.to_json(), "of": _identity(program, options)}
     file.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def _identity(script: Listed, probes: int) -> list[str]:
-    return [script.origin, script.command, *script.knobs, str(probes)]
+def _identity(program: Program, options: Options) -> list[str]:
+    return [program.origin, program.command, *map(str, program.today), str(options.probes)]
 
 
-def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
-    """Return the figures over all scripts, and four for each that was tuned."""
-    tuned = [outcome for outcome in outcomes if outcome.tuned]
-    found = [
-        Figure("scripts_tried", len(outcomes), "count"),
-        Figure("scripts_tuned", len(tuned), "count"),
+def figures(attempts: Sequence[Attempt], lines: Sequence[str]) -> list[Figure]:
+    """Return the figures of the programs that could be started, and of the verdicts on lines."""
+    tried = [found for found in attempts if found.verdict != "unavailable"]
+    wrong = sum(bool(found.wrong) for found in tried)
+    points = [
+        found.first_point_s / found.own_first_step_s
+        for found in tried
+        if found.first_point_s is not None and found.own_first_step_s
     ]
-    if tuned:
-        median = statistics.median(len(outcome.knobs) for outcome in tuned)
-        found.append(Figure("knobs_in_play_median", median, "count"))
-    known = [outcome for outcome in tuned if outcome.script.today]
-    right = sum(outcome.today == tuple(outcome.script.today) for outcome in known)
-    wrong = sum(
-        any(seen not in (0, true) for seen, true in zip(o.today, o.script.today, strict=True))
-        for o in known
-    )
-    if known:
-        found += [
-            Figure("pinned_today_right", 100 * right / len(known), "%"),
-            Figure("pinned_today_wrong", wrong, "count"),
-        ]
-    for outcome in tuned:
-        name = outcome.script.slug.replace("-", "_")
-        found += [
-            Figure(f"{name}_launch_s", outcome.launch_s, "s"),
-            Figure(f"{name}_launch_J", outcome.launch_J, "J"),
-            Figure(f"{name}_energy_saved", outcome.energy, "ratio"),
-            Figure(f"{name}_time_saved", outcome.time, "ratio"),
-        ]
-    return found
+    errors = [
+        found.ended_s / found.own_death_s for found in tried if found.ended_s and found.own_death_s
+    ]
+    held = [found.holds for found in tried if found.holds is not None]
+    right = sum(found.right for found in tried)
+    misread_lines = sum(verdict.startswith("misread") for verdict in lines)
+    every = [
+        Figure("lines_tried", len(lines), "count"),
+        Figure("lines_right", sum(verdict in ("seen", "refused") for verdict in lines), "count"),
+        Figure("programs_tried", len(tried), "count"),
+        Figure("answered_at_first_attempt", right / max(1, len(tried)), "ratio"),
+        Figure("today_wrong", wrong, "count"),
+        Figure("misread_silently", wrong + misread_lines, "count"),
+        Figure(
+            "probes_lost_to_one_cause",
+            max((found.lost_to_one_cause for found in tried), default=0),
+            "count",
+        ),
+    ]
+    for name, ratios in (("first_point_s", points), ("error_told_s", errors)):
+        if ratios:
+            every.append(Figure(name, statistics.median(ratios), "ratio"))
+    if held:
+        every.append(Figure("recommendation_holds", sum(held) / len(held), "ratio"))
+    return every
 
 
 def main() -> None:
-    parser = arguments("searches over training scripts of other projects, unmodified")
-    parser.add_argument("--sources", type=Path, metavar="DIR", help="git repositories OWNER/NAME")
+    parser = arguments("programs of other projects and launch lines, as a new user tries them")
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="repositories, OWNER/NAME")
     parser.add_argument("--cache", type=Path, default=cache_folder(), metavar="DIR")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
-    parser.add_argument("--probes", type=int, default=PROBES)
-    parser.add_argument("--limit-s", type=float, default=600.0, help="wall time of a search")
-    parser.add_argument("--again", action="store_true", help="also those with a stored outcome")
+    parser.add_argument("--quick", action="store_true", help="a few programs, no timing by hand")
+    parser.add_argument("--probes", type=int, default=4)
+    parser.add_argument("--limit-s", type=float, default=240.0, help="wall time of an attempt")
+    parser.add_argument("--hand-s", type=float, default=20.0, help="each start timed by hand")
+    parser.add_argument("--again", action="store_true", help="also those with a kept outcome")
     chosen = parser.parse_args()
-    options = Options(chosen.cache.resolve(), chosen.sources, chosen.probes, chosen.limit_s)
-    packages, without_dependencies, scripts = listed()
+    options = Options(
+        cache=chosen.cache.resolve(),
+        sources=chosen.sources and chosen.sources.resolve(),
+        probes=chosen.probes,
+        search_s=chosen.limit_s / 2,
+        limit_s=chosen.limit_s,
+        hand_s=0.0 if chosen.quick else chosen.hand_s,
+    )
+    names = chosen.only or (QUICK if chosen.quick else ())
+    packages, without_dependencies, programs = listed()
+    if unknown := {*chosen.only} - {program.name for program in programs}:
+        parser.error(f"--only {sorted(unknown)[0]!r} is not in benchmarks/scripts/scripts.toml")
     python = make_environment(options.cache / "environment", packages, without_dependencies)
     inputs = ["-m", "benchmarks.scripts.inputs", str(options.cache / "inputs")]
     subprocess.run([str(python), *inputs], check=True, cwd=ROOT)
-    outcomes = []
-    for script in scripts:
-        if chosen.only and script.name not in chosen.only:
-            continue
-        file = options.cache / "outcomes" / f"{script.slug}.json"
-        outcome = None if chosen.again else stored(script, file, options.probes)
-        if outcome is None:
-            try:
-                folder = prepare(script, options.cache, options.sources)
-                outcome = search(script, folder, python, options)
-            except Unavailable as error:
-                outcome = Outcome(script, why=str(error))
-            store(outcome, file, options.probes)
-        outcomes.append(outcome)
-        print(outcomes[-1].line(), flush=True)
-    publish(figures(outcomes), chosen.json)
+    wanted = [program for program in programs if not names or program.name in names]
+    attempts = []
+    for number, program in enumerate(wanted, 1):
+        file = options.cache / "outcomes" / f"{program.slug}.json"
+        found = None if chosen.again else stored(program, file, options)
+        if found is None:
+            found = _attempted(program, options, f"{number}/{len(wanted)}")
+            store(found, program, file, options)
+        attempts.append(found)
+        print(found.line(), flush=True)
+    lines = [] if chosen.only else _lines(options.cache / "outcomes" / "lines.json", chosen.again)
+    publish(figures(attempts, lines), chosen.json)
+
+
+def _lines(file: Path, again: bool) -> list[str]:
+    """Return the verdicts on the launch lines, kept for as long as the table is the same."""
+    table = repr((LINES, REFUSED))
+    if file.is_file() and not again:
+        kept = json.loads(file.read_text())
+        if kept["of"] == table:
+            return list(kept["verdicts"])
+    found = try_lines(lambda text: print(text, flush=True))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"of": table, "verdicts": found}, indent=1) + "\n")
+    return found
+
+
+def _attempted(program: Program, options: Options, place: str) -> Attempt:
+    def say(what: str) -> None:
+        print(f"{place} {program.name}: {what}", file=sys.stderr, flush=True)
+
+    try:
+        return attempt(program, options, say)
+    except Unavailable as error:
+        return Attempt(program.name, program.origin, "unavailable", str(error))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import sys
 import sysconfig
 import tarfile
 import venv
@@ -63,8 +64,33 @@ def make_environment(
     _pip(python, *constraints, *packages)
     if without_dependencies:
         _pip(python, "--no-deps", *without_dependencies)
+    _declare_operators(Path(site) / "torchvision" / "extension.py")
+    _share_programs(folder / "bin")
     mark.write_text(wanted)
     return python
+
+
+def _declare_operators(extension: Path) -> None:
+    """Declare the operators that torchvision's build for GPUs cannot load beside torch for CPUs."""
+    if extension.is_file() and "qnms" not in extension.read_text():
+        boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        declared = [
+            f'    torch.library.define("torchvision::{o}", "{boxes}")' for o in ("nms", "qnms")
+        ]
+        with extension.open("a") as file:
+            file.write("\n".join(["if not _has_ops():", *declared, ""]))
+
+
+def _share_programs(folder: Path) -> None:
+    """Write the project's own console programs (torchrun, ...) for this environment's Python."""
+    head = f"#!{sys.prefix}/bin/python".encode()
+    for program in (Path(sys.prefix) / "bin").iterdir():
+        copy = folder / program.name
+        if program.is_file() and not program.is_symlink() and not copy.exists():
+            text = program.read_bytes()
+            if text.startswith(head):
+                copy.write_bytes(f"#!{folder}/python".encode() + text[len(head) :])
+                copy.chmod(0o755)
 
 
 def _pip(python: Path, *arguments: str) -> None:
@@ -75,7 +101,14 @@ def _pip(python: Path, *arguments: str) -> None:
         raise Unavailable(f"pip cannot install them: {' '.join(lines[-1:]) or done.stderr[-200:]}")
 
 
-def checkout(repository: str, commit: str, part: str, folder: Path, sources: Path | None) -> Path:
+def checkout(
+    repository: str,
+    commit: str,
+    part: str,
+    folder: Path,
+    sources: Path | None,
+    without: Sequence[str] = (),
+) -> Path:
     """Return a folder with a part of a public repository at a commit, by its path there.
 
     Args:
@@ -84,6 +117,7 @@ def checkout(repository: str, commit: str, part: str, folder: Path, sources: Pat
         part: the folder of the repository that is needed; "." for all.
         folder: takes the files.
         sources: folder that holds OWNER/NAME as git repositories; None to fetch from GitHub.
+        without: files that are left out.
 
     Raises:
         Unavailable: the repository, the commit or the folder is not there.
@@ -94,14 +128,22 @@ def checkout(repository: str, commit: str, part: str, folder: Path, sources: Pat
     if complete.is_file():
         return tree
     tree.mkdir(parents=True, exist_ok=True)
-    store = sources / repository if sources else _bare(repository, commit, folder)
-    if not store.exists():
-        raise Unavailable(f"{store} does not exist")
-    packed = _git(store, "archive", "--format=tar", commit, part)
+    store = _store(repository, sources) if sources else _bare(repository, commit, folder)
+    left_out = [f":(exclude){part}/{file}" for file in without]
+    packed = _git(store, "archive", "--format=tar", commit, part, *left_out)
     with tarfile.open(fileobj=io.BytesIO(packed)) as files:
         files.extractall(tree, filter="data")
     complete.touch()
     return tree
+
+
+def _store(repository: str, sources: Path) -> Path:
+    """Return a repository in a folder of them: OWNER/NAME, or a mirror OWNER+NAME/repo."""
+    mirror = sources / repository.replace("/", "+") / "repo"
+    for store in (sources / repository, mirror / ".git", mirror):
+        if store.exists():
+            return store
+    raise Unavailable(f"{sources / repository} does not exist")
 
 
 def _bare(repository: str, commit: str, folder: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import random
 import shutil
 import sys
@@ -202,6 +203,7 @@ def _texts(folder: Path) -> None:
     (folder / "tokens").mkdir()
     tokens.tofile(folder / "tokens" / "train.bin")
     tokens[:20_000].tofile(folder / "tokens" / "val.bin")
+    (folder / "tokens" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
 
 
 def _deepspeed(folder: Path) -> None:
@@ -277,6 +279,28 @@ def _litgpt(folder: Path) -> None:
     torch.save(litgpt.GPT(config).state_dict(), made / "lit_model.pth")
 
 
+def _images(folder: Path) -> None:
+    """Write digits in MNIST's format, and a few small pictures in one folder per class."""
+    from PIL import Image
+
+    generator = np.random.default_rng(_SEED)
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        for kind, magic, data in (
+            ("images-idx3", 2051, generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)),
+            ("labels-idx1", 2049, generator.integers(0, 10, count, dtype=np.uint8)),
+        ):
+            file = folder / "mnist" / f"{part}-{kind}-ubyte"
+            file.parent.mkdir(exist_ok=True)
+            head = np.array([magic, *data.shape], dtype=">i4").tobytes()
+            file.write_bytes(head + data.tobytes())
+    for split, count in (("train", 64), ("validation", 8)):
+        for number in range(count):
+            pixels = generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            file = folder / "images" / split / "ab"[number % 2] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+
+
 _MAKERS: tuple[Callable[[Path], None], ...] = (
     _models,
     _chats,
@@ -286,6 +310,7 @@ _MAKERS: tuple[Callable[[Path], None], ...] = (
     _deepspeed,
     _torchtitan,
     _litgpt,
+    _images,
 )
 
 if __name__ == "__main__":

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-import shlex
+import os
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from benchmarks.scripts import __main__ as scripts
+from benchmarks.scripts import lines
+from benchmarks.scripts.alone import Alone, start_alone
+from benchmarks.scripts.attempt import Attempt, Options, judge
 from benchmarks.scripts.environment import Unavailable, checkout
 from benchmarks.scripts.inputs import _texts, sentences
+from benchmarks.scripts.programs import Program, listed, prepare
 
 
 def _repository(where: Path) -> str:
     """Make a repository OWNER/NAME with two folders; return its commit."""
-    for name in ("one/train.py", "two/large.bin"):
+    for name in ("one/train.py", "one/large.bin", "two/large.bin"):
         file = where / name
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
     author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
@@ -52,56 +60,137 @@ def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
         checkout("owner/other", "0" * 40, ".", tmp_path / "cache", sources)
 
 
-def test_every_listed_script_has_a_pinned_source_and_a_name_of_its_own() -> None:
-    packages, without, listed = scripts.listed()
+def test_every_program_has_a_pinned_source_and_something_to_be_right_about() -> None:
+    packages, without, programs = listed()
     pinned = {requirement.partition("==")[0] for requirement in [*packages, *without]}
-    assert all("==" in requirement for requirement in [*packages, *without])
-    assert len({script.slug for script in listed}) == len(listed) >= 12
-    for script in listed:
-        if script.repository:
-            assert len(script.commit) == 40
-            assert not script.source
+    assert len({program.slug for program in programs}) == len(programs) >= 30
+    for program in programs:
+        assert bool(program.today) != bool(program.error), program.name
+        if program.repository:
+            assert len(program.commit) == 40
         else:
-            assert script.source.split()[0] in pinned | {"accelerate"}
-        assert shlex.split(script.command)
+            assert program.source.split()[0] in pinned | {"accelerate", "ray"}
+    assert {*scripts.QUICK} <= {program.name for program in programs}
 
 
-def test_a_script_starts_in_a_fresh_folder_with_its_inputs(tmp_path: Path) -> None:
+def test_a_program_starts_in_a_fresh_folder_with_its_inputs(tmp_path: Path) -> None:
     commit = _repository(tmp_path / "sources" / "owner" / "name")
     (tmp_path / "cache" / "inputs" / "text").mkdir(parents=True)
-    script = scripts.Listed(
+    program = Program(
         "A B", "train.py", repository="owner/name", commit=commit, folder="one",
-        links={"data/text": "text"},
+        links={"data/text": "text"}, without=["large.bin"],
     )  # fmt: skip
     for _ in range(2):
-        folder = scripts.prepare(script, tmp_path / "cache", tmp_path / "sources")
+        folder = prepare(program, tmp_path / "cache", tmp_path / "sources")
         assert not (folder / "left.txt").exists()
         (folder / "left.txt").write_text("from the run before")
         assert (folder / "data/text").is_dir()
+        assert (folder / "train.py").is_file()
+        assert not (folder / "large.bin").exists()
     assert folder.parts[-2:] == ("a-b", "one")
 
 
-def test_an_outcome_is_kept_for_the_same_search_alone(tmp_path: Path) -> None:
-    script = scripts.Listed("A", "train.py --x 1", source="a 1")
+def _options(folder: Path, **changed: Any) -> Options:
+    given = {"probes": 4, "search_s": 60.0, "limit_s": 120.0, "hand_s": 0.0, **changed}
+    return Options(cache=folder, sources=None, **given)
+
+
+def test_an_outcome_is_kept_for_the_same_attempt_alone(tmp_path: Path) -> None:
+    program = Program("A", "python train.py --x 1", today=[1], source="a 1")
     file = tmp_path / "a.json"
-    outcome = scripts.Outcome(script, knobs=("micro_batch",), energy=0.5, answer="mb8")
-    scripts.store(outcome, file, 12)
-    assert scripts.stored(script, file, 12) == outcome
-    assert scripts.stored(script, file, 6) is None
-    changed = scripts.Listed("A", "train.py --x 2", source="a 1")
-    assert scripts.stored(changed, file, 12) is None
+    found = Attempt("A", "a 1", "answered", time=[-0.2, -0.3, -0.1])
+    scripts.store(found, program, file, _options(tmp_path))
+    assert scripts.stored(program, file, _options(tmp_path)) == found
+    assert scripts.stored(program, file, _options(tmp_path, probes=6)) is None
+    assert scripts.stored(replace(program, today=[2]), file, _options(tmp_path)) is None
 
 
-def test_figures_count_the_scripts_with_an_answer() -> None:
-    one = scripts.Listed("One", "a.py", source="a 1")
-    outcomes = [
-        scripts.Outcome(one, knobs=("a", "b"), energy=0.5, time=0.25, launch_s=2.0, answer="mb8"),
-        scripts.Outcome(one, why="it failed"),
-    ]
-    found = {figure.name: figure.value for figure in scripts.figures(outcomes)}
-    assert (found["scripts_tried"], found["scripts_tuned"]) == (2, 1)
-    assert (found["knobs_in_play_median"], found["one_energy_saved"]) == (2, 0.5)
-    assert "no answer: it failed" in outcomes[1].line()
+def test_figures_compare_with_the_programs_themselves() -> None:
+    good = Attempt("a", "a 1", "answered", own_first_step_s=2.0, first_point_s=6.0)
+    good.time, good.by_hand = [-0.2, -0.3, -0.1], -0.15
+    wrong = Attempt("b", "b 1", "misread", wrong=["ranks"], time=[-0.2, -0.3, -0.1], by_hand=0.1)
+    wrong.failures = ["crash: rank 0 died", "crash: rank 1 died", "memory: 3 GB"]
+    dead = Attempt("c", "c 1", "error told", own_death_s=2.0, ended_s=3.0)
+    absent = Attempt("d", "d 1", "unavailable", wrong=["ranks"])
+    found = {
+        figure.name: figure.value
+        for figure in scripts.figures(
+            [good, wrong, dead, absent], ["seen", "misread: (2, ())", "unclear: what"]
+        )
+    }
+    assert found == pytest.approx(
+        {
+            "programs_tried": 3,
+            "answered_at_first_attempt": 2 / 3,
+            "today_wrong": 1,
+            "misread_silently": 2,
+            "probes_lost_to_one_cause": 2,
+            "first_point_s": 3.0,
+            "error_told_s": 1.5,
+            "recommendation_holds": 0.5,
+            "lines_tried": 3,
+            "lines_right": 1,
+        }
+    )
+
+
+def _judged(program: Program, alone: Alone, code: int | None, log: str) -> str:
+    found = Attempt(program.name, program.origin)
+    judge(found, program, alone, code, log)
+    return found.verdict
+
+
+def test_a_verdict_follows_the_program_and_not_the_answer() -> None:
+    trains = Program("A", "python a.py", today=[1, 8, 1, 8])
+    dies = Program("B", "python b.py", error="no module named x")
+    steps = Alone(1.0, None, None, 1, None, "")
+    dead = Alone(None, 1.0, 1, 0, None, "no module named x")
+    assert _judged(trains, steps, 2, "tuner: what is this?") == "refused"
+    assert _judged(trains, steps, 1, "Traceback") == "no answer"
+    assert _judged(trains, steps, None, "") == "out of time"
+    assert _judged(trains, dead, 2, "it fails") == "unavailable"
+    assert _judged(dies, dead, 2, "tuner: crash: no module named x") == "error told"
+    assert _judged(dies, dead, 1, "Traceback: no module named x") == "error not told"
+    assert _judged(dies, dead, 2, "tuner: it fails") == "error not told"
+
+
+_STEPS = """
+import torch, time
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+while True:
+    optimizer.step()
+    other.step()
+    time.sleep(0.05)
+"""
+
+
+def test_a_program_alone_is_timed_to_its_first_step_and_by_its_first_optimizer(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(_STEPS)
+    words = [sys.executable, "train.py"]
+    seen = start_alone(words, tmp_path, dict(os.environ), steps=12, limit_s=60)
+    assert (seen.ranks, seen.died_s, seen.code) == (1, None, None)
+    assert seen.first_step_s is not None
+    assert seen.first_step_s > 0.1
+    assert seen.step_s is not None
+    assert 0.05 <= seen.step_s < 0.3
+
+
+def test_a_program_alone_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import sys; sys.exit('no data here')"]
+    seen = start_alone(words, tmp_path, dict(os.environ), limit_s=60)
+    assert (seen.first_step_s, seen.code, seen.last_words) == (None, 1, "no data here")
+
+
+def test_a_line_that_is_misread_is_not_called_seen(tmp_path: Path, monkeypatch: Any) -> None:
+    seen = SimpleNamespace(ranks=1, words=("train.py",), folder=str(tmp_path))
+    monkeypatch.setattr(lines, "observe", lambda folder, line, **limits: seen)
+    assert lines.verdict(tmp_path, "python train.py", 1, ("train.py",)) == "seen"
+    for truth in ((2, ("train.py",)), (1, ("train.py", "--bs"))):
+        assert lines.verdict(tmp_path, "python train.py", *truth).startswith("misread")
+    assert lines.verdict_on_refusal(tmp_path, "env -i", ("cleared",)).startswith("misread")
 
 
 def test_texts_are_the_same_in_every_run() -> None:

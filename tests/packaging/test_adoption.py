@@ -1,7 +1,7 @@
 """Packages as a newcomer gets them: archives, extras in empty environments, interpreters.
 
-`python -m benchmarks.adoption` tries every extra, interpreter and machine; here a sample of each is
-tried, because an environment with torch takes most of a minute.
+A sample of the extras, interpreters and machines is tried: an environment with torch takes most of
+a minute.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import adoption, install
+from benchmarks import install
 from benchmarks.figures import ROOT
+from tests.test_docs import PAGES, PARSED, RUN, blocks_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: Extras that others are made of, or that only this repository's own work needs.
@@ -60,7 +61,8 @@ def test_each_interpreter_is_found_or_missing_with_a_reason() -> None:
 
 
 def test_no_page_has_a_block_that_no_test_reads() -> None:
-    assert adoption.untested_pages() == []
+    known = {*RUN, *PARSED}
+    assert all(block.kind in known for page in PAGES for block in blocks_of(page))
 
 
 @pytest.mark.long
@@ -104,4 +106,6 @@ def test_an_extra_installs_alone(extra: str, built: install.Built, tmp_path: Pat
 @pytest.mark.usefixtures("index")
 def test_the_core_runs_on_the_newest_interpreter_here(built: install.Built, tmp_path: Path) -> None:
     newest = [each for each in install.find_interpreters() if each.path is not None][-1]
-    assert adoption.interpreter_fails(newest, built.wheel, tmp_path) == ""
+    python = install.empty_environment(tmp_path / "environment", newest.path)
+    assert install.install(python, built.wheel, pinned=False) == ""
+    assert install.core_works(python, tmp_path / "work") == ""

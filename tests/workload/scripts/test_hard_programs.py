@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workload.scripts.test_launch_lines import _running, _write_program, observe, place
+from benchmarks.scripts.lines import observe, write_program
+from tests.workload.scripts.test_launch_lines import _running, place
 from tuner.search_spaces.errors import InputError
 
 __all__ = ["place"]  # a fixture
@@ -106,7 +107,7 @@ def test_a_question_at_the_terminal_ends_at_once(place: Path) -> None:
 def test_a_strict_job_script_runs_as_its_shell_runs_it(place: Path, start: str) -> None:
     head = "#!/bin/bash\nset -euo pipefail\ntrap 'echo end' EXIT\nmodule() { :; }\nmodule purge\n"
     head += "program='train.py --bs 8'\n"
-    _write_program(place / "job.sh", f"{head}source ./activate\nexport PYTHONPATH=src\n{start}\n")
+    write_program(place / "job.sh", f"{head}source ./activate\nexport PYTHONPATH=src\n{start}\n")
     seen = observe(place, "bash job.sh")
     assert seen.words == ("train.py", "--bs", "8")
     assert seen.variables == {"VIRTUAL_ENV": "env", "PYTHONPATH": "src"}

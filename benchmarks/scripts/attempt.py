@@ -1,0 +1,251 @@
+"""One attempt as a new user: `tuner optimize -- COMMAND`, and the verdict on its answer."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scripts.alone import Alone, end_group, start_alone
+from benchmarks.scripts.programs import Program, environment_of, prepare
+from tuner.api import load_result
+from tuner.problem.run_folder import RunFolder
+from tuner.results.result import Result
+from tuner.workload.trace import read_trace
+
+PARTS = ("ranks", "micro_batch", "accumulation", "global_batch")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and for how long attempts run.
+
+    Attributes:
+        cache: the folder of environment, sources, inputs and runs.
+        sources: folder with repositories; None for GitHub.
+        probes, search_s: limits of a search.
+        limit_s: wall time of an attempt.
+        hand_s: time to step for each start that checks a recommendation; 0 for no check.
+    """
+
+    cache: Path
+    sources: Path | None
+    probes: int
+    search_s: float
+    limit_s: float
+    hand_s: float
+
+
+@dataclass
+class Attempt:
+    """Outcome of one attempt.
+
+    Attributes:
+        verdict: "answered", "error told", or what is wrong: "refused", "no answer", "out of time",
+            "error not told", "misread", "unavailable".
+        says: the headline, or the last line.
+        own_first_step_s, own_death_s: of the command alone.
+        first_point_s, ended_s: from the command to its first measured point, and to its end.
+        today: the values that were read of `PARTS`; None for unknown.
+        wrong: those that differ from the truth.
+        failures: kind and message of each failed probe.
+        time: relative time of what is recommended, with the ends of its interval; empty if the
+            answer is to keep today's.
+        by_hand: the same ratio, timed by hand; None if it was not.
+    """
+
+    name: str
+    origin: str
+    verdict: str = ""
+    says: str = ""
+    own_first_step_s: float | None = None
+    own_death_s: float | None = None
+    first_point_s: float | None = None
+    ended_s: float | None = None
+    today: dict[str, int | None] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    probes: int = 0
+    failures: list[str] = field(default_factory=list)
+    recommended: str = ""
+    time: list[float] = field(default_factory=list)
+    by_hand: float | None = None
+
+    @property
+    def right(self) -> bool:
+        """True if the first attempt gave what the program allows."""
+        return self.verdict in ("answered", "error told")
+
+    @property
+    def lost_to_one_cause(self) -> int:
+        """The largest number of probes that failed in the same way."""
+        causes = Counter(re.sub(r"\d+", "N", failure) for failure in self.failures)
+        return max(causes.values(), default=0)
+
+    @property
+    def holds(self) -> bool | None:
+        """True if the time by hand lies in the interval; None if it was not timed."""
+        if self.by_hand is None:
+            return None
+        return self.time[1] <= self.by_hand <= self.time[2]
+
+    def line(self) -> str:
+        """Return the row of a table."""
+        first = " ".join(
+            f"{label} {value:.1f} s"
+            for label, value in (
+                ("first point", self.first_point_s),
+                ("own step", self.own_first_step_s),
+                ("own death", self.own_death_s),
+                ("end", self.ended_s),
+            )
+            if value is not None
+        )
+        wrong = f" WRONG {self.wrong} of {self.today}" if self.wrong else ""
+        return f"{self.name:34} {self.verdict:14}{wrong} {first}; {self.says[:200]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the attempt as JSON values."""
+        return asdict(self)
+
+
+def attempt(program: Program, options: Options, say: Callable[[str], None]) -> Attempt:
+    """Start a program alone, then under `tuner optimize`, and judge the answer.
+
+    Raises:
+        Unavailable: the program cannot be had here.
+    """
+    folder = prepare(program, options.cache, options.sources)
+    environment = environment_of(program, folder, options.cache)
+    words = program.words(options.cache)
+    say("alone")
+    alone = start_alone(words, folder, environment, limit_s=options.limit_s, settle_s=1.0)
+    found = Attempt(program.name, program.origin)
+    found.own_first_step_s = alone.first_step_s
+    if alone.first_step_s is None:
+        found.own_death_s = alone.died_s
+    folder = prepare(program, options.cache, options.sources)  # nothing is left of that start
+    say("tuner optimize")
+    runs = options.cache / "runs"
+    shutil.rmtree(runs / program.slug, ignore_errors=True)
+    code, log = _optimize(program, folder, runs, options, found)
+    judge(found, program, alone, code, log)
+    if found.time and options.hand_s:
+        say("timing the recommendation by hand")
+        found.by_hand = time_by_hand(program, folder, runs, options)
+    return found
+
+
+def _optimize(
+    program: Program, folder: Path, runs: Path, options: Options, found: Attempt
+) -> tuple[int | None, str]:
+    """Run the search; return its exit status, None if it was ended, and its output."""
+    limits = ["--max-probes", str(options.probes), "--search-time", f"{options.search_s:g}s"]
+    python = options.cache / "environment" / "bin" / "python"
+    command = [str(python), "-m", "tuner.cli", "optimize", *limits, "--plain"]
+    command += ["--name", program.slug, "--runs-dir", str(runs), "--"]
+    log = runs / f"{program.slug}.log"
+    runs.mkdir(parents=True, exist_ok=True)
+    trace = RunFolder(runs / program.slug).trace
+    began = time.monotonic()
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [*command, *program.words(options.cache)],
+            cwd=folder,
+            env=environment_of(program, folder, options.cache),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    while child.poll() is None and time.monotonic() - began < options.limit_s:
+        if found.first_point_s is None and trace.is_file() and _has_point(trace):
+            found.first_point_s = time.monotonic() - began
+        time.sleep(0.05)
+    code = child.poll()
+    found.ended_s = time.monotonic() - began
+    end_group(child)
+    return code, log.read_text(errors="replace")
+
+
+def _has_point(trace: Path) -> bool:
+    return b'"step_time_s"' in trace.read_bytes()
+
+
+def judge(found: Attempt, program: Program, alone: Alone, code: int | None, log: str) -> None:
+    """Fill in the verdict, by what was read by hand of the program."""
+    lines = [line for line in log.strip().splitlines() if line.strip()]
+    found.says = lines[-1] if lines else ""
+    if program.error:
+        told = code == 2 and re.search(program.error, log)
+        found.verdict = "error told" if told else "error not told"
+        return
+    if alone.first_step_s is None:
+        found.verdict, found.says = "unavailable", f"alone: {alone.last_words[-300:]}"
+        return
+    if code is None:
+        found.verdict = "out of time"
+    elif code:
+        found.verdict = "refused" if code == 2 else "no answer"
+    else:
+        runs = re.search(r"run (\S+)$", log, re.MULTILINE)
+        assert runs is not None
+        _read_result(found, program, load_result(runs[1]))
+
+
+def _read_result(found: Attempt, program: Program, result: Result) -> None:
+    """Fill in what a search that ended says of today, and what it recommends."""
+    if result.today is not None:
+        read = result.today.to_json()
+        found.today = {part: read[part] for part in PARTS}
+        truth = dict(zip(PARTS, program.today, strict=True))
+        found.wrong = [
+            part for part, value in found.today.items() if value not in (None, truth[part])
+        ]
+    assert result.run_dir is not None
+    records = read_trace(RunFolder(result.run_dir).trace).records
+    found.probes = len(records)
+    found.failures = [f"{r.failure.kind}: {r.failure.message}" for r in records if r.failure]
+    advice = result.recommendation
+    if advice is None:
+        found.verdict, found.says = "no answer", result.stopped
+        return
+    found.verdict = "misread" if found.wrong else "answered"
+    found.says = result.headline
+    if advice.action == "train" and advice.time is not None:
+        found.recommended = advice.point.configuration.short
+        found.time = [advice.time.relative, advice.time.low, advice.time.high]
+
+
+def time_by_hand(program: Program, folder: Path, runs: Path, options: Options) -> float | None:
+    """Return relative time per step of the recommended start over the user's, in turn twice."""
+    python = options.cache / "environment" / "bin" / "python"
+    environment = environment_of(program, folder, options.cache)
+    subprocess.run(
+        [python, "-m", "tuner.cli", "apply", program.slug, "--runs-dir", runs],
+        check=True,
+        env=environment,
+        capture_output=True,
+        cwd=folder,
+    )
+    today = program.words(options.cache)
+    changed = ["bash", str(runs / program.slug / "best" / "launch.sh")]
+    times: tuple[list[float], list[float]] = ([], [])
+    for words, kept in ((today, times[0]), (changed, times[1])) * 2:
+        seen = _steps_within(words, folder, environment, options.hand_s)
+        if seen.step_s is None:
+            return None
+        kept.append(seen.step_s)
+    return statistics.fmean(times[1]) / statistics.fmean(times[0]) - 1
+
+
+def _steps_within(
+    words: Sequence[str], folder: Path, environment: dict[str, str], hand_s: float
+) -> Alone:
+    return start_alone(words, folder, environment, steps=10**9, limit_s=hand_s)
