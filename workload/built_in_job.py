@@ -24,6 +24,7 @@ from tuner.workload.job import LaunchableJob
 from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_server import PRELOAD
 from tuner.workload.platforms import platform_of
+from tuner.workload.releases import why_not, why_not_program
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.launchers.secrets import revealed
 
@@ -131,6 +132,8 @@ class BuiltInJob(LaunchableJob):
 
     def node_environment(self, configuration: Configuration) -> Mapping[str, str]:
         """Return the variables of a program that compiles its model on this node."""
+        if reasons := [*filter(None, [why_not_program()]), *why_not(configuration)]:
+            raise InputError("; ".join(reasons))
         kind = configuration.get("compilation")
         if kind == KNOBS["compilation"].default or self.cluster is None:
             return {}

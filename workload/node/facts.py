@@ -32,6 +32,7 @@ from tuner.workload.node.ops import installed_torch, installed_version
 from tuner.workload.node.readiness import NEEDED, USED, Missing, missing_parts
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
+from tuner.workload.releases import why_not_program
 
 PACKAGES = (*USED, "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")
@@ -239,6 +240,7 @@ def _why_not_torch(platform: Platform) -> str:
 
 def _notes(looked: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
     notes = [note for facts in looked for note in facts.notes]
+    notes.append(why_not_program())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))
     return tuple(filter(None, notes))

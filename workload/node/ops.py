@@ -57,9 +57,14 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _release(package: str) -> tuple[int, ...]:
-    found = re.match(r"[0-9.]*[0-9]", installed_version(package) or "")
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the numbers at the start of a version ("2.13.0+cu130"); empty without any."""
+    found = re.match(r"[0-9.]*[0-9]", version)
     return tuple(int(part) for part in found.group(0).split(".")) if found else ()
+
+
+def _release(package: str) -> tuple[int, ...]:
+    return release_of(installed_version(package) or "")
 
 
 @functools.cache

@@ -12,13 +12,7 @@ from typing import Any
 
 import lora
 import torch
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
 def reads_video(job: dict[str, Any]) -> bool:
@@ -31,9 +25,12 @@ def planned_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
     values = dict(job["model"])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
-    kind = AutoModelForImageTextToText if reads_video(job) else AutoModelForCausalLM
+    kind: Any = AutoModelForCausalLM
+    if reads_video(job):  # from transformers 4.46 on
+        from transformers import AutoModelForImageTextToText as kind
     with torch.device("meta"):
-        model = kind.from_config(config, dtype=torch.float32)
+        # In fp32 whatever the configuration says; releases name the argument differently.
+        model = kind.from_config(config).float()
     if "lora" in job:
         lora.adapt(model, blocks_of(model), job["lora"])
     checkpoint_blocks(model, activation_checkpointing)
@@ -98,8 +95,11 @@ class Filler:
 
 def blocks_of(model: Any) -> Any:
     """Return the transformer blocks, by any family's name for them."""
-    decoder = model.get_decoder()
-    return decoder.layers if hasattr(decoder, "layers") else decoder.h
+    # `get_decoder` is None, the decoder or the whole language model, as the release has it.
+    base = model.base_model
+    parts = (base, *(getattr(base, name, None) for name in ("decoder", "language_model")))
+    found = (getattr(part, name, None) for part in parts for name in ("layers", "h"))
+    return next(blocks for blocks in found if blocks is not None)
 
 
 def encoder_blocks_of(model: Any) -> Any:
@@ -118,6 +118,9 @@ KEPT_OPERATORS = (
 
 def kept_by_operator() -> Any:
     """Return contexts of a forward pass and its recomputation that keep `KEPT_OPERATORS`."""
+    # From torch 2.5 on.
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
     operators = (getattr(torch.ops.aten, name, None) for name in KEPT_OPERATORS)
     kept = [operator.default for operator in operators if operator is not None]
     return create_selective_checkpoint_contexts(kept)
