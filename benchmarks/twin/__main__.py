@@ -25,6 +25,7 @@ from benchmarks.twin.energy import window_error
 from benchmarks.twin.findings import FINDINGS, SECOND_DAY, THIRD_DAY
 from benchmarks.twin.front import run_study
 from benchmarks.twin.named_tests import Outcome, run_named_tests
+from benchmarks.twin.smoothing import smoothing_error_worst
 
 
 def energy(windows: int) -> list[Figure]:
@@ -75,6 +76,11 @@ def findings() -> list[Figure]:
     return [Figure("findings_open", still_open, "count")]
 
 
+def smoothing() -> list[Figure]:
+    print("windows of GPUs that smooth their power:")
+    return [Figure("smoothing_error_worst", 100 * smoothing_error_worst(), "%")]
+
+
 def front(max_probes: int) -> list[Figure]:
     found = run_study(max_probes=max_probes)
     windows, points = 100 * abs(found.window_errors), 100 * abs(found.errors)
@@ -96,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--probes", type=int, default=14, help="probes of the study; 0 makes none (default: 14)"
     )
     options = parser.parse_args(argv)
-    figures = energy(options.windows)
+    figures = energy(options.windows) + smoothing()
     figures += clocks(max(1, options.windows // 5), options.rounds)
     if find_spec("deepspeed") is None:
         print("cuda_touches, front_hypervolume: deepspeed is not installed")

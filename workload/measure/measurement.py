@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
-from tuner.workload.measure.statistics import COMPILATION, Z90, Window
+from tuner.workload.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
 from tuner.workload.meters.base import PowerSample, device_number, device_states, over_devices
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
 
@@ -155,6 +155,10 @@ def _flags(
     if COMPILATION in window.phases_s:
         seconds = window.phases_s[COMPILATION] * len(window.step_times_s)
         flags.append(f"torch.compile compiled for {seconds:.1f} s within the window")
+    if window.doubt > DOUBT_SHARE:
+        flags.append(
+            f"power fell slowly after the work: energy is known to {100 * window.doubt:.1f} %"
+        )
     unsampled_s = _longest_gap_s(window)
     if (independent or samples) and unsampled_s >= max(UNSAMPLED_S, UNSAMPLED_SHARE * length_s):
         flags.append(f"power was not sampled for {unsampled_s:.1f} of {length_s:.1f} s")

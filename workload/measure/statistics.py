@@ -52,6 +52,9 @@ BOUNDARY = "boundary"
 #: What it calls the time in which torch.compile traces and compiles (`tuner.workload.hook`).
 COMPILATION = "compilation"
 
+#: Share of a window's energy that may be in doubt at its edges: a longer one has a smaller share.
+DOUBT_SHARE = 0.01
+
 Mark = tuple[float, str]
 
 
@@ -166,6 +169,13 @@ class Window:
         return self.closed.energy_J - self.opened.energy_J
 
     @property
+    def doubt(self) -> float:
+        """Share of the energy that is in doubt at the edges of the window, or of its parts."""
+        parts = self.parts or (self,)
+        doubt_J = math.fsum(max(p.opened.doubt_J, p.closed.doubt_J) for p in parts)
+        return doubt_J / self.energy_J if self.energy_J > 0 else 0.0
+
+    @property
     def power_W(self) -> float:
         """Mean power of the window, watts."""
         return self.estimate.power_W if self.estimate else self.energy_J / self.length_s
@@ -271,6 +281,8 @@ def missing_s(policy: WindowPolicy, window: Window, known: Sequence[Reached] = (
         return max((least_s - length_s) * 1.02, 1e-3)
     if length_s >= policy.max_s or beaten_by(window, known):
         return 0.0
+    if (doubted_s := min(policy.max_s, _doubted_s(window))) > length_s:
+        return doubted_s - length_s
     next_look_s = (LOOK_FACTOR - 1.0) * length_s if known else math.inf
     if length_s < policy.min_s:
         return min((policy.min_s - length_s) * 1.02, next_look_s)
@@ -283,6 +295,13 @@ def missing_s(policy: WindowPolicy, window: Window, known: Sequence[Reached] = (
     # The error falls with the root of the length: go half of the way that this promises, then look.
     promised_s = length_s * (excess**2 - 1) / 2
     return min(promised_s, policy.max_s - length_s, policy.min_s, next_look_s)
+
+
+def _doubted_s(window: Window) -> float:
+    """Return the length from which the doubt at the edges is a small share; 0 without power."""
+    power_W = _means(window)[1].value
+    # The closing edge is like the opening one: the devices have worked before both.
+    return window.opened.doubt_J / (DOUBT_SHARE * power_W) if power_W > 0 else 0.0
 
 
 def within(marks: Sequence[Mark], opened_s: float, closed_s: float) -> tuple[Mark, ...]:

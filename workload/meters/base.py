@@ -29,10 +29,14 @@ class NoDriver(MeterError):
 
 @dataclass(frozen=True)
 class Reading:
-    """Value of a meter's counter on CLOCK_MONOTONIC, in joules since it was opened."""
+    """Value of a meter's counter on CLOCK_MONOTONIC, in joules since it was opened.
+
+    `doubt_J` is by how much it may be wrong because power still fell when it was read.
+    """
 
     time_s: float
     energy_J: float
+    doubt_J: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from tuner.workload.meters.gpus import (
     open_nvml,
     visible_gpus,
 )
+from tuner.workload.meters.settling import SILENT_S, Integral, LostJoules, Settling
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.probe import MeterInfo
 
@@ -51,16 +52,6 @@ USUAL_PERIOD_S = 0.1
 TRIAL_S = 0.5
 #: NVML averages power over so long where it does not tell the instant one (Ampere and later).
 AVERAGED_S = 1.0
-#: A counter that has not moved for so long is broken: it updates every 20 to 100 ms
-#: (ML.ENERGY blog; arXiv 2312.02741), and no GPU draws nothing. Power that was not sampled for so
-#: long leaves joules unknown just the same.
-SILENT_S = 2.0
-#: Least length of a span whose slope is taken: an update period of the slowest counters.
-SPAN_S = 0.1
-#: Slopes that differ by less are the same: at 70 W idle, an error of 2 W over half a second.
-ALIKE = 0.05
-
-
 #: An answer that fails once in some thousand calls is asked for again after this: NVML's "unknown
 #: error", "timeout" and "in use" (Azure's azhpc-diagnostics 77). A lost GPU is another error.
 AGAIN_S = 0.01
@@ -76,77 +67,6 @@ def asked_again(nvml: Any, question: Callable[[], Any], sleep: Callable[[float],
             raise
     sleep(AGAIN_S)
     return question()
-
-
-class LostJoules(MeterError):
-    """Loss of joules: no later difference of readings would be right."""
-
-
-class Integral:
-    """Joules since construction, by integrating sampled power."""
-
-    def __init__(self, power_W: Callable[[], float], now_s: float) -> None:
-        self._power_W = power_W
-        self._total_J = 0.0
-        self._last = (now_s, power_W())
-
-    def energy_J(self, now_s: float) -> float:
-        """Add what was drawn since the last sample; LostJoules if that is over `SILENT_S` ago."""
-        last_s, last_W = self._last
-        power_W = self._power_W()
-        if now_s - last_s > SILENT_S:
-            raise LostJoules(f"the GPU's power was not sampled for {now_s - last_s:.1f} s")
-        self._total_J += max(0.0, now_s - last_s) * (last_W + power_W) / 2
-        self._last = (max(now_s, last_s), power_W)
-        return self._total_J
-
-
-class Settling:
-    """Updates of one source's energy after the ranks have begun to wait.
-
-    Power sensors and energy counters of GPUs see power through a filter and publish it late (A100
-    and H100 sample a quarter of each 100 ms: arXiv 2312.02741). Right after work has ended, the
-    last joules of the work are not counted yet, and the instant power still shows it. So the source
-    is watched until two successive spans have the same slope. That slope is the idle power as this
-    very source counts it, and the line through the last update, drawn back to the edge, is the
-    energy there. What the source still holds back is the same at both edges of a window and
-    cancels.
-    """
-
-    def __init__(self) -> None:
-        self._updates: list[tuple[float, float]] = []
-
-    def add(self, time_s: float, energy_J: float) -> None:
-        """Record that the source was at this energy at this time."""
-        self._updates.append((time_s, energy_J))
-
-    def _slope_W(self, last: int) -> tuple[float, int] | None:
-        # Of the shortest span that ends at update `last`, and the span's first update.
-        last_s, last_J = self._updates[last]
-        for first in range(last - 1, -1, -1):
-            time_s, energy_J = self._updates[first]
-            if last_s - time_s >= SPAN_S - 1e-3:
-                return (last_J - energy_J) / (last_s - time_s), first
-        return None
-
-    @property
-    def settled(self) -> bool:
-        """True if the last two spans have the same slope."""
-        late = self._slope_W(len(self._updates) - 1) if self._updates else None
-        early = self._slope_W(late[1]) if late is not None else None
-        if late is None or early is None:
-            return False
-        return abs(late[0] - early[0]) <= ALIKE * max(abs(late[0]), abs(early[0]))
-
-    def energy_J(self, at_s: float) -> float | None:
-        """Return the energy at a time of this wait; None if the source was not updated twice."""
-        if len(self._updates) < 2:
-            return None
-        last_s, last_J = self._updates[-1]
-        late = self._slope_W(len(self._updates) - 1)
-        first_s, first_J = self._updates[0]
-        slope_W = late[0] if late is not None else (last_J - first_J) / (last_s - first_s)
-        return last_J + slope_W * (at_s - last_s)
 
 
 class _Counter:
@@ -183,8 +103,8 @@ class _Counter:
 class _Edge:
     """The energy of one source at a window's edge, watched while its GPU is idle."""
 
-    def __init__(self, source: _Counter | Integral, now_s: float) -> None:
-        self._source, self._settling = source, Settling()
+    def __init__(self, source: _Counter | Integral, now_s: float, *, smooths: bool) -> None:
+        self._source, self._settling = source, Settling(smooths=smooths)
         self._counts = isinstance(source, _Counter)
         self._first_J = self._last_J = source.energy_J(now_s)
         self._looked_s = now_s
@@ -208,6 +128,10 @@ class _Edge:
         """Return the energy at a time; the value when watching began if it never changed."""
         value_J = self._settling.energy_J(at_s)
         return self._first_J if value_J is None else value_J
+
+    def doubt_J(self, called_s: float) -> float:
+        """Return the joules that power which still falls may have added since a time."""
+        return self._settling.doubt_J(called_s, self._first_J)
 
 
 def _module_W(gpu: Gpu) -> float:
@@ -243,6 +167,7 @@ class NvmlMeter:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._powers = {gpu.uuid: self._find_power(gpu) for gpu in self.gpus}
             self._sources = [self._find_source(gpu) for gpu in self.gpus]
+            self._smooth = [gpu.smooths_power for gpu in self.gpus]
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
@@ -363,7 +288,10 @@ class NvmlMeter:
         """
         with self._reading():
             called_s = self._clock()
-            edges = [_Edge(source, self._clock()) for source in self._sources]
+            edges = [
+                _Edge(source, self._clock(), smooths=smooths)
+                for source, smooths in zip(self._sources, self._smooth, strict=True)
+            ]
             waiting = dict(enumerate(edges))
             tries = round(SETTLE_MAX_S / LOOK_S)
             while waiting and tries > 0 and self._clock() - called_s < SETTLE_MAX_S:
@@ -371,7 +299,8 @@ class NvmlMeter:
                 tries -= 1
                 waiting = {i: edge for i, edge in waiting.items() if not edge.look(self._clock)}
             edge_s = self._clock() if opens else called_s
-            return Reading(edge_s, math.fsum(edge.energy_J(edge_s) for edge in edges))
+            energy_J = math.fsum(edge.energy_J(edge_s) for edge in edges)
+            return Reading(edge_s, energy_J, math.fsum(edge.doubt_J(called_s) for edge in edges))
 
     @property
     def resolution_s(self) -> float:

@@ -107,15 +107,17 @@ class MultiNodeMeter:
         for (reading, power_W), ahead_s in zip(others(), self._nodes.ahead_s, strict=True):
             edges.append((replace(reading, time_s=reading.time_s - ahead_s), power_W))
         times = [reading.time_s for reading, _ in edges]
+        energy_J = sum(reading.energy_J for reading, _ in edges)
+        doubt_J = sum(reading.doubt_J for reading, _ in edges)
         if not opens:
-            return Reading(min(times), sum(reading.energy_J for reading, _ in edges))
+            return Reading(min(times), energy_J, doubt_J)
         edge_s = max(times)
         late_J = sum(
             power_W * (edge_s - reading.time_s)
             for reading, power_W in edges
             if edge_s - reading.time_s > _SAME_S
         )
-        return Reading(edge_s, sum(reading.energy_J for reading, _ in edges) + late_J)
+        return Reading(edge_s, energy_J + late_J, doubt_J)
 
     def sample(self) -> PowerSample:
         others = self._nodes.ask(lambda i, peer: peer.sample())
