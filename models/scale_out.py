@@ -31,6 +31,7 @@ UNCERTAIN = {
     "matrix_efficiency": 0.2,
     "memory_efficiency": 0.5,
     "operator_s": 0.7,
+    "recompute_operators": 1.0,
     "compiled_operator_s": 1.0,
     "dispatch_hidden": 0.3,
     "step_s": 0.7,

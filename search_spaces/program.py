@@ -13,6 +13,8 @@ from tuner.search_spaces.typed import check_fields
 
 #: Legal values of `dropout`.
 DROPOUTS = ("none", "hidden", "all")
+#: Legal values of `partition`.
+PARTITIONS = ("blocks", "ends", "parameters", "flops")
 #: Legal values of `optimizer`.
 OPTIMIZERS = ("adamw", "adamw_32bit", "adamw_8bit")
 #: Bytes per parameter of two 8-bit moments, each with an fp32 scale per block of 256, in
@@ -63,6 +65,9 @@ class Program:
             torchao's AdamW8bit).
         pure_bf16: True if weights and gradients are bf16 without fp32 weights, and with "adamw" the
             moments too (DeepSpeed's bf16_master_weights_and_grads with bf16_optimizer_states).
+        partition: what pipeline stages have equal shares of: "blocks" alone (Megatron-LM,
+            DeepSpeed's type:REGEX, the built-in program), blocks with the embedding and the head
+            as one each ("ends", torchtitan), "parameters" (DeepSpeed's default), or "flops".
     """
 
     fused_attention: bool = True
@@ -77,6 +82,7 @@ class Program:
     fused_loss: bool = False
     optimizer: Literal["adamw", "adamw_32bit", "adamw_8bit"] = "adamw"
     pure_bf16: bool = False
+    partition: Literal["blocks", "ends", "parameters", "flops"] = "blocks"
 
     def __post_init__(self) -> None:
         check_fields(self, "program")
@@ -86,6 +92,9 @@ class Program:
         if self.optimizer not in OPTIMIZERS:
             legal = f"one of {', '.join(OPTIMIZERS)}"
             raise InvalidValue("optimizer of a program", self.optimizer, legal)
+        if self.partition not in PARTITIONS:
+            legal = f"one of {', '.join(PARTITIONS)}"
+            raise InvalidValue("partition of a program", self.partition, legal)
         if self.copies < 0:
             raise InvalidValue("copies of a program", self.copies, "an integer of at least 0")
         if self.pure_bf16 and self.fp32_gradients:

@@ -41,6 +41,9 @@ class Constants:
     # clock changes it.
     operator_s: float
     compiled_operator_s: float  # the same in a program that compiles its model
+    # operators of that time that the recomputation of one block adds to those that it repeats: its
+    # random states are saved and restored, and autograd is entered again.
+    recompute_operators: float
     dispatch_hidden: float  # 0 adds dispatch to the device's work, 1 hides the smaller of both
     memory_efficiency: float  # share of the stated memory bandwidth that a stream reaches
     bandwidth_clock: float  # below this share of the highest clock the SMs cannot keep memory busy

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy as np
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.model_facts import ModelFacts
 
 #: Knobs whose effect the analytic models do not predict, each with the reason.
 UNMODELLED = {
@@ -209,11 +212,62 @@ class Stages:
         return Stages(self.blocks[kind], self.embeds[kind], self.heads[kind], ones, first, one)
 
 
-def cut(layers: int, stages: int, given: Sequence[int] | None = None) -> Stages:
+@lru_cache(maxsize=1024)
+def balanced(layers: int, stages: int, embedding: float, head: float) -> tuple[int, ...]:
+    """Return the number of blocks of each stage whose weights differ least.
+
+    A block weighs 1, and the ends of the model `embedding` and `head`. Of the partitions between
+    which the largest and the smallest stage differ by as much, the one with the later cuts is
+    taken, as DeepSpeed's does (0.19.8, runtime/utils.py, partition_balanced).
+    """
+    sums = np.concatenate([[0.0], np.cumsum([embedding, *[1.0] * layers, head])])
+    count = len(sums)
+    most, least = (np.full((count, stages + 1), np.inf) for _ in range(2))
+    begins = np.zeros((count, stages + 1), dtype=int)
+    most[0, 0] = 0.0
+    for end in range(1, count):
+        here = sums[end] - sums[:end]
+        for stage in range(1, min(end, stages) + 1):
+            largest = np.maximum(most[:end, stage - 1], here)
+            smallest = np.minimum(least[:end, stage - 1], here)
+            spread = largest - smallest
+            begin = end - 1 - int(np.argmin(spread[::-1]))
+            most[end, stage], least[end, stage] = largest[begin], smallest[begin]
+            begins[end, stage] = begin
+    cuts = [count - 1]
+    for stage in range(stages, 0, -1):
+        cuts.append(int(begins[cuts[-1], stage]))
+    inside = [min(max(each - 1, 0), layers) for each in reversed(cuts)]
+    return tuple(after - before for before, after in pairwise(inside))
+
+
+def end_weights(partition: str, facts: ModelFacts) -> tuple[float, float]:
+    """Return the weights of embedding and head, in blocks, by which a program cuts its stages.
+
+    FLOPs of attention's scores, which depend on the sequence, are left out of a block's.
+    """
+    if partition == "parameters":
+        block = facts.block_parameters / facts.layers
+        table = facts.parameters - facts.block_parameters
+        table -= 0 if facts.tied else facts.head_parameters
+        return table / block, facts.head_parameters / block
+    if partition == "flops":
+        block = (facts.matmul_parameters - facts.head_parameters) / facts.layers
+        return 0.0, facts.head_parameters / block
+    return (1.0, 1.0) if partition == "ends" else (0.0, 0.0)
+
+
+def cut(
+    layers: int,
+    stages: int,
+    given: Sequence[int] | None = None,
+    ends: tuple[float, float] = (0.0, 0.0),
+) -> Stages:
     """Partition the blocks of a model into stages.
 
-    The embedding and the head count as a block each, all stages get the same number, and the
-    remainder goes to the last ones, as partitions by parameters do.
+    Args:
+        given: number of blocks of each stage, if known.
+        ends: weights of the embedding and of the head, in blocks, by which stages are balanced.
     """
     if given is not None:
         if len(given) != stages or sum(given) != layers:
@@ -224,10 +278,7 @@ def cut(layers: int, stages: int, given: Sequence[int] | None = None) -> Stages:
     elif stages == 1:
         blocks = [layers]
     else:
-        least, more = divmod(layers + 2, stages)
-        blocks = [least + (i >= stages - more) for i in range(stages)]
-        blocks[0] -= 1
-        blocks[-1] -= 1
+        blocks = list(balanced(layers, stages, *ends))
     every = [(here, i == 0, i == stages - 1) for i, here in enumerate(blocks)]
     kinds = list(dict.fromkeys(every))
     number = np.array([kinds.index(stage) for stage in every])

@@ -19,6 +19,7 @@ from tuner.models.analytic.layout import (
     Layout,
     Stages,
     cut,
+    end_weights,
     layout_of_groups,
     read_layout,
 )
@@ -265,7 +266,8 @@ class AnalyticModel:
         return read_layout(configurations, self.job.global_batch, compiled=self.job.compiled)
 
     def _stages(self, p: float) -> Stages:
-        return cut(self.facts.layers, int(p), self._partitions.get(int(p)))
+        ends = end_weights(self.setup.program.partition, self.facts)
+        return cut(self.facts.layers, int(p), self._partitions.get(int(p)), ends)
 
     def _groups(self, layout: Layout) -> Iterator[_Group]:
         staged = np.zeros(len(layout.row), dtype=bool)

@@ -161,7 +161,8 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         operands=over_passes("operand_s", passes, frozen),
         stream=over_passes("stream_s", streams) + forward.cast_s()[:, None] * stages.blocks * casts,
         dispatch=over_passes("operators", streams, frozen / OPERATORS_PER_PRODUCT)
-        * np.where(column.compiled, constants.compiled_operator_s, constants.operator_s),
+        * np.where(column.compiled, constants.compiled_operator_s, constants.operator_s)
+        + _recomputation_s(setup, column) * stages.blocks,
         tensor=tensor + shape,
         sequence=sequence + shape,
         experts=experts + shape,
@@ -178,6 +179,12 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         bubble=_bubble(column),
         memory_rate=np.ones_like(column.m),
     )
+
+
+def _recomputation_s(setup: Setup, column: Launches) -> np.ndarray:
+    # Checkpointing's own work on the host, a block and micro-batch, which no compiler sees.
+    constants = setup.constants
+    return np.asarray(column.recomputed * constants.recompute_operators * constants.operator_s)
 
 
 def _bubble(column: Launches) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from tuner.models.analytic.communication import (
     transfer_s,
 )
 from tuner.models.analytic.constants import constants_of, load_constants
-from tuner.models.analytic.layout import cut, read_layout
+from tuner.models.analytic.layout import cut, end_weights, read_layout
 from tuner.models.analytic.model import AnalyticModel, PowerModel, Program
+from tuner.models.analytic.step import step_parts
 from tuner.search_spaces.cluster import cluster_names, device_names, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.job import job_names, load_job
-from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.model_facts import ModelFacts, facts_of
 
 CLUSTER = load_cluster("gh200-32")
 JOB = load_job("opt-350m")
@@ -74,6 +76,55 @@ def test_every_block_is_in_one_stage(layers: int, stages: int) -> None:
     each = kinds.each()
     assert each.blocks.sum() == layers
     assert each.heads[-1] == each.embeds[0] == 1
+
+
+@pytest.mark.parametrize("ends", [(0.0, 0.0), (1.0, 1.0), (4.0, 4.0), (0.0, 4.2), (0.3, 0.3)])
+@pytest.mark.parametrize(("layers", "stages"), [(7, 3), (24, 4), (24, 5), (24, 16), (2, 2)])
+def test_stages_are_cut_as_deepspeed_cuts_them(
+    layers: int, stages: int, ends: tuple[float, float]
+) -> None:
+    utils = pytest.importorskip("deepspeed.runtime.utils")
+    cuts = utils.partition_balanced([ends[0], *[1.0] * layers, ends[1]], stages)
+    inside = [min(max(int(each) - 1, 0), layers) for each in cuts]
+    expected = [after - before for before, after in pairwise(inside)]
+    assert list(cut(layers, stages, ends=ends).each().blocks) == expected
+
+
+def test_the_head_of_a_large_vocabulary_takes_the_place_of_blocks() -> None:
+    """A rule that counts it as one block gives the last of two stages four blocks too many."""
+    config = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16}
+    config |= {"intermediate_size": 8192, "vocab_size": 131072, "model_type": "llama"}
+    facts = ModelFacts.from_config(config)
+    flops = end_weights("flops", facts)
+    assert flops[0] == 0.0
+    assert flops[1] == pytest.approx(131072 * 2048 / (4 * 2048**2 + 3 * 2048 * 8192))
+    assert list(cut(24, 2, ends=flops).each().blocks) == [14, 10]
+    assert list(cut(24, 2, ends=end_weights("blocks", facts)).each().blocks) == [12, 12]
+    by_parameters = cut(24, 2, ends=end_weights("parameters", facts)).each().blocks
+    assert list(by_parameters) == [12, 12]  # the table of the first stage weighs as much
+
+
+def test_recomputing_a_block_costs_the_host_more_than_its_operators() -> None:
+    model = AnalyticModel(JOB, CLUSTER)
+    constants = model.constants
+    layers = model.facts.layers
+    for compiled in ("none", "regional"):
+        without, every_other, full = (
+            float(
+                step_parts(
+                    model.setup,
+                    read_layout(
+                        [Configuration.of(compilation=compiled, activation_checkpointing=mode)],
+                        JOB.global_batch,
+                    ).launches,
+                    cut(layers, 1),
+                ).dispatch[0, 0]
+            )
+            for mode in ("none", "every_2", "full")
+        )
+        assert full - every_other == pytest.approx(every_other - without)
+        own = constants.recompute_operators * constants.operator_s * layers
+        assert full - without > own > 0  # compiled blocks are checkpointed by the same code
 
 
 def test_a_partition_that_does_not_fit_the_model_is_refused() -> None:

@@ -176,7 +176,7 @@ class Driven:
             name: self.settings.get(value) is True if isinstance(value, str) else value
             for name, value in self.bound.driver.program.items()
         }
-        return Program(**facts)
+        return Program(**facts, partition=self.bound.driver.partition)  # type: ignore[arg-type]
 
     @cached_property
     def accumulates(self) -> bool:

@@ -21,7 +21,7 @@ from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.program import Program
+from tuner.search_spaces.program import PARTITIONS, Program
 from tuner.search_spaces.typed import plain_text
 from tuner.search_spaces.when import check_condition
 from tuner.workload.hook import merge
@@ -147,6 +147,7 @@ class Driver:
     divide: tuple[str, ...]
     facts: Mapping[str, str] = field(hash=False)
     program: Mapping[str, bool | str] = field(hash=False)
+    partition: str  # what pipeline stages have equal shares of, as `Program.partition`
     rules: tuple[Rule, ...]
     quiet: Mapping[str, Any] = field(hash=False)
     quiet_env: Mapping[str, str] = field(hash=False)
@@ -198,6 +199,7 @@ def read_driver(data: Any, where: str) -> Driver:
         if re.fullmatch(r"(LD|PYTHON)\w*|DYLD_\w*|PATH|BASH_ENV|ENV", variable):
             raise InputError(f"{variable} in [probe.env] of {where} would start code of its own")
     wrapper = table.part("wrapper", "module", "function", "search")
+    program = table.part("program", "partition", *PROGRAM)
     return table.made(
         Driver,
         name=name,
@@ -212,7 +214,8 @@ def read_driver(data: Any, where: str) -> Driver:
         defaults=_defaults(table.part("declared")),
         divide=world,
         facts={key: facts.text(key) for key in facts.data},
-        program=_program(table.part("program", *PROGRAM)),
+        program=_program(program),
+        partition=program.choice("partition", PARTITIONS),
         rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
         quiet=probe.values("set"),
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
@@ -222,10 +225,11 @@ def read_driver(data: Any, where: str) -> Driver:
 
 
 def _program(table: Table) -> dict[str, bool | str]:
-    for name, value in table.data.items():
+    facts = {name: value for name, value in table.data.items() if name != "partition"}
+    for name, value in facts.items():
         if value is not True and not (isinstance(value, str) and value):
             raise InputError(f"{name} in {table.where} must be true or the key that sets it")
-    return dict(table.data)
+    return facts
 
 
 def _command(table: Table) -> Command:

@@ -476,3 +476,9 @@ def test_the_users_function_gets_no_secret_of_the_search(
     wrapper = Wrapper("--module", "--config", ("{module}",))
     words = ("train.py", "--module", "ours", "--config", "small")
     assert read_function(wrapper, words, ("token",), (tmp_path,), tmp_path) == {"token": "none"}
+
+
+def test_stages_of_torchtitan_count_embedding_and_head_and_those_of_megatron_do_not() -> None:
+    drivers = {driver.name: driver.partition for driver in shipped_drivers()}
+    assert drivers["torchtitan"] == "ends"
+    assert drivers["megatron-lm"] == "blocks"
