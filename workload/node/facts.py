@@ -247,12 +247,13 @@ def _notes(looked: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str,
 
 
 def _unusable(
-    broken: Sequence[str], trouble: str, meters: Sequence[MeterFacts]
+    broken: Sequence[str], trouble: str, busy: Sequence[str], meters: Sequence[MeterFacts]
 ) -> Iterator[Missing]:
     """Yield why every study on this node would be refused."""
     yield from (Missing(f"usable GPUs: {why}") for why in broken)
     if trouble and not broken:
         yield Missing(f"devices for a study: {trouble}")
+    yield from (Missing(f"free devices: {phrase}") for phrase in busy)
     if not any(meter.available for meter in meters):
         yield Missing(f"a meter: {'; '.join(meter.note for meter in meters)}")
 
@@ -320,5 +321,5 @@ def look(
         packages=packages,
         busy=busy,
         notes=_notes([facts for _, facts in looked], cores, len(gpus)),
-        missing=(*_unusable(broken, trouble, meters), *parts, *clocks.missing),
+        missing=(*_unusable(broken, trouble, busy, meters), *parts, *clocks.missing),
     )

@@ -70,7 +70,7 @@ def test_ordinary_sensors_leave_no_doubt() -> None:
     """Filters, lags and phases of random GPUs lengthen no window."""
     for seed in range(40):
         found = window_of(random_gpu(random.Random(seed), counted=True, ideal=False))
-        assert found.doubt == 0.0
+        assert found.doubt < 0.01
 
 
 @pytest.mark.parametrize(("doubt_J", "flags"), [(0.0, 0), (2.9, 0), (3.1, 1)])

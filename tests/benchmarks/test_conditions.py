@@ -1,0 +1,37 @@
+"""Conditions of fleets on the twin: each is right, and one that is not is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.twin.conditions import A100, CONDITIONS, Condition, wrong
+from tuner.workload.platforms import nvidia_health
+
+pytestmark = pytest.mark.twin
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: f"{each.number} {each.title}")
+def test_each_condition_is_right_and_doctor_agrees(condition: Condition) -> None:
+    """third_day_3: doctor never contradicts what a study does."""
+    assert wrong(condition) == ("", False)
+
+
+def test_a_node_that_is_refused_for_another_reason_is_wrong() -> None:
+    found, contradicts = wrong(Condition(0, "MIG", (replace(A100, mig=True),), refused="no driver"))
+    assert "has MIG on" in found
+    assert not contradicts  # doctor says the same
+
+
+def test_doctor_that_misses_a_refusal_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.workload.node.facts._unusable", lambda *_: iter(()))
+    found, contradicts = wrong(Condition(0, "MIG", (replace(A100, mig=True),), refused="MIG"))
+    assert contradicts
+    assert "doctor misses []" in found
+
+
+def test_a_refusal_that_is_missing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_health, "unusable", lambda gpu: "")
+    gpus = (replace(A100, recovery_action=1),)
+    assert wrong(Condition(31, "a reset pending", gpus, refused="waits for a reset"))[0]
