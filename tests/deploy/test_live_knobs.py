@@ -32,9 +32,11 @@ def test_launch_files_set_the_chosen_values(tmp_path: Path, launcher: bool) -> N
     live = Settings(workers=2, clock_MHz=1000)
     out = tmp_path / "best"
     write_launch_files((Configuration(job.baseline.launch, live), job, CPU), out)
-    assert json.loads((out / "options.json").read_text())["live"] == {"workers": 2}
+    file = "attach.json" if launcher else "options.json"
+    order = json.loads((out / file).read_text())
+    assert (order["options"] if launcher else order)["live"] == {"workers": 2}
     text = (out / "launch.sh").read_text()
-    assert "joulefront_hook/__main__.py" in text
+    assert f"joulefront_hook/{'entry' if launcher else '__main__.py'}" in text
     assert "workers" not in (out / "clocks.sh").read_text()
     assert "1000MHz" in (out / "clocks.sh").read_text()
     assert "# Live settings: 1000MHz;" in text

@@ -76,7 +76,9 @@ def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int
         job = replace(job, frame=replace(job.frame, micro_batch_stays=why))
     today = _Today(job, facts)
     if not _applies(today):
-        return job
+        # What placeholders say of the batch is the user's word; a second rank needs a proof.
+        stated = {*job.placeholders} >= _PARTS and _counts(today)
+        return _on_other_ranks(today, job, look, devices) if stated else job
     given = _PARTS & {*job.placeholders}
     found = {n: each for n, each in _arguments(today).items() if n not in given}
     if ("micro_batch" in found or "micro_batch" in given) and not job.frame.micro_batch_stays:
@@ -95,12 +97,18 @@ def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int
 
 
 def _applies(today: _Today) -> bool:
+    free = not _PARTS & {*today.job.frame.reads}
+    free = (
+        free and not {*today.job.placeholders} >= _PARTS
+    )  # of two one leaves the other to be found
+    return _counts(today) and free
+
+
+def _counts(today: _Today) -> bool:
     job, facts = today.job, today.facts
     known = job.frame.counted and bool(job.global_batch) and job.frame.kind == "torch"
     single = all(group.get("passes") == today.split[1] for group in facts.get("groups", ())[1:])
-    free = job.driver is None and not _PARTS & {*job.frame.reads}
-    free = free and not {*job.placeholders} >= _PARTS  # one of two leaves the other to be found
-    return known and single and free and job.frame.owner in ("", "accelerate")
+    return known and single and job.driver is None and job.frame.owner in ("", "accelerate")
 
 
 def _arguments(today: _Today) -> dict[str, Argument]:

@@ -294,7 +294,19 @@ def test_what_is_not_known_is_not_split(tmp_path: Path, changes: dict[str, Any])
 
 def test_placeholders_of_the_user_are_not_looked_behind(tmp_path: Path) -> None:
     today = job_of(tmp_path, "-b {micro_batch=8} --accum {gradient_accumulation=4}")
-    assert proven(today, facts(8, 4), Program().look, devices=2) is today
+    assert proven(today, facts(8, 4), Program().look, devices=1) is today
+    program = Program()
+    assert turned(proven(today, facts(8, 4), program.look, devices=2)) == turned(today)
+    assert len(program.started) == 1  # on two ranks, which no placeholder speaks of
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_placeholders_of_the_user_prove_no_second_rank(tmp_path: Path, grouped: bool) -> None:
+    today = job_of(tmp_path, "-b {micro_batch=8} --accum {gradient_accumulation=4}")
+    told = facts(8, 4, grouped=grouped)
+    job = proven(today, told, lambda *_: "it makes no process group", devices=2)
+    assert turned(today) - turned(job) == {"data_parallel"}
+    assert "it makes no process group" in job.offers["data_parallel"].why
 
 
 @pytest.mark.parametrize(
