@@ -265,16 +265,27 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for which a probe ended early; `kind` is a key of `FAILURES`, or a later release's."""
+    """Reason for which a probe ended early; `kind` is a key of `FAILURES`, or a later release's.
+
+    `frames` are those of an error, innermost first, each "torch/utils/checkpoint.py:backward"; of a
+    file outside the packages only its own name.
+    """
 
     kind: str
     message: str
     log_tail: str = ""
+    frames: tuple[str, ...] = ()
 
     @property
     def type(self) -> FailureClass:
         """Meaning of its kind."""
         return failure_class(self.kind)
+
+    @property
+    def place(self) -> str:
+        """What crashes of one cause have in common: kind, type of the error, innermost frame."""
+        raised = self.message.partition(":")[0] if self.frames else ""
+        return " ".join([self.kind, raised, *self.frames[:1]])
 
     @property
     def sentence(self) -> str:
@@ -397,7 +408,9 @@ class ProbeRecord:
                 request=ProbeRequest.from_json,
                 measurements=lambda parts: tuple(map(Measurement.from_json, parts)),
                 meter=lambda part: read_fields(MeterInfo, part, "meter"),
-                failure=lambda part: read_fields(Failure, part, "failure") if part else None,
+                failure=lambda part: (
+                    read_fields(Failure, part, "failure", frames=tuple) if part else None
+                ),
                 drift=lambda part: (
                     read_fields(Drift, part, "drift", live=_settings) if part else None
                 ),

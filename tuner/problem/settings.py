@@ -38,6 +38,8 @@ class SamplerDesign:
             others to visit in it; else the whole sweep is chosen before the launch.
         learn_memory: learn from measured peaks and out-of-memory failures how far predicted memory
             is off (`tuner.models.memory_margin`).
+        one_new_value: while there are such, propose launches with one value at most that no launch
+            trained with, so a crash shows what caused it (`tuner.search.crash_causes`).
     """
 
     max_live: int = 8
@@ -46,6 +48,7 @@ class SamplerDesign:
     extend_launches: bool = True
     in_flight_share: float = 0.4
     learn_memory: bool = True
+    one_new_value: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from tuner.search.acquisition import (
     normal_draws,
 )
 from tuner.search.candidate_pool import CandidatePool
+from tuner.search.crash_causes import LAST, CrashCauses
 from tuner.search.observations import Observations
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search.put_off import SlackLimits, UnreachedClocks
@@ -97,6 +98,7 @@ class CandidatePlanner(ProbePlanner):
         self._regret = RegretModel(self.surrogates, drawn + 2)
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
+        self.crash_causes = CrashCauses(candidates.launches)
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -112,12 +114,13 @@ class CandidatePlanner(ProbePlanner):
     def plan(self, state: PlanningState) -> ProbePlan | None:
         """Plan the next probe; None if no candidate is left to propose."""
         observations = self._observe(state)
-        closed, chances = self._closed_and_chances(observations)
+        closed, chances = self._closed_and_chances(state, observations)
         if closed.all():
             return None
         if wanted := self._to_try(closed):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
+        closed = closed | self._put_last(state, closed)
         launched, fresh = self._launches(observations, closed)
         if self._starting(observations, fresh) or not observations.measured:
             return self._start_plan(closed, launched, fresh, chances)
@@ -128,7 +131,7 @@ class CandidatePlanner(ProbePlanner):
         if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
         observations = self._observe(state, so_far)
-        closed, chances = self._closed_and_chances(observations)
+        closed, chances = self._closed_and_chances(state, observations)
         first = self.candidates.find(so_far.request.configurations()[0])
         if first is None or not observations.measured:
             return None
@@ -137,6 +140,10 @@ class CandidatePlanner(ProbePlanner):
             return None
         plan = self._improvement_plan(state, observations, closed, chances, running_launch=running)
         return plan if plan and plan.launch == so_far.request.launch else None
+
+    def lessons(self, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
+        """Return which launches come first after crashes."""
+        return self.crash_causes.sentences(records)
 
     def better_to_wait(self, state: PlanningState) -> bool:
         """Return True if a further probe would be chosen on too few results."""
@@ -165,10 +172,25 @@ class CandidatePlanner(ProbePlanner):
         useful = [*(m.candidate for m in observations.measured), *observations.pending]
         return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
 
-    def _closed_and_chances(self, observations: Observations) -> tuple[np.ndarray, np.ndarray]:
+    def _closed_and_chances(
+        self, state: PlanningState, observations: Observations
+    ) -> tuple[np.ndarray, np.ndarray]:
         chances = self._fits(observations) * self.unreached_clocks.chances(observations)
         chances *= self.slack_limits.chances(observations.measured)
+        chances *= self.crash_causes.chances(state.records)[self._launch_of]
         return self._closed(observations), chances
+
+    def _put_last(self, state: PlanningState, closed: np.ndarray) -> np.ndarray:
+        """Return which candidates come behind the other open ones, because they may crash, (n,)."""
+        records, open_launches = state.records, np.unique(self._launch_of[~closed])
+        last = self.crash_causes.chances(records) < LAST
+        if last[open_launches].all():
+            last[:] = False
+        if self.design.one_new_value:
+            first = open_launches[~last[open_launches]]
+            new = self.crash_causes.new_values(records, state.in_flight)
+            last |= new > max(1, new[first].min())
+        return last[self._launch_of]
 
     def _fits(self, observations: Observations) -> np.ndarray:
         if self._predicted_bytes is None or self._memory_bytes is None:

@@ -106,6 +106,10 @@ class ProbePlanner(ABC):
         """
         return None
 
+    def lessons(self, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
+        """Return what failed probes mean for the next ones, a sentence each."""
+        return ()
+
     def better_to_wait(self, state: PlanningState) -> bool:
         """Return True if a further probe should wait for results of those in flight."""
         return False

@@ -323,6 +323,11 @@ class SearchLoop:
         if self._recorder is not None:
             self._recorder.add(record)
         self._tell(event)
+        if record.failure is not None:
+            known = self._planner.lessons(self.state.records[:-1])
+            for sentence in self._planner.lessons(self.state.records):
+                if sentence not in known:
+                    self.note(sentence)
 
     def _leave_out_unsupported(self, record: ProbeRecord) -> None:
         problem = without_unsupported(self._problem, [record])

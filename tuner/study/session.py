@@ -25,6 +25,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
+from tuner.problem.settings import SamplerDesign
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.parts import Point
@@ -176,9 +177,13 @@ class Session:
             return sampler
         if sampler is not None:
             return StockPlanner(problem.candidates, sampler, seed=seed)
+        job = problem.job if problem.recording is None else None
+        # A program of the user's may crash at a value that nobody has tried.
+        design = SamplerDesign(one_new_value=job is not None and not job.trains_synthetic_data)
         return CandidatePlanner(
             problem.candidates,
             prior=problem.prior,
+            design=design,
             memory_bytes=problem.device_memory_bytes,
             seed=seed,
             first=self._first,

@@ -36,6 +36,7 @@ _SPACE_WORDS = tuple(os.strerror(number).lower() for number in _SPACE_ERRORS)
 # reasons, too: it is memory only if this share of the device or less is free.
 _SETUP_WORDS = ("cublas_status_not_initialized", "cudnn_status_not_initialized")
 _FULL_SHARE = 0.05
+_FRAMES = 16  # of an error that the agent is told
 # Errors of CUDA that no configuration causes: the device is damaged, taken or not ready.
 _HARDWARE_WORDS = (
     "ecc error",
@@ -217,7 +218,16 @@ class Link:
             and any(word in text.lower() for word in _PEER_WORDS)
         )
         told = {"evidence": evidence, "message": message[:2000], "effect": effect}
-        self.send("fail " + json.dumps(told))
+        self.send("fail " + json.dumps({**told, "frames": _frames(error)}))
+
+
+def _frames(error: BaseException) -> list[str]:
+    # Innermost first; of a file in a package its path in there, else its own name.
+    shown = []
+    for frame in reversed(traceback.extract_tb(error.__traceback__)[-_FRAMES:]):
+        packages, _, path = frame.filename.rpartition(f"site-packages{os.sep}")
+        shown.append(f"{path if packages else os.path.basename(path)}:{frame.name}")
+    return shown
 
 
 def _lacks_memory(error: BaseException) -> bool:

@@ -394,7 +394,9 @@ def _cause(events: Sequence[Event], explain_exit: Callable[[int, int], Failure])
     spoke = {event.rank for event in events if event.kind == "fail"}
     for event in events:
         if event.kind == "fail":
-            said = Failure(shown_by(event.detail["evidence"]), event.detail["message"])
+            told = event.detail
+            frames = tuple(map(str, told.get("frames", ())))
+            said = Failure(shown_by(told["evidence"]), told["message"], frames=frames)
             (effects if event.detail.get("effect") else causes).append(said)
         elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
             causes.append(explain_exit(event.rank, int(event.detail["code"])))
