@@ -20,6 +20,10 @@ from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.workload.trace import read_trace
 
+#: Wait for the end of a program that cannot train here; one that updates by hand does not end.
+ERROR_LIMIT_S = 30.0
+#: Steps that are timed by hand of each start.
+HAND_STEPS = 60
 PARTS = ("ranks", "micro_batch", "accumulation", "global_batch")
 
 
@@ -125,7 +129,8 @@ def attempt(program: Program, options: Options, say: Callable[[str], None]) -> A
     environment = environment_of(program, folder, options.cache)
     words = program.words(options.cache)
     say("alone")
-    alone = start_alone(words, folder, environment, limit_s=options.limit_s, settle_s=1.0)
+    limit_s = min(options.limit_s, ERROR_LIMIT_S) if program.error else options.limit_s
+    alone = start_alone(words, folder, environment, limit_s=limit_s, settle_s=1.0)
     found = Attempt(program.name, program.origin)
     found.own_first_step_s = alone.first_step_s
     if alone.first_step_s is None:
@@ -182,21 +187,19 @@ def judge(found: Attempt, program: Program, alone: Alone, code: int | None, log:
     """Fill in the verdict, by what was read by hand of the program."""
     lines = [line for line in log.strip().splitlines() if line.strip()]
     found.says = lines[-1] if lines else ""
-    if program.error:
-        told = code == 2 and re.search(program.error, log)
-        found.verdict = "error told" if told else "error not told"
-        return
-    if alone.first_step_s is None:
+    if program.today and alone.first_step_s is None:
         found.verdict, found.says = "unavailable", f"alone: {alone.last_words[-300:]}"
-        return
-    if code is None:
+    elif code is None:
         found.verdict = "out of time"
-    elif code:
-        found.verdict = "refused" if code == 2 else "no answer"
-    else:
+    elif code == 0 and program.today:
         runs = re.search(r"run (\S+)$", log, re.MULTILINE)
         assert runs is not None
         _read_result(found, program, load_result(runs[1]))
+    elif program.error:
+        told = code == 2 and re.search(program.error, log)
+        found.verdict = "error told" if told else "error not told"
+    else:
+        found.verdict = "refused" if code == 2 else "no answer"
 
 
 def _read_result(found: Attempt, program: Program, result: Result) -> None:
@@ -248,4 +251,4 @@ def time_by_hand(program: Program, folder: Path, runs: Path, options: Options) -
 def _steps_within(
     words: Sequence[str], folder: Path, environment: dict[str, str], hand_s: float
 ) -> Alone:
-    return start_alone(words, folder, environment, steps=10**9, limit_s=hand_s)
+    return start_alone(words, folder, environment, steps=HAND_STEPS, limit_s=hand_s)

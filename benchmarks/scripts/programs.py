@@ -30,8 +30,8 @@ class Program:
         command: as its project documents it, made small, with $INPUTS for the folder of inputs.
         today: ranks, micro-batch, accumulation and global batch that it trains; 0 if no number is
             right. Empty if it does not train here.
-        error: regular expression for what the answer must say if it does not train here: the
-            program's own last words, or the way out.
+        error: regular expression for what the answer must say if it does not train here (the
+            program's own last words, or the way out), or may say if it takes no argument.
         source: package and version; "" for a repository.
         repository, commit, folder: OWNER/NAME, the pinned commit, and the folder that it starts in.
         links: names in that folder, and the inputs that they lead to.

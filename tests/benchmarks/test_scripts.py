@@ -65,7 +65,7 @@ def test_every_program_has_a_pinned_source_and_something_to_be_right_about() -> 
     pinned = {requirement.partition("==")[0] for requirement in [*packages, *without]}
     assert len({program.slug for program in programs}) == len(programs) >= 30
     for program in programs:
-        assert bool(program.today) != bool(program.error), program.name
+        assert program.today or program.error, program.name
         if program.repository:
             assert len(program.commit) == 40
         else:
@@ -152,6 +152,9 @@ def test_a_verdict_follows_the_program_and_not_the_answer() -> None:
     assert _judged(dies, dead, 2, "tuner: crash: no module named x") == "error told"
     assert _judged(dies, dead, 1, "Traceback: no module named x") == "error not told"
     assert _judged(dies, dead, 2, "tuner: it fails") == "error not told"
+    fixed = replace(trains, error="nothing can be turned")
+    assert _judged(fixed, steps, 2, "tuner: nothing can be turned") == "error told"
+    assert _judged(fixed, steps, 2, "tuner: what is this?") == "error not told"
 
 
 _STEPS = """
