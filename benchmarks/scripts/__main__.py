@@ -6,8 +6,9 @@ observed with stand-ins for their launchers. Outcomes are kept in the cache fold
 so a run that was interrupted goes on. `--sources DIR` holds the repositories as `OWNER/NAME` or
 `OWNER+NAME/repo`; without it they are downloaded from GitHub at their commits.
 
-- `answered_at_first_attempt`: share of the programs with a recommendation, or with the right error
-  where they cannot train here (aim 0.9).
+- `answered_at_first_attempt`: share of the programs with a recommendation, with the right error
+  where they cannot train here, or with the word that nothing can be turned where that is so (aim
+  0.9); `recommended_at_first_attempt` is the share with a recommendation of those that train.
 - `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
 - `misread_silently`: lines whose ranks or words are misread without a sentence, and those programs.
 - `first_point_s`: time to the first measured point over the program's own to its first step.
@@ -69,6 +70,8 @@ def figures(attempts: Sequence[Attempt], lines: Sequence[str]) -> list[Figure]:
         found.ended_s / found.own_death_s for found in tried if found.ended_s and found.own_death_s
     ]
     held = [found.holds for found in tried if found.holds is not None]
+    trained = [found for found in tried if found.verdict not in ("error told", "error not told")]
+    recommended = sum(found.verdict == "answered" for found in trained)
     right = sum(found.right for found in tried)
     misread_lines = sum(verdict.startswith("misread") for verdict in lines)
     every = [
@@ -76,6 +79,7 @@ def figures(attempts: Sequence[Attempt], lines: Sequence[str]) -> list[Figure]:
         Figure("lines_right", sum(verdict in ("seen", "refused") for verdict in lines), "count"),
         Figure("programs_tried", len(tried), "count"),
         Figure("answered_at_first_attempt", right / max(1, len(tried)), "ratio"),
+        Figure("recommended_at_first_attempt", recommended / max(1, len(trained)), "ratio"),
         Figure("today_wrong", wrong, "count"),
         Figure("misread_silently", wrong + misread_lines, "count"),
         Figure(

@@ -20,6 +20,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.workload.trace import read_trace
 
+NOTHING = "nothing can be turned"
 #: Wait for the end of a program that cannot train here; one that updates by hand does not end.
 ERROR_LIMIT_S = 30.0
 #: Steps that are timed by hand of each start.
@@ -52,8 +53,8 @@ class Attempt:
     """Outcome of one attempt.
 
     Attributes:
-        verdict: "answered", "error told", or what is wrong: "refused", "no answer", "out of time",
-            "error not told", "misread", "unavailable".
+        verdict: "answered", "nothing to turn", "error told", or what is wrong: "refused",
+            "no answer", "out of time", "error not told", "misread", "unavailable".
         says: the headline, or the last line.
         own_first_step_s, own_death_s: of the command alone.
         first_point_s, ended_s: from the command to its first measured point, and to its end.
@@ -84,7 +85,7 @@ class Attempt:
     @property
     def right(self) -> bool:
         """True if the first attempt gave what the program allows."""
-        return self.verdict in ("answered", "error told")
+        return self.verdict in ("answered", "nothing to turn", "error told")
 
     @property
     def lost_to_one_cause(self) -> int:
@@ -198,6 +199,9 @@ def judge(found: Attempt, program: Program, alone: Alone, code: int | None, log:
     elif program.error:
         told = code == 2 and re.search(program.error, log)
         found.verdict = "error told" if told else "error not told"
+    elif NOTHING in log and not program.turns:
+        found.verdict = "nothing to turn"
+        found.says = next(line for line in lines if NOTHING in line)
     else:
         found.verdict = "refused" if code == 2 else "no answer"
 

@@ -31,7 +31,9 @@ class Program:
         today: ranks, micro-batch, accumulation and global batch that it trains; 0 if no number is
             right. Empty if it does not train here.
         error: regular expression for what the answer must say if it does not train here (the
-            program's own last words, or the way out), or may say if it takes no argument.
+            program's own last words, or the way out).
+        turns: True if its own arguments or its framework carry a knob that keeps the training; it
+            may be answered by that nothing can be turned otherwise.
         source: package and version; "" for a repository.
         repository, commit, folder: OWNER/NAME, the pinned commit, and the folder that it starts in.
         links: names in that folder, and the inputs that they lead to.
@@ -45,6 +47,7 @@ class Program:
     command: str
     today: Sequence[int] = ()
     error: str = ""
+    turns: bool = False
     source: str = ""
     repository: str = ""
     commit: str = ""

@@ -65,7 +65,7 @@ def test_every_program_has_a_pinned_source_and_something_to_be_right_about() -> 
     pinned = {requirement.partition("==")[0] for requirement in [*packages, *without]}
     assert len({program.slug for program in programs}) == len(programs) >= 30
     for program in programs:
-        assert program.today or program.error, program.name
+        assert bool(program.today) != bool(program.error), program.name
         if program.repository:
             assert len(program.commit) == 40
         else:
@@ -122,6 +122,7 @@ def test_figures_compare_with_the_programs_themselves() -> None:
         {
             "programs_tried": 3,
             "answered_at_first_attempt": 2 / 3,
+            "recommended_at_first_attempt": 1 / 2,
             "today_wrong": 1,
             "misread_silently": 2,
             "probes_lost_to_one_cause": 2,
@@ -152,9 +153,10 @@ def test_a_verdict_follows_the_program_and_not_the_answer() -> None:
     assert _judged(dies, dead, 2, "tuner: crash: no module named x") == "error told"
     assert _judged(dies, dead, 1, "Traceback: no module named x") == "error not told"
     assert _judged(dies, dead, 2, "tuner: it fails") == "error not told"
-    fixed = replace(trains, error="nothing can be turned")
-    assert _judged(fixed, steps, 2, "tuner: nothing can be turned") == "error told"
-    assert _judged(fixed, steps, 2, "tuner: what is this?") == "error not told"
+    nothing = "tuner: nothing to try: nothing can be turned here"
+    assert _judged(trains, steps, 2, nothing) == "nothing to turn"
+    assert _judged(replace(trains, turns=True), steps, 2, nothing) == "refused"
+    assert _judged(replace(trains, turns=True), steps, 1, nothing) == "no answer"
 
 
 _STEPS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -121,6 +122,22 @@ def test_a_module_is_turned_when_it_is_imported_and_only_once(
     assert seen[1:] == [("late_framework", late_framework)]
     assert late_framework.value == 1
     sys.modules.pop("late_framework")
+
+
+def test_a_module_that_is_looked_for_before_it_is_imported_is_turned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sought_framework.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[Any] = []
+    frames.WhenImported(["sought_framework"], lambda name, module: seen.append(module.value))
+    for _ in range(2):  # as transformers looks for torch
+        assert importlib.util.find_spec("sought_framework") is not None
+    assert importlib.util.find_spec("absent_framework") is None
+    assert seen == []
+    importlib.import_module("sought_framework")
+    assert seen == [1]
+    sys.modules.pop("sought_framework")
 
 
 def test_a_framework_is_told_what_was_asked_and_what_it_was_told_is_known() -> None:

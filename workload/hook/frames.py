@@ -30,14 +30,19 @@ class WhenImported:
         """Find the spec of a watched module, with `then` called after its execution."""
         if name not in self._names:
             return None
-        self._names.discard(name)
-        spec = importlib.util.find_spec(name)
+        self._names.discard(name)  # while the finders behind this one are called
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._names.add(name)  # a module that is found need not be imported
         if spec is not None and spec.loader is not None:
             plain = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 plain(module)
-                self._then(name, module)
+                if name in self._names:
+                    self._names.discard(name)
+                    self._then(name, module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -69,6 +69,12 @@ def test_what_a_program_changes_of_itself_is_not_how_it_was_started(place: Path)
     assert (seen.words, seen.folder, seen.variables) == (("p.py", "x"), str(place), {"A": "1"})
 
 
+def test_a_program_that_looks_for_torch_before_it_imports_it_is_seen(place: Path) -> None:
+    looks = "import importlib.util\nimportlib.util.find_spec('torch')\nimport torch"
+    (place / "p.py").write_text(f"{looks}{LOOP}")
+    assert observe(place, "python p.py").ranks == 1
+
+
 def test_a_second_optimizer_is_no_second_training(place: Path) -> None:
     loop = LOOP.replace("while", "other = torch.optim.SGD()\nwhile") + "    other.step()\n"
     (place / "p.py").write_text(f"import torch{loop}")
