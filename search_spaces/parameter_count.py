@@ -105,9 +105,9 @@ def read_sizes(config: Mapping[str, Any], model_type: str) -> Sizes:
     if heads % kv_heads:
         legal = f"a divisor of the {heads} attention heads"
         raise InvalidValue(f"num_key_value_heads {of}", kv_heads, legal)
-    experts = _size(config, "experts") or 0
-    per_token = _size(config, "experts_per_token") or (min(2, experts) if experts else 0)
-    if per_token > experts:
+    experts = _size(config, "experts", least=0) or 0
+    per_token = _size(config, "experts_per_token", least=0) or (min(2, experts) if experts else 0)
+    if experts and per_token > experts:
         raise InvalidValue(f"num_experts_per_tok {of}", per_token, f"at most the {experts} experts")
     dense = _size(config, "intermediate")
     if dense is None:
@@ -127,7 +127,7 @@ def read_sizes(config: Mapping[str, Any], model_type: str) -> Sizes:
         dense=dense,
         expert=(_size(config, "expert_intermediate") or dense) if experts else dense,
         experts=experts,
-        experts_per_token=per_token,
+        experts_per_token=per_token if experts else 0,
         positions=_size(config, "positions") or family.positions,
         tied=read_flag(config, "tie_word_embeddings", family.tied),
     )
@@ -224,13 +224,15 @@ def _sparse_layers(config: Mapping[str, Any], layers: int) -> int:
     return sum(1 for i in range(layers) if i not in dense and (i + 1) % step == 0)
 
 
-def _number(config: Mapping[str, Any], key: str) -> int | None:
+def _number(config: Mapping[str, Any], key: str, *, least: int = 1) -> int | None:
     value = config.get(key)
-    return None if value is None else check_integer(f"{key} of the model config", value)
+    if value is None:
+        return None
+    return check_integer(f"{key} of the model config", value, least=least)
 
 
-def _size(config: Mapping[str, Any], name: str) -> int | None:
-    numbers = (_number(config, key) for key in _ALIASES[name])
+def _size(config: Mapping[str, Any], name: str, *, least: int = 1) -> int | None:
+    numbers = (_number(config, key, least=least) for key in _ALIASES[name])
     return next((value for value in numbers if value is not None), None)
 
 

@@ -11,6 +11,7 @@ from tuner.problem.from_job import question_of
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 from tuner.testing.studies import problem_of_job
 
@@ -23,15 +24,19 @@ from tuner.testing.studies import problem_of_job
         ("qwen2.5-7b", "h200-8", "default"),  # 122 GB of states, 151 GB of memory
         ("qwen2.5-7b", "a100-8", "large"),  # 86 GB of memory
         ("opt-350m", "h100-32", "large"),  # four nodes
+        ("olmoe-1b-7b", "h200-8", "experts"),
+        ("olmoe-1b-7b", "h100-32", "experts"),
     ],
 )
 def test_several_nodes_and_large_models_are_split(job: str, cluster: str, space: str) -> None:
     problem = problem_of_job(job, cluster, plan=True)
     assert problem.identity["space"]["name"] == space
     degrees = {c.get("tensor_parallel") for c in problem.candidates}
-    assert (len(degrees) > 1) == (space == "large")
-    said = [note for note in problem.notes if note.startswith("space 'large' is searched for ")]
-    assert len(said) == (space == "large")
+    assert (len(degrees) > 1) == (space != "default")
+    spread = {c.get("expert_parallel") for c in problem.candidates}
+    assert (len(spread) > 1) == (space == "experts")
+    said = [note for note in problem.notes if note.startswith(f"space {space!r} is searched for ")]
+    assert len(said) == (space != "default")
     (absent,) = [n for n in problem.notes if n.startswith(f"not in space {space!r}: ")]
     assert ("tensor_parallel" in absent) == (space == "default")
 
@@ -41,6 +46,24 @@ def test_a_single_device_splits_nothing() -> None:
     asked = question_of(JobRequest("lmm-72b", alone))
     assert asked.space_name == "default"
     assert not any("is searched for" in note for note in asked.notes)
+
+
+def test_a_mixture_of_experts_on_one_device_divides_nothing() -> None:
+    alone = replace(load_cluster("h200-8"), devices_per_node=1)
+    assert question_of(JobRequest("olmoe-1b-7b", alone)).space_name == "default"
+
+
+def test_a_configuration_that_states_zero_experts_is_dense() -> None:
+    """Families with and without experts state 0 for their dense sizes."""
+    dense = load_job("qwen2.5-7b")
+    dense = replace(dense, model={**dense.model, "num_experts": 0})
+    assert question_of(JobRequest(dense, load_cluster("h200-8"))).space_name == "default"
+
+
+def test_the_space_of_experts_is_the_large_one_with_expert_parallelism() -> None:
+    large, experts = load_space("large").choices, load_space("experts").choices
+    assert {n: c for n, c in experts.items() if n != "expert_parallel"} == large
+    assert "expert_parallel" in experts
 
 
 def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:

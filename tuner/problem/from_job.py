@@ -32,8 +32,9 @@ from tuner.workload.built_in_job import BuiltInJob, launchable
 from tuner.workload.node.ops import cannot_build, cannot_compile
 from tuner.workload.releases import unsupported_values, why_not_program
 
-#: Spaces of a new run without --space: every rank holds the whole model, or its parts as well.
-SMALL, LARGE = "default", "large"
+#: Spaces of a new run without --space: every rank holds the whole model, or its parts as well, or
+#: the experts of a mixture are divided, too.
+SMALL, LARGE, EXPERTS = "default", "large", "experts"
 
 
 @dataclass(frozen=True)
@@ -101,16 +102,26 @@ def question_of(request: JobRequest, *, plan: bool = False) -> Question:
         cluster = replace(cluster, clock_control=False)
     job, notes = request.searched_knobs(job, plan=plan)
     name, why = request.space, ""
-    if name is None and (why := _why_large(job, cluster)):
-        without = f"--space {SMALL}: without tensor and pipeline parallelism"
-        why = f"space {LARGE!r} is searched for {why} ({without})"
-    name = name or (LARGE if why else SMALL)
+    if name is None:
+        name, why = _default_space(job, cluster)
     today = baseline_of(request.baseline, job, cluster)
     whole = name if isinstance(name, SearchSpace) else load_space(name)
     name = name.name if isinstance(name, SearchSpace) else str(name)
     searched = request.allowed(whole)
     notes += [*today.notes, *([why] if why else [])]
     return Question(request, plan, job, cluster, name, whole, searched, today, tuple(notes))
+
+
+def _default_space(job: TrainingJob, cluster: Cluster) -> tuple[str, str]:
+    """Return the space of a run that names none, and a note on why it is not the small one."""
+    can_split = cluster.devices > 1 and job.splits_model and job.is_modelled
+    if can_split and (experts := facts_of(job).experts):
+        without = f"--space {SMALL}: without tensor, pipeline and expert parallelism"
+        return EXPERTS, f"space {EXPERTS!r} is searched for {experts} experts ({without})"
+    if why := _why_large(job, cluster):
+        without = f"--space {SMALL}: without tensor and pipeline parallelism"
+        return LARGE, f"space {LARGE!r} is searched for {why} ({without})"
+    return SMALL, ""
 
 
 def _why_large(job: TrainingJob, cluster: Cluster) -> str:

@@ -50,8 +50,9 @@ class StudyOptions(LimitOptions, total=False):
     Attributes:
         cluster: a `Cluster`, a name or path, or "auto" (the default) for the machine this runs on.
         space: the search space's name or path. If not given, an existing run keeps its own; a new
-            one searches "large", which has tensor and pipeline parallelism, on several nodes or if
-            the training states do not fit one device, else "default".
+            one searches "experts", which has tensor, pipeline and expert parallelism, for a mixture
+            of experts; "large", without the last, on several nodes or if the training states do not
+            fit one device; else "default".
         constraints: every limit on the training job, and the objective.
         search: limits of the *search*, its seed, and how long it measures. A search ends when what
             is left to find would not repay the next probe over the training. Without any limit it
