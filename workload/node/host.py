@@ -76,13 +76,6 @@ class CpuContention:
         others = (busy - self._busy) - (own - self._own)
         return min(max(others / ticks, 0.0), 1.0) if ticks > 0 else 0.0
 
-    def note(self) -> str:
-        """Return a phrase if others used more than a tenth of the cores, else an empty string."""
-        share = self.share()
-        if share <= CONTENTION_SHARE:
-            return ""
-        return f"other processes used {share:.0%} of the cores meanwhile"
-
 
 def cgroup_folders(proc: Path, cgroup: Path, controller: str, pid: str = "self") -> Iterator[Path]:
     """Return the folders of a process's control group, leaf to root, version 2 and 1."""

@@ -22,6 +22,7 @@ from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.measure.accumulated import choose_accumulation, measure_accumulated
+from tuner.workload.measure.foreign_load import ForeignLoad
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.statistics import Window, compilation_s
 from tuner.workload.measure.stragglers import HostWatch, sentence
@@ -321,15 +322,15 @@ class Probe:
             self._launch_s = time.monotonic() - self._began_s
         contention = self._group and self._platform.contention(self._group.pids)
         window = self._window(conductor, timeline, step_time_s)
-        disturbed = [contention.note()] if contention else []
-        disturbed.append(self._devices.others(family(self.node.server.pid)))
+        share = contention.share() if contention else 0.0
+        foreign = ForeignLoad(share, self._devices.others(family(self.node.server.pid)))
         outcome = measurement(
             live,
             window,
             policy,
             settings=applied.settings,
             began_s=self._began_s,
-            notes=(*notes, *applied.notes, *filter(None, disturbed)),
+            notes=(*notes, *applied.notes, *foreign.notes),
             resolution_s=self.meter.resolution_s,
             independent=self.meter.info.independent,
             devices=devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks),
@@ -337,7 +338,7 @@ class Probe:
         if isinstance(outcome, NotApplied):
             self._missed.append(outcome)
         else:
-            self.measurements.append(outcome)
+            self.measurements.append(foreign.widened(outcome))
             if self.node.keep:
                 so_far = partial_record(self.request, self.measurements, self.meter.info)
                 save_partial(self.node.run_dir, so_far)
