@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 
 import tuner
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.validation import energaizer, simumax
+from benchmarks.validation import energaizer, qlora, simumax
 from benchmarks.validation.comparison import table
 from benchmarks.validation.foreign import calculon_s, llm_analysis_s
 from benchmarks.validation.vtrain import (
@@ -187,7 +187,7 @@ def main() -> None:
     rows += foreign_rows
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
-    others = [energaizer.compare(), simumax.compare()]
+    others = [energaizer.compare(), simumax.compare(), qlora.compare()]
     for lines, _ in others:
         print("\n".join(["", *lines]), flush=True)
     single, multi = shipped["one node"], shipped["64 to 512 GPUs"]

@@ -380,6 +380,16 @@ def model_state_parts(
     )
 
 
+def widens(job: TrainingJob) -> bool:
+    """Return True if a quantized model computes between its layers in fp32 instead of 16 bits.
+
+    PEFT's prepare_model_for_kbit_training makes embeddings, norms and head fp32, and a quantized
+    layer returns its output as wide as its input (bitsandbytes 0.50.2, nn/modules.py).
+    """
+    quantized = job.lora is not None and job.lora.quantization != "none"
+    return quantized and not job.program.frozen_16bit and job.precision != "fp32"
+
+
 def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
     """Return the bytes of a job's parameters, gradients and optimizer states on one rank.
 
@@ -391,5 +401,7 @@ def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
     if facts.lora is None:
         return trained
     weight = 4.0 if job.precision == "fp32" else 2.0
-    frozen = facts.parameters - facts.block_parameters + facts.block_elements(weight)
-    return trained + weight * frozen / (replicas if zero_stage == 3 else 1)
+    outside = facts.parameters - facts.block_parameters
+    width = 4.0 if widens(job) else weight
+    frozen = width * outside + weight * facts.block_elements(weight)
+    return trained + frozen / (replicas if zero_stage == 3 else 1)

@@ -68,6 +68,9 @@ class Program:
         partition: what pipeline stages have equal shares of: "blocks" alone (Megatron-LM,
             DeepSpeed's type:REGEX, the built-in program), blocks with the embedding and the head
             as one each ("ends", torchtitan), "parameters" (DeepSpeed's default), or "flops".
+        frozen_16bit: True if what of a quantized model is not quantized stays in 16 bits (qlora.py
+            with --bf16). False for PEFT's prepare_model_for_kbit_training, which makes embeddings,
+            norms and head fp32, and with them the values between the layers.
     """
 
     fused_attention: bool = True
@@ -83,6 +86,7 @@ class Program:
     optimizer: Literal["adamw", "adamw_32bit", "adamw_8bit"] = "adamw"
     pure_bf16: bool = False
     partition: Literal["blocks", "ends", "parameters", "flops"] = "blocks"
+    frozen_16bit: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "program")

@@ -138,7 +138,13 @@ class Ran:
             return replace(SAILOR, dropout="hidden", logits=False)
         if self.row["source"] == "qlora":
             # qlora.py casts adapters to bf16, and its optimizer is paged_adamw_32bit.
-            return Program(fused_attention=False, pure_bf16=True, optimizer="adamw_32bit")
+            # With --bf16 it casts embeddings and head back to bf16.
+            return Program(
+                fused_attention=False,
+                pure_bf16=True,
+                optimizer="adamw_32bit",
+                frozen_16bit=True,
+            )
         return Program(fused_attention=self.row["attention"] == "fused")
 
     @property

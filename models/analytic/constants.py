@@ -6,7 +6,7 @@ for all others; a file names the one that it modifies (`like`) and gives reasons
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -16,7 +16,7 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.data_files import check_keys, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.model_facts import ModelFacts, facts_of
+from tuner.search_spaces.model_facts import ModelFacts, facts_of, widens
 from tuner.search_spaces.program import Program, StateBytes
 from tuner.search_spaces.typed import names_a_file
 
@@ -166,6 +166,16 @@ class Setup:
     def element(self) -> float:
         """Bytes of an activation, a gradient or a communicated parameter."""
         return 4.0 if self.job.precision == "fp32" else 2.0
+
+    @cached_property
+    def widened(self) -> Setup:
+        """Setup whose element is that of the values between the layers."""
+        job = replace(self.job, program=self.program)
+        if not widens(job):
+            return self
+        # No optimizer of pure bf16 is known in fp32, and none matters between the layers.
+        plain = replace(self.job, precision="fp32", program=replace(self.program, pure_bf16=False))
+        return replace(self, job=plain)
 
     @property
     def states(self) -> StateBytes:

@@ -36,6 +36,9 @@ LIVE_PARAMETERS = 1e9
 LOGIT_BYTES = 12.0
 #: The same of a fused loss: 16-bit logits, whose gradient takes their place, and fp32 exponentials.
 FUSED_LOGIT_BYTES = 6.0
+#: What the logits of an fp32 head beside a quantized model add: one more copy of them, as the peaks
+#: of `benchmarks.validation.qlora` show.
+WIDE_LOGIT_BYTES = 4.0
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,10 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     updated = trained(setup, launches, stages)
     (weights, gradients, optimizer), offloaded = _states(setup, column, *updated)
     if facts.lora is not None:
-        weights = weights + _frozen_bytes(setup, column, plain, experts)
+        weights = weights + _frozen_bytes(setup, column, stages, plain, experts)
     # Offload to the host leaves nothing of the states that it moves on the device.
     fetched = np.where(column.parameters_offloaded & (column.z == 3), weights, 0.0)
-    activations, in_block, on_host = _activations(setup, column, stages)
+    activations, in_block, on_host = _activations(setup.widened, column, stages)
     in_block, at_loss = _temporary_bytes(setup, column, stages, in_block)
     # The loss is done with its logits before the first block is recomputed or differentiated.
     peak = np.maximum(in_block, at_loss)
@@ -151,6 +154,8 @@ def _temporary_bytes(
     facts, element = setup.facts, setup.element
     tokens = column.b * setup.job.sequence_length / column.u
     each = FUSED_LOGIT_BYTES if setup.program.fused_loss else LOGIT_BYTES
+    if setup.widened is not setup and not setup.program.fused_loss:
+        each += WIDE_LOGIT_BYTES
     at_loss = stages.heads * each * tokens * facts.vocab / column.t
     at_loss = at_loss * setup.program.logits
     if setup.program.fp32_gradients:
@@ -231,9 +236,13 @@ def _states(
 
 
 def _frozen_bytes(
-    setup: Setup, column: Launches, plain: np.ndarray, experts: np.ndarray
+    setup: Setup, column: Launches, stages: Stages, plain: np.ndarray, experts: np.ndarray
 ) -> np.ndarray:
     whole = setup.element * (plain + experts)
+    wider = setup.widened.element - setup.element
+    if wider:  # of what is in no block: tables and head
+        blocks = stages.blocks * setup.facts.block_elements(setup.element) / setup.facts.layers
+        whole = whole + wider * np.maximum(0.0, plain + experts - blocks / column.t)
     shards = np.where(column.z == 3, column.replicas, np.where(column.fsdp, column.shards, 1.0))
     return np.asarray(whole / shards)
 

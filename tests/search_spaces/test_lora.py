@@ -11,7 +11,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
-from tuner.search_spaces.program import LoRA
+from tuner.search_spaces.program import LoRA, Program
 from tuner.search_spaces.rules import unrunnable
 
 QWEN, CLUSTER = load_job("qwen2.5-7b"), load_cluster("a100-8")
@@ -51,8 +51,13 @@ def test_frozen_weights_of_qlora_by_hand() -> None:
     for quantization, bits in (("nf4", 4 + 32 / 64), ("nf4-double", 4 + 8 / 64 + 32 / 64 / 256)):
         job = replace(QWEN, lora=LoRA(16, quantization=quantization))
         saved = linear * (2 - bits / 8)
-        assert plain - job_state_bytes(job, 0, 8) == pytest.approx(saved)
+        cast = replace(job, program=Program(frozen_16bit=True))
+        assert plain - job_state_bytes(cast, 0, 8) == pytest.approx(saved)
+        # PEFT makes table, head and norms fp32.
+        outside = facts_of(QWEN).parameters - facts_of(QWEN).block_parameters
+        assert plain - job_state_bytes(job, 0, 8) == pytest.approx(saved - 2 * outside)
         at = [Configuration.of(data_parallel=8, zero_stage=z) for z in (0, 3)]
+        job = cast
         said = [AnalyticModel(job, CLUSTER).breakdown(c).memory["parameters"] for c in at]
         adapters = 2 * facts_of(job).trainable_parameters
         assert said[0] == pytest.approx(2 * facts_of(job).parameters + adapters - saved)
@@ -65,7 +70,8 @@ def test_frozen_weights_of_qlora_by_hand() -> None:
 
 
 def test_fsdp2_shards_and_gathers_quantized_weights() -> None:
-    plain, job = (replace(QWEN, lora=LoRA(16, quantization=how)) for how in ("none", "nf4-double"))
+    cast = replace(QWEN, program=Program(frozen_16bit=True))
+    plain, job = (replace(cast, lora=LoRA(16, quantization=how)) for how in ("none", "nf4-double"))
     here = Configuration.of(data_parallel=8, sharding="fsdp2_no_reshard")
     parts = [AnalyticModel(j, CLUSTER).breakdown(here).memory for j in (plain, job)]
     assert parts[1]["parameters"] < 0.5 * parts[0]["parameters"]
