@@ -84,3 +84,20 @@ def test_other_programs_of_the_command_keep_their_arguments(tmp_path: Path, own:
         (tmp_path / name).write_text(SHOW)
     order = words(["train.py", "--bs", "4"], ["train.py", "--bs", "8"])
     assert json.loads(run(tmp_path, own, order)) == own[1:]
+
+
+@pytest.mark.parametrize("options", [["-u"], ["-W", "ignore", "-X", "dev", "-uB"], ["-Wignore"]])
+def test_a_rank_may_be_started_with_options_of_python(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "train.py").write_text(SHOW)
+    order = words(["train.py", "--bs", "4"], ["train.py", "--bs", "8"])
+    assert run(tmp_path, [*options, "train.py", "--bs", "4"], order) == '["--bs", "8"]\n'
+
+
+@pytest.mark.parametrize("rank", [["train.py", "--bs", "4"], ["-m", "train", "--bs", "4"]])
+def test_a_launcher_whose_words_end_with_those_of_its_ranks_keeps_its_own(
+    tmp_path: Path, rank: list[str]
+) -> None:
+    (tmp_path / "launcher.py").write_text(SHOW)
+    order = words(rank, [*rank[:-1], "8"])
+    typed = ["launcher.py", "--nproc_per_node", "2", *rank]
+    assert json.loads(run(tmp_path, typed, order)) == typed[1:]

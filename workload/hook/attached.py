@@ -27,6 +27,8 @@ from .tally import place
 ATTACH = "JOULEFRONT_ATTACH"
 #: Place of a rank's number in its words.
 _OF_RANK = re.compile(r"\{(?:local_)?rank\}")
+#: Options of Python whose value is a word of its own.
+_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 #: Packages that take long to import.
 _HEAVY = {"accelerate", "datasets", "deepspeed", "lightning", "pytorch_lightning", "transformers"}
 #: Errors of a launcher whose rank failed: an effect, whose cause is the rank's.
@@ -122,7 +124,7 @@ def _change_words(typed: Sequence[str], changed: Sequence[str]) -> bool:
     Return True if it is such a rank.
     """
     own = sys.orig_argv[-len(typed) :] if typed else []
-    if len(own) < len(typed):
+    if len(own) < len(typed) or not _is_interpreter(sys.orig_argv[: -len(typed)]):
         return False
     numbers: set[str] = set()
     for mine, word in zip(own, typed, strict=True):
@@ -135,6 +137,15 @@ def _change_words(typed: Sequence[str], changed: Sequence[str]) -> bool:
     first = 2 if changed[0] == "-m" else 1
     sys.argv[1:] = [_OF_RANK.sub(number, word) for word in changed[first:]]
     return True
+
+
+def _is_interpreter(words: Sequence[str]) -> bool:
+    # True for Python and its own options. A launcher's words end with those of its ranks, too.
+    options = words[1:]
+    return all(
+        word.startswith("-") or earlier in _WITH_VALUE
+        for earlier, word in zip(words, options, strict=False)
+    )
 
 
 def _report_lack_of_torch(other: str) -> None:
