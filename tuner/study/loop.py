@@ -42,7 +42,7 @@ from tuner.study.rules import (
     repeat_due,
     with_next_probe,
 )
-from tuner.study.unsupported import unsupported_knobs, without_unsupported
+from tuner.study.unsupported import fixed_knobs, without_unsupported
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, compact, read_phase
 
@@ -162,10 +162,9 @@ class SearchLoop:
     def _repeats_baseline(self) -> bool:
         # Another launch tells how far launches differ, and counts for the certainty of the choice.
         today = self.state.today
-        launches = self._problem.candidates.launches
-        if today is None or not self._verifies or len(launches) < 2:  # of one launch, one effect
+        if today is None or not self._verifies or self._flying:
             return False
-        if self._flying or not repeat_due(self._problem, self.records):
+        if not repeat_due(self._problem, self.records):
             return False
         both_kJ = 2 * self.expected_kJ([today])
         return not self._limit(both_kJ, searching=True, repeating=True, count=2)
@@ -314,7 +313,7 @@ class SearchLoop:
         record = in_job_steps(record, self._problem.job)
         # Of what later phases compare step by step, everything is kept.
         self.records.append(compact(record) if record.request.purpose == "search" else record)
-        self._leave_out_unsupported(record)
+        fixed = self._leave_out_unsupported(record)
         self.state = StudyState(self._spec, self.records)
         self._asked = self._what_is_asked()
         del self._flying[record.request.probe_id]
@@ -323,21 +322,17 @@ class SearchLoop:
         if self._recorder is not None:
             self._recorder.add(record)
         self._tell(event)
-        if record.failure is not None:
-            known = self._planner.lessons(self.state.records[:-1])
-            for sentence in self._planner.lessons(self.state.records):
-                if sentence not in known:
-                    self.note(sentence)
+        for sentence in (*fixed, *_new_lessons(self._planner, self.state.records)):
+            self.note(sentence)
 
-    def _leave_out_unsupported(self, record: ProbeRecord) -> None:
+    def _leave_out_unsupported(self, record: ProbeRecord) -> list[str]:
         problem = without_unsupported(self._problem, [record])
         if problem is self._problem:
-            return
+            return []
         self._problem, self._spec = problem, replace(self._spec, problem=problem)
         self._planner = self._planner_of(problem)
         self._varying = varying_knobs(problem.candidates.configurations)
-        for knob, why in unsupported_knobs([record]).items():
-            self.note(f"{knob} stays as it is from now on, and the other knobs are searched: {why}")
+        return fixed_knobs(record)
 
     def note(self, sentence: str, *, detail: bool = False) -> None:
         """Pass a sentence for the user to the callbacks."""
@@ -362,6 +357,14 @@ class SearchLoop:
             places=getattr(self._executor, "places", None),
             phase=partial(read_phase, run_dir) if (run_dir := self._spec.run_dir) else None,
         )
+
+
+def _new_lessons(planner: ProbePlanner, records: Sequence[ProbeRecord]) -> list[str]:
+    """Return what the failure of the last probe taught the planner, a sentence each."""
+    if not records or records[-1].failure is None:
+        return []
+    known = planner.lessons(records[:-1])
+    return [sentence for sentence in planner.lessons(records) if sentence not in known]
 
 
 def _why(plan: ProbePlan) -> str:

@@ -60,6 +60,8 @@ def measured_launches(problem: Problem, records: Sequence[ProbeRecord], count: i
 
 def repeat_due(problem: Problem, records: Sequence[ProbeRecord]) -> bool:
     """Return True if the baseline is to be launched once more by now."""
+    if len(problem.candidates.launches) < 2:  # of one launch, one effect
+        return False
     due = sum(measured_launches(problem, records, count) for count in REPEAT_AFTER)
     return sum(r.request.purpose == "verify" for r in records) < due
 

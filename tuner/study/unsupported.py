@@ -26,6 +26,14 @@ def unsupported_knobs(records: Iterable[ProbeRecord]) -> dict[str, str]:
     return found
 
 
+def fixed_knobs(record: ProbeRecord) -> list[str]:
+    """Return a sentence on each knob that stays as it is because of this probe."""
+    return [
+        f"{knob} stays as it is from now on, and the other knobs are searched: {why}"
+        for knob, why in unsupported_knobs([record]).items()
+    ]
+
+
 def without_unsupported(problem: Problem, records: Iterable[ProbeRecord]) -> Problem:
     """Return the problem without the knobs that devices refused; the same object if it has none."""
     knobs = unsupported_knobs(records)
