@@ -120,6 +120,14 @@ def _devices(samples: Sequence[PowerSample]) -> int:
     return len(several) or int(any("clock_MHz" in sample.extra for sample in samples))
 
 
+def _disagreement(window: Window, independent: bool) -> float:
+    """Return how far sampled power is from the counter, relatively; 0 if they agree or are one."""
+    if not independent or not window.energy_J > 0:
+        return 0.0
+    difference = window.sampled_energy_J / window.energy_J - 1
+    return difference if abs(difference) > AGREE else 0.0
+
+
 def _longest_gap_s(window: Window) -> float:
     times_s = [window.opened.time_s, *(s.time_s for s in window.samples), window.closed.time_s]
     return max(b - a for a, b in pairwise(times_s))
@@ -162,12 +170,8 @@ def _flags(
     unsampled_s = _longest_gap_s(window)
     if (independent or samples) and unsampled_s >= max(UNSAMPLED_S, UNSAMPLED_SHARE * length_s):
         flags.append(f"power was not sampled for {unsampled_s:.1f} of {length_s:.1f} s")
-    sampled_J = window.sampled_energy_J
-    if independent and abs(sampled_J - window.energy_J) > AGREE * window.energy_J:
-        flags.append(
-            f"energy counter and integrated power differ by "
-            f"{100 * (sampled_J / window.energy_J - 1):+.1f} %"
-        )
+    if difference := _disagreement(window, independent):
+        flags.append(f"energy counter and integrated power differ by {100 * difference:+.1f} %")
     for cause in sorted({name for s in samples for name in s.extra if name.startswith("throttle")}):
         hit = sum(1 for s in samples if s.extra.get(cause))
         if hit:
@@ -198,6 +202,8 @@ def measurement(
     delivered = delivered_of(window.samples, set_to)
     if sentence := not_applied(set_to, delivered, window.samples, window.power_W, lease):
         return NotApplied(live, sentence, delivered)
+    # Of two figures that differ nobody knows the right one, nor what was drawn at a soft edge.
+    doubted = math.hypot(_disagreement(window, independent), window.doubt)
     steps = len(window.step_times_s)
     fit = window.estimate.fit if window.estimate else None
     if fit is not None and not fit.is_linear:
@@ -215,7 +221,7 @@ def measurement(
         step_time_se_s=window.step_time_se_s,
         energy_J=window.energy_J,
         power_W=window.power_W,
-        power_se_W=window.power_se_W,
+        power_se_W=math.hypot(window.power_se_W, doubted * window.power_W),
         delivered=delivered,
         temperature_C=max(temperatures) if temperatures else None,
         flags=(*notes, *_flags(window, policy, resolution_s, independent)),
