@@ -37,7 +37,7 @@ class TrainingJob:
     Attributes:
         sequence_length: tokens per sequence, including those of its video.
         global_batch: sequences per optimizer step, over all replicas.
-        steps: number of optimizer steps to the solution; None if a script's length is unknown.
+        steps: number of optimizer steps to the solution; None if the length is unknown.
         frames: video frames per sequence, for a model that encodes them; 0 for text alone.
         steps_at: number of optimizer steps to the solution at other global batches.
         noise_scale: the gradient noise scale, sequences, which gives the steps at any global batch
@@ -75,8 +75,10 @@ class TrainingJob:
                 f'job {self.name!r} has no model; give [model] config = "PATH of a Hugging Face '
                 'config.json" (it must hold model_type)'
             )
-        for name in ("sequence_length", "global_batch", "steps"):
+        for name in ("sequence_length", "global_batch"):
             check_integer(f"{name} {where}", getattr(self, name))
+        if self.steps is not None:
+            check_integer(f"steps {where}", self.steps)
         check_options(self, where)
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
@@ -309,7 +311,7 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
             + ", ".join(included_names("models", ".json"))
         )
     try:
-        data = json.loads(source.read_text(encoding="utf-8"))
+        data = json.loads(source.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the model config {config!r}: {error}") from error
     if not isinstance(data, dict):

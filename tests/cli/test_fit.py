@@ -146,3 +146,59 @@ def test_a_doubted_plan_begins_with_the_doubt(unlisted_job, capsys, tmp_path):
     assert len(data["doubts"]) == 1
     assert data["parameter_count"] > 1e8
     assert {point["p_nondominated"] for point in data["points"]} == {None}
+
+
+LLAMA = {
+    **{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "vocab_size": 32000},
+    **{"num_attention_heads": 16, "intermediate_size": 5632, "max_position_embeddings": 2048},
+}
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_model_alone_is_answered_with_what_was_assumed(capsys, tmp_path, mark) -> None:
+    file = tmp_path / "small" / "config.json"
+    file.parent.mkdir()
+    file.write_text(mark + json.dumps(LLAMA), encoding="utf-8")
+    for name in (file, file.parent):
+        code, out, _ = run(capsys, f"{name} --cluster a100-8")
+        assert code == 0
+        assert out.startswith("Predicted, not measured: small on a100-8")
+        assert "assumed: 2,048 tokens a sequence, 256 sequences a step, AdamW in bf16" in out
+        assert "whole training" not in out  # of unknown length
+    code, out, _ = run(capsys, f"{file} --cluster a100-8 --sequence-length 512 --global-batch 8")
+    assert "assumed: AdamW in bf16, all parameters trained\n" in out
+
+
+def test_a_model_of_the_cache_is_found_by_its_name(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--some--model-1.5"
+    for revision, layers in (("old", 8), ("new", 16)):
+        (folder / "snapshots" / revision).mkdir(parents=True)
+        config = folder / "snapshots" / revision / "config.json"
+        config.write_text(json.dumps({**LLAMA, "num_hidden_layers": layers}))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("old")  # not the newest
+    _, out, _ = run(capsys, "some/model-1.5 --cluster a100-8 --json")
+    block = 4 * 2048**2 + 3 * 2048 * 5632 + 2 * 2048
+    assert json.loads(out)["parameter_count"] == 2 * 32000 * 2048 + 8 * block + 2048
+    code, out, err = run(capsys, "some/other --cluster a100-8")
+    assert (code, out) == (2, "")
+    assert "hf download some/other config.json" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[1]", "a JSON object"), ("{}", "names no model_type"), ("{", "cannot read")],
+)
+def test_a_json_file_that_is_no_model_is_one_sentence(capsys, tmp_path, text, words) -> None:
+    (tmp_path / "config.json").write_text(text)
+    code, out, err = run(capsys, f"{tmp_path / 'config.json'} --cluster a100-8")
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_batch_of_a_job_can_be_another(capsys) -> None:
+    _, out, _ = run(capsys, "qwen2.5-7b dp8 mb1 zero3 --cluster a100-8 --global-batch 16 --json")
+    assert json.loads(out)["largest_micro_batch"]["likely"] <= 2

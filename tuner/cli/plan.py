@@ -76,6 +76,8 @@ def _fit(args: argparse.Namespace) -> int:
         configuration=Configuration.of(values_of(knobs)) if knobs else None,
         space=args.space,
         gpus=args.gpus,
+        sequence_length=args.sequence_length,
+        global_batch=args.global_batch,
     )
     windows: dict[str, Any] = {}
     if args.run is not None:
@@ -103,7 +105,8 @@ def add(commands: Commands) -> None:
         "what",
         nargs="*",
         metavar="[JOB] KNOB=VALUE",
-        help="job file or name, and knobs (default: plain data parallelism)",
+        help="job file or name, or a model's config.json, folder or name in transformers' cache; "
+        "and knobs (default: plain data parallelism)",
     )
     add_shared(parser, "--cluster")
     add(
@@ -111,6 +114,18 @@ def add(commands: Commands) -> None:
         type=int,
         metavar="N",
         help="number of GPUs of the cluster's kind (default: the cluster's)",
+    )
+    add(
+        "--sequence-length",
+        type=int,
+        metavar="N",
+        help="tokens of a sequence (default: the job's; of a model alone, up to 4,096)",
+    )
+    add(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="sequences of an optimizer step (default: the job's; of a model alone, 256)",
     )
     add(
         "--space",

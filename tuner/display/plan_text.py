@@ -110,6 +110,7 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
         f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
         f"{said.configuration.world_size} of {said.cluster.devices} {said.cluster.device.plural}",
         f"  {said.configuration.short}",
+        *(f"  {sentence}" for sentence in said.assumed),
         *(f"  {sentence}" for sentence in states_lines(said.job)),
         f"  {_verdict(said)}",
         *_host(said),

@@ -25,6 +25,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, job_of
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.model_names import is_model, job_of_model
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import SearchSpace, load_space
 
@@ -97,6 +98,7 @@ class Fit:
             those that differ in the fewest knobs, then faster ones that differ in more; empty if
             this one surely fits.
         doubts: sentences on what of the model no formula describes (`ModelFacts.doubts`).
+        assumed: sentences on what a model alone does not give.
     """
 
     job: TrainingJob
@@ -115,6 +117,7 @@ class Fit:
     known_error: tuple[str, ...]
     parameter_count: int
     doubts: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> float:
@@ -139,6 +142,7 @@ class Fit:
             "job": self.job.name,
             "parameter_count": self.parameter_count,
             "doubts": list(self.doubts),
+            "assumed": list(self.assumed),
             "cluster": self.cluster.name,
             "precision": self.job.precision,
             "program": asdict(self.job.program),
@@ -176,30 +180,27 @@ def fit(
     configuration: Configuration | str | None = None,
     space: str = "full",
     gpus: int | None = None,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
 ) -> Fit:
     """Predict whether a job fits in memory, with what to spare, and what would make it fit.
 
     Args:
-        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job.
+        job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Also a
+            model alone: its config.json, the folder of that, or its name in transformers' cache.
         cluster: a `Cluster`, a name or path, or "auto" for the machine this runs on.
         configuration: what to change of the configuration that a user would run without tuning, a
             `Configuration` or its short name ("dp8 mb4 zero1"); on as many GPUs as it allows.
         space: name or path of the search space whose configurations may be the change.
+        sequence_length, global_batch: instead of the job's; of a model alone, instead of what is
+            assumed.
 
     Raises:
         InputError: the input is wrong, the model is unknown, or the configuration cannot train
             this job on this cluster; one sentence.
     """
-    job = job_of(job)
-    if not job.is_modelled:
-        raise InputError(
-            f"whether job {job.name!r} fits cannot be predicted: its model and sequence length "
-            "are not known"
-        )
-    leased = cluster = cluster_of(cluster)
-    if gpus is not None:
-        cluster = enlarged(cluster, gpus)
-        leased = replace(cluster, devices_per_node=min(gpus, cluster.devices_per_node))
+    job, assumed = _job_of(job, sequence_length, global_batch)
+    cluster, leased = _clusters(cluster_of(cluster), gpus)
     if isinstance(configuration, str):
         configuration = Configuration.parse(configuration)
     configuration = changed_default(job, leased, configuration or Configuration(Settings()))
@@ -226,7 +227,33 @@ def fit(
         ),
         parameter_count=facts_of(job).parameters,
         doubts=facts_of(job).doubts,
+        assumed=assumed,
     )
+
+
+def _clusters(cluster: Cluster, gpus: int | None) -> tuple[Cluster, Cluster]:
+    """Return the cluster with room for so many GPUs, and the part of it that a default uses."""
+    if gpus is None:
+        return cluster, cluster
+    larger = enlarged(cluster, gpus)
+    return larger, replace(larger, devices_per_node=min(gpus, larger.devices_per_node))
+
+
+def _job_of(
+    named: TrainingJob | str | Path | None, sequence_length: int | None, global_batch: int | None
+) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Return the job that is named, and what was assumed of it."""
+    if isinstance(named, str | Path) and is_model(str(named)):
+        return job_of_model(str(named), sequence_length=sequence_length, global_batch=global_batch)
+    job = job_of(named)
+    if not job.is_modelled:
+        raise InputError(
+            f"whether job {job.name!r} fits cannot be predicted: its model and sequence length "
+            "are not known"
+        )
+    if sequence_length is not None:
+        job = replace(job, sequence_length=sequence_length)
+    return job if global_batch is None else replace(job, global_batch=global_batch), ()
 
 
 def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.ndarray:

@@ -1,0 +1,113 @@
+"""Jobs of models that are named without a job file: a config.json, a folder of one, a hub's name.
+
+What such a name does not give is assumed, and every assumption is a sentence. A name is looked up
+in the cache that transformers fills; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.model_facts import ModelFacts
+
+#: Sequences of an optimizer step, and the longest sequence in tokens, where nothing says them.
+BATCH, TOKENS = 256, 4096
+_CONFIG = "config.json"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_model(text: str) -> bool:
+    """Return True if a word names a model and no job file or shipped job."""
+    path = Path(text)
+    if path.suffix == ".json" or (path / _CONFIG).is_file():
+        return True
+    return bool(_NAME.fullmatch(text)) and path.suffix != ".toml" and not path.exists()
+
+
+def job_of_model(
+    text: str, *, sequence_length: int | None = None, global_batch: int | None = None
+) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Return the job of a named model, and what was assumed of it.
+
+    Raises:
+        InputError: the model is not on this machine, or its configuration cannot be read.
+    """
+    file = _config_file(text)
+    config = _read(file)
+    positions = ModelFacts.from_config(config).positions
+    length = sequence_length or min(positions or TOKENS, TOKENS)
+    given = {"--sequence-length": sequence_length, "--global-batch": global_batch}
+    chosen = {
+        "--sequence-length": f"{length:,} tokens a sequence",
+        "--global-batch": f"{global_batch or BATCH:,} sequences a step",
+    }
+    unsaid = [option for option, value in given.items() if value is None]
+    words = [chosen[option] for option in unsaid] + ["AdamW in bf16"]
+    how = f"; {' and '.join(unsaid)} change it" if unsaid else ""
+    name = text.strip("/").rpartition("/")[2] if file.name == _CONFIG else file.stem
+    if name == _CONFIG:
+        name = file.resolve().parent.name
+    job = TrainingJob(
+        name=name or "model",
+        model=config,
+        sequence_length=length,
+        global_batch=global_batch or BATCH,
+    )
+    return job, (f"assumed: {', '.join(words)}, all parameters trained{how}",)
+
+
+def _config_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_file():
+        return path
+    if (path / _CONFIG).is_file():
+        return path / _CONFIG
+    if path.suffix == ".json" or not _NAME.fullmatch(text):
+        raise InputError(f"there is no model config {text}; name a config.json or its folder")
+    found = _cached(text)
+    if found is None:
+        raise InputError(
+            f"the model {text} is not in transformers' cache {_cache()}; fetch its configuration "
+            f"by `hf download {text} {_CONFIG}`, or name the folder that has it"
+        )
+    return found
+
+
+def _cache() -> Path:
+    """Return the folder in which transformers keeps what it fetched."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(cache).expanduser()
+
+
+def _cached(name: str) -> Path | None:
+    """Return a model's configuration in the cache, of the main revision or else of the newest."""
+    folder = _cache() / f"models--{name.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    if main.is_file():
+        file = folder / "snapshots" / main.read_text(encoding="utf-8").strip() / _CONFIG
+        if file.is_file():
+            return file
+    found = [file for file in folder.glob(f"snapshots/*/{_CONFIG}") if file.is_file()]
+    return max(found, key=lambda file: file.stat().st_mtime, default=None)
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the model config {file}: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidValue(f"model config {file}", type(data).__name__, "a JSON object")
+    if "model_type" not in data:
+        raise InputError(
+            f"{file} names no model_type, so it is not the config.json of a Hugging Face model"
+        )
+    return data
