@@ -114,8 +114,7 @@ SECOND_DAY = {
     15: Finding(15, "SuperOffload's worker is a second CUDA process that nothing counts"),
     16: Finding(
         16,
-        "calls that drivers of CUDA 14 lack; power profiles of Blackwell",
-        remains="the power of a GB200 module, which two GPUs may share",
+        "calls that drivers of CUDA 14 lack; power profiles of Blackwell; modules of two GPUs",
     ),
     5: Finding(5, "ranks share one core under Slurm, and nothing looks"),
     6: Finding(6, "the binding of today's command is dropped, and none is offered"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -50,6 +51,8 @@ LOOK_MAX_S = 0.5
 USUAL_PERIOD_S = 0.1
 #: How long a counter is compared with the GPU's and the module's power where NVML offers both.
 TRIAL_S = 0.5
+#: Superchips with two GPUs to a processor (NVIDIA GB200 and GB300 data sheets).
+TWO_ON_A_MODULE = re.compile(r"\bGB[23]00\b")
 #: NVML averages power over so long where it does not tell the instant one (Ampere and later).
 AVERAGED_S = 1.0
 #: An answer that fails once in some thousand calls is asked for again after this: NVML's "unknown
@@ -168,17 +171,22 @@ class NvmlMeter:
             self._powers = {gpu.uuid: self._find_power(gpu) for gpu in self.gpus}
             self._sources = [self._find_source(gpu) for gpu in self.gpus]
             self._smooth = [gpu.smooths_power for gpu in self.gpus]
+            self._modules = any(self._tells_the_module_only(gpu) for gpu in self.gpus)
+            if self._modules and any(TWO_ON_A_MODULE.search(gpu.name) for gpu in self.gpus):
+                raise MeterError(
+                    f"{self.gpus[0].name} tells the power of its module only, and two GPUs share "
+                    "a module, so that their sum would count it twice; update the driver"
+                )
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
         sampled = sum(isinstance(source, Integral) for source in self._sources)
-        modules = any(self._tells_the_module_only(gpu) for gpu in self.gpus)
         self.info = MeterInfo(
             name="nvml",
-            scope="module" if modules else "gpu",
+            scope="module" if self._modules else "gpu",
             source=self._describe(sampled, sample_period_s),
             host="the superchips' modules: this driver does not tell the GPUs from their processors"
-            if modules
+            if self._modules
             else "none of the host: the GPUs' boards alone, idle ones of the lease included",
             independent=sampled < len(self.gpus)
             and all(power is not None for power in self._powers.values()),

@@ -19,7 +19,7 @@ from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError
 from tuner.workload.meters.base import PowerSample, device_states
 from tuner.workload.meters.timeline import Timeline
-from tuner.workload.node.rank_group import ServerError
+from tuner.workload.node.rank_group import NoAnswer, ServerError
 from tuner.workload.probe import Failure, Measurement
 from tuner.workload.scripts.evidence import batches_seen
 from tuner.workload.trace import write_power_samples
@@ -35,6 +35,8 @@ def failure_of(
     log_tail: Callable[[], str],
 ) -> Failure:
     """Return the failure of a probe that this error ended."""
+    if isinstance(error, NoAnswer):  # a build that takes too long, or a machine that hangs
+        return Failure("node", f"ranks could not be started: {error}", log_tail())
     if isinstance(error, ServerError):
         detail = error.detail or log_tail()
         return Failure("crash", f"ranks could not be started: {error}", detail)

@@ -24,6 +24,10 @@ class ServerError(RuntimeError):
         self.message, self.detail, self.kind = message, detail, kind
 
 
+class NoAnswer(ServerError):
+    """The fork server did not answer in time; whatever it does, no configuration has caused it."""
+
+
 @dataclass(frozen=True)
 class Event:
     """A message of a rank, or the end of its process."""

@@ -25,7 +25,7 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.command_group import CommandGroup
 from tuner.workload.node.ops import BUILD_LIMIT_S, TorchBuild, extensions_dir, remove_stale_locks
-from tuner.workload.node.rank_group import RankGroup, ServerError
+from tuner.workload.node.rank_group import NoAnswer, RankGroup, ServerError
 from tuner.workload.node.rights import refuse_sudo, without_secrets
 from tuner.workload.platforms import PLATFORMS, Platform
 
@@ -302,7 +302,7 @@ class RankServer:
                 if "error" in answer:
                     raise ServerError(answer["error"], answer["traceback"], kind=answer["kind"])
                 return answer
-        raise ServerError(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
+        raise NoAnswer(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
 
     def _log_text(self) -> str:
         if self._error_log is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -149,3 +150,28 @@ def test_finding_15_a_superchip_that_tells_its_modules_power_only_is_no_gpu_mete
     assert meter.info.scope == ("module" if only_module else "gpu")
     assert ("processors" in meter.info.host) == only_module
     meter.close()
+
+
+MODULE_ONLY = {"gpu_scope": 0, "module_W": 120.0, "counter_is_module": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "refused"),
+    [
+        ("NVIDIA GB200", {**MODULE_ONLY, "usage_is_module": True}, True),
+        ("NVIDIA GB300", {**MODULE_ONLY, "usage_is_module": True}, True),
+        ("NVIDIA GB200", {}, False),  # whose driver tells the GPUs' own power
+        ("NVIDIA GH200 480GB", {**MODULE_ONLY, "usage_is_module": True}, False),  # one GPU each
+        ("NVIDIA GB2000", {**MODULE_ONLY, "usage_is_module": True}, False),
+    ],
+)
+def test_second_day_16_a_module_of_two_gpus_is_not_counted_twice(
+    twin_node: Callable[..., TwinNode], name: str, told: dict[str, Any], refused: bool
+) -> None:
+    """second_day_16: the sum over two GPUs of one module would hold its power twice."""
+    node = twin_node(*(TwinGpu(name=name, **told) for _ in range(2)))
+    if refused:
+        with pytest.raises(MeterError, match="two GPUs share a module"):
+            NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
+    else:
+        NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep).close()
