@@ -35,7 +35,7 @@ _OWN = (
 )
 #: Variables that are read when a communicator is made, after the ranks were forked. Others may be
 #: read when torch is imported, which a forked rank has behind it.
-_READ_LATE = re.compile(r"(NCCL|RCCL|GLOO)_\w+")
+_READ_LATE = re.compile(r"(NCCL|RCCL|GLOO)_\w+|OMP_NUM_THREADS")
 
 
 def _values(configuration: Configuration, knobs: Sequence[Knob]) -> list[tuple[Knob, Value]]:

@@ -185,6 +185,11 @@ class LaunchableJob(ABC):
         """True if the program needs the hook wherever a core is a device."""
         return False
 
+    @property
+    def threads_today(self) -> int:
+        """Threads of a rank where a core is a device, as far as each has cores for them."""
+        return 1
+
     # ---- other commands
 
     @abstractmethod

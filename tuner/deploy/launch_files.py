@@ -241,7 +241,7 @@ def _launch_sh(launch: Launch, program: Program) -> str:
         about += _filled(
             "refuse_long.sh", PROGRAM=built_in, MOST=most, FILE="launch.sh"
         ).splitlines()
-    environment = _environment(cluster, nodes, ranks)
+    environment = _environment(cluster, nodes, ranks, launchable(job, cluster).threads_today)
     if program.exports:
         environment.append("export " + " ".join(program.exports))
     return _filled(
@@ -287,7 +287,7 @@ def _named(launch: Launch) -> dict[str, str]:
     return {"JOB": one_line(launch[1].name), "CONFIGURATION": one_line(launch[0].short)}
 
 
-def _environment(cluster: Cluster | None, nodes: int, ranks: int) -> list[str]:
+def _environment(cluster: Cluster | None, nodes: int, ranks: int, threads: int) -> list[str]:
     lines = [
         'export PATH="$(dirname -- "$python"):$PATH"  # ninja, where an op is compiled',
         # A folder that the user has set is kept: the probes used it too.
@@ -299,7 +299,8 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int) -> list[str]:
         share = f"$(( cores > {ranks} ? cores / {ranks} : 1 ))"
         cores = _filled("usable_cores.sh").splitlines()
         return [*lines, *cores, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
-    lines.append("export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1")
+    threads = max(1, min(threads, cluster.devices_per_node // ranks))  # as in the probes
+    lines.append(f"export DS_ACCELERATOR=cpu OMP_NUM_THREADS={threads}")
     if nodes == 1:
         lines.append("export GLOO_SOCKET_IFNAME=lo")
     return lines

@@ -184,6 +184,7 @@ class StudyRequest(JobRequest):
         """Return the problem, the run folder and the request; a script is started once."""
         from tuner.problem.from_job import cluster_of, problem_of_job
         from tuner.problem.study_spec import parse_space
+        from tuner.workload.scripts.threads import with_threads
 
         asked, name, script = self, self.name, self.script
         inspected: ScriptJob | None = None
@@ -207,7 +208,11 @@ class StudyRequest(JobRequest):
             asked = replace(asked, space=parse_space(before))
         problem = problem_of_job(asked, plan=self.simulated)
         if inspected is not None and len(problem.candidates) < 2 and before is None:
-            raise _nothing_to_try(inspected, script.command if script else "")
+            if (threaded := with_threads(inspected, cluster)) is None:
+                raise _nothing_to_try(inspected, script.command if script else "")
+            say("nothing of the script itself can be set, so the threads of a rank are searched")
+            asked = replace(asked, job=threaded)
+            problem = problem_of_job(asked, plan=self.simulated)
         if problem.length is None:
             self.constraints.require_limits_of_a_step()
         if self.simulated:
@@ -425,7 +430,7 @@ def _nothing_to_try(job: ScriptJob, command: str) -> NothingToTry:
     return NothingToTry(
         f"nothing to try: of the script {job.name!r} nothing can be turned here\n"
         + "".join(f"  {sentence}\n" for sentence in job.why_nothing())
-        + "Give it something to turn, for example\n"
-        + f"  tuner optimize --knob NAME=VALUE,VALUE -- {command or shlex.join(job.words)} "
-        + "--option {NAME=VALUE}"
+        + f"What it uses as it is: tuner run -- {command or shlex.join(job.words)}\n"
+        + "An argument of the script that may change is a knob: --knob NAME=VALUE,VALUE with "
+        + "{NAME=VALUE} in the command (docs/your-script.md)"
     )

@@ -27,8 +27,6 @@ from .tally import place
 ATTACH = "JOULEFRONT_ATTACH"
 #: Place of a rank's number in its words.
 _OF_RANK = re.compile(r"\{(?:local_)?rank\}")
-#: Options of Python whose value is a word of its own.
-_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 #: Packages that take long to import.
 _HEAVY = {"accelerate", "datasets", "deepspeed", "lightning", "pytorch_lightning", "transformers"}
 #: Errors of a launcher whose rank failed: an effect, whose cause is the rank's.
@@ -123,8 +121,8 @@ def _change_words(typed: Sequence[str], changed: Sequence[str]) -> bool:
     Python has read its own options already, and sys.argv holds the program and its arguments.
     Return True if it is such a rank.
     """
-    own = sys.orig_argv[-len(typed) :] if typed else []
-    if len(own) < len(typed) or not _is_interpreter(sys.orig_argv[: -len(typed)]):
+    own = program_words(sys.orig_argv)  # not their end: a launcher's words hold a rank's
+    if not typed or len(own) != len(typed):
         return False
     numbers: set[str] = set()
     for mine, word in zip(own, typed, strict=True):
@@ -139,13 +137,19 @@ def _change_words(typed: Sequence[str], changed: Sequence[str]) -> bool:
     return True
 
 
-def _is_interpreter(words: Sequence[str]) -> bool:
-    # True for Python and its own options. A launcher's words end with those of its ranks, too.
-    options = words[1:]
-    return all(
-        word.startswith("-") or earlier in _WITH_VALUE
-        for earlier, word in zip(words, options, strict=False)
-    )
+def program_words(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a Python process without the interpreter and its options.
+
+    Python reads options up to the script, `-m` or `-c`; `-W` and `-X` take a value (python --help).
+    """
+    words = list(command[1:])
+    while words and words[0].startswith("-") and words[0] not in ("-", "-m", "-c"):
+        option = words.pop(0)
+        if option in ("-W", "-X", "--check-hash-based-pycs") and words:
+            words.pop(0)
+        elif found := re.fullmatch(r"-[^-WXmc]*([mc])(.*)", option):  # -um MODULE, -mMODULE
+            return (f"-{found[1]}", *filter(None, [found[2]]), *words)
+    return tuple(words)
 
 
 def _report_lack_of_torch(other: str) -> None:

@@ -170,12 +170,15 @@ class RankLaunch:
         if why := self._platform.why_few_cores(granted, place.ranks):
             raise InputError(why)
         bound = self._bound(place.ranks)
+        given = start.env.get("OMP_NUM_THREADS", "")
+        threads = int(given) if given.isdigit() and int(given) else self.job.threads_today
+        threads = max(1, min(threads, len(cores) // max(place.ranks, 1)))
         specs, node_rank = [], place.first // max(place.ranks, 1)
         for rank in range(place.first, place.first + place.ranks):
             log = self.folder / f"rank{rank}.log"
             log.unlink(missing_ok=True)
             own = bound[rank - place.first] if bound else {}
-            if not own and (kept := self._platform.rank_cores(rank, cores)):
+            if not own and (kept := self._platform.rank_cores(rank - place.first, cores, threads)):
                 own = {"cpus": kept}
             specs.append(
                 RankSpec(

@@ -165,8 +165,13 @@ class Platform:
         """Return what may slow down this number of ranks on this node, one sentence each."""
         return ()
 
-    def rank_cores(self, rank: int, cores: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the granted cores to which an unbound rank keeps; empty for all."""
+    def rank_cores(self, rank: int, cores: Sequence[int], threads: int) -> tuple[int, ...]:
+        """Return those of the granted cores to which an unbound rank keeps; empty for all.
+
+        Args:
+            rank: its number on this node.
+            threads: that it computes with where a core is a device.
+        """
         return ()
 
     def rank_environment(

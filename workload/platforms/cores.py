@@ -77,13 +77,15 @@ class Cores(Platform):
     def contention(self, pids: Sequence[int]) -> CpuContention | None:
         return CpuContention(pids, os.sched_getaffinity(0))
 
-    def rank_cores(self, rank: int, cores: Sequence[int]) -> tuple[int, ...]:
-        return (cores[rank % len(cores)],)
+    def rank_cores(self, rank: int, cores: Sequence[int], threads: int) -> tuple[int, ...]:
+        first = rank * threads % len(cores)
+        return tuple(cores[first : first + threads])
 
     def rank_environment(
         self, env: Mapping[str, str], ranks: int, own: int, interface: str
     ) -> Mapping[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ""}  # a node may have GPUs beside the cores in use
+        # A node may have GPUs beside the cores in use.
+        return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(max(own, 1))}
 
     def cluster(self, host: Host) -> Cluster:
         device = load_device(host.core)

@@ -9,6 +9,7 @@ more unchanged. What was seen becomes the `ScriptFacts` of a `ScriptJob`.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -139,7 +140,8 @@ def _when(record: ProbeRecord) -> str:
 
 
 def _last_words(failure: Failure) -> str:
-    last = (failure.log_tail.strip().splitlines() or [""])[-1].strip()
+    lines = [line.strip() for line in failure.log_tail.splitlines()]
+    last = next((line for line in reversed(lines) if re.search(r"\w", line)), "")
     told = not last or last in failure.message or failure.message in last
     return "" if told else f': "{last[:200]}"'
 

@@ -16,6 +16,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
+from tuner.workload.hook.attached import program_words
 from tuner.workload.scripts.launchers.secrets import hidden
 from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher
 
@@ -113,21 +114,6 @@ class Observation:
 def _is_program(words: Sequence[str]) -> bool:
     text = " ".join(words[:2])
     return bool(words) and "multiprocessing" not in text and "default_worker.py" not in text
-
-
-def program_words(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a Python process without the interpreter and its options.
-
-    Python reads options up to the script, `-m` or `-c`; `-W` and `-X` take a value (python --help).
-    """
-    words = list(command[1:])
-    while words and words[0].startswith("-") and words[0] not in ("-", "-m", "-c"):
-        option = words.pop(0)
-        if option in ("-W", "-X", "--check-hash-based-pycs") and words:
-            words.pop(0)
-        elif found := re.fullmatch(r"-[^-WXmc]*([mc])(.*)", option):  # -um MODULE, -mMODULE
-            return (f"-{found[1]}", *filter(None, [found[2]]), *words)
-    return tuple(words)
 
 
 def _without_number(word: str) -> str:

@@ -15,6 +15,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.workload.node.rank_launch import LINES
 from tuner.workload.probe import INSPECTIONS
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.evidence import batches_seen
 from tuner.workload.scripts.inspection import (
     Look,
     RunProbe,
@@ -111,16 +112,18 @@ def inspect_observed(
     else each probe starts the whole command.
     """
     script = seen.script
+    assert script.observation is not None
+    threads = script.observation.threads
     blank, why = blank_job(script, cluster), seen.why_as_it_stands
     look = Look(run, folder, say)
     if not why:
         job, why = _of_ranks(seen, blank, look, cluster=cluster)
         if not why:
-            return job
+            return replace(job, frame=replace(job.frame, threads=threads))
     say(f"each probe starts your command as it stands: {why}")
     whole = replace(blank, whole=True)
     job = job_of_facts(script, whole, seen.facts, seen.first_step_s)
-    job = replace(job, frame=replace(job.frame, ranks_stay=why))
+    job = replace(job, frame=replace(job.frame, ranks_stay=why, threads=threads))
     return proven(job, seen.facts, look, devices=cluster.devices_per_node)
 
 
@@ -148,5 +151,9 @@ def _of_ranks(
     again = look(blank, blank.baseline)
     if isinstance(again, str):
         return job, f"{alone} do not train ({again})"
-    other = difference(job, facts, again)
-    return job, f"{alone} {other}" if other else ""
+    if other := difference(job, facts, again):
+        return job, f"{alone} {other}"
+    if not job.frame.micro_batch and batches_seen(again).micro_batch:  # one look counted nothing
+        job = job_of_facts(script, blank, again, seen.first_step_s)
+        job = proven(job, again, look, devices=devices)
+    return job, ""

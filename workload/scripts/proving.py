@@ -134,7 +134,8 @@ def _arguments(today: _Today) -> dict[str, Argument]:
 def difference(job: ScriptJob, facts: Mapping[str, Any], again: Mapping[str, Any]) -> str:
     """Return how a launch trained otherwise than another one with the same words, or ""."""
     counted, seen = batches_seen(facts), batches_seen(again)
-    if (counted.micro_batch, counted.accumulation) != (seen.micro_batch, seen.accumulation):
+    parts = (counted.micro_batch, seen.micro_batch), (counted.accumulation, seen.accumulation)
+    if any(one and other and one != other for one, other in parts):  # 0 is not known
         return (
             f"train {seen.micro_batch} samples x {seen.accumulation} backward passes and not "
             f"{counted.micro_batch} x {counted.accumulation}"

@@ -36,6 +36,8 @@ from tuner.workload.scripts.script_facts import LAUNCH, Launcher
 from tuner.workload.scripts.script_training import ScriptTraining
 from tuner.workload.scripts.today import facts_today
 
+#: Knob that is added where nothing else of a command can be set (`tuner.workload.scripts.threads`).
+THREADS = "threads"
 #: Variables of a probe, of which nothing is logged.
 _QUIET_ENV = {
     "WANDB_MODE": "disabled",
@@ -217,6 +219,11 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         return self.frame.on_deepspeed
 
     @property
+    def threads_today(self) -> int:
+        """Threads of a rank as it was observed."""
+        return self.frame.threads or 1
+
+    @property
     def needed_modules(self) -> tuple[str, ...]:
         """The modules that a node must have; the script may be plain torch."""
         return ("torch",)
@@ -299,7 +306,8 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         folder = str(Path(script.cwd).resolve())
         if (self.line, self.folder) != (script.line, folder):
             return None
-        declared = self.declares(script.knobs)
+        added = [knob for knob in self.knobs if knob.name == THREADS and not script.knobs]
+        declared = self.declares([*script.knobs, *added])
         if _ways(declared) != _ways(self):
             return None
         return replace(declared, steps=script.steps or self.steps, secrets=script.secrets)

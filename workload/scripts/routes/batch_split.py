@@ -54,7 +54,8 @@ class BatchSplit(Route):
     def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Return which part of the split cannot follow."""
         frame = job.frame
-        would = f"({{gradient_accumulation={frame.accumulation or 'N'}}} in the command would)"
+        name = f"{{gradient_accumulation={frame.accumulation or 'N'}}}"
+        would = f"(an argument of the script for it, written {name}, would)"
         if knob == "data_parallel":
             by = frame.owner or "the script"
             return frame.ranks_stay or (
