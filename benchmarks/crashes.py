@@ -38,7 +38,7 @@ HELD_OUT = {
     "activation_checkpointing": ("none", "selective", "full"),
 }
 #: Probes after today's configuration.
-PROBES = (3, 4, 10)
+PROBES = (3, 4)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def causes(knobs: dict[str, tuple[Value, ...]]) -> dict[str, Callable[[Settings]
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--searches", type=int, default=12)
+    parser.add_argument("--searches", type=int, default=6)
     count = parser.parse_args().searches
     for title, knobs in (("seen", SEEN), ("held out", HELD_OUT)):
         for probes in PROBES:
