@@ -112,6 +112,14 @@ LINES: tuple[tuple[str, int, tuple[str, ...]], ...] = (
         ("train.py", "--local_rank={local_rank}", "--bs", "8"),
     ),
     ("python train.py --bs 8 # the first try", 1, ONE),
+    ("timeout 1h python train.py --bs 8", 1, ONE),
+    ("ionice -c 3 python train.py --bs 8", 1, ONE),
+    ("bash -lc 'python train.py --bs 8'", 1, ONE),
+    ("{ python train.py --bs 8; } 2> errors |& tee log", 1, ONE),
+    ("test -f train.py && python train.py --bs 8 || echo failed", 1, ONE),
+    ("while true; do python train.py --bs 8; break; done", 1, ONE),
+    ("env OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 ddp.py --bs 8", 2, TWO),
+    ("torchrun --nproc_per_node 2 -m ddp --bs 8", 2, ("-m", "ddp", "--bs", "8")),
     ("./train.py --bs 8", 1, ("./train.py", "--bs", "8")),
     ("python 'train.py' --bs=8 \"--note=it's a; $HOME\"'$x'", 1, ("train.py", "--bs=8", NOTED)),
     ("PYTHONPATH=.:$PYTHONPATH python train.py --bs 8", 1, ONE),
@@ -236,7 +244,7 @@ def verdict(folder: Path, line: str, ranks: int, words: tuple[str, ...]) -> str:
 def verdict_on_refusal(folder: Path, line: str, parts: tuple[str, ...]) -> str:
     """Return "refused", "misread" or "unclear" for a line of which no rank can be observed."""
     try:
-        seen = observe(folder, line, limit_s=4.0)
+        seen = observe(folder, line, limit_s=30.0)
     except InputError as error:
         clear = all(part in str(error) for part in parts)
         return "refused" if clear else f"unclear: {error}"
