@@ -20,6 +20,8 @@ from benchmarks.figures import Figure, arguments, publish
 from tuner.search_spaces import built_model
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.library_count import facts_in_library
+from tuner.search_spaces.model_facts import ModelFacts
+from tuner.search_spaces.parameter_count import is_listed
 
 #: Mappings of transformers whose families are compared.
 MAPPINGS = (
@@ -35,6 +37,7 @@ class Families:
     Attributes:
         wrong: with another number of parameters than the model that transformers builds.
         not_counted: that transformers builds and that were refused.
+        silent: that the formulas describe without a doubt, and otherwise than the library.
         doubted: counted, with a doubt on activations and time.
         refused: whose own class cannot build its default configuration.
     """
@@ -42,6 +45,7 @@ class Families:
     counted: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     not_counted: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
     doubted: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
@@ -85,7 +89,7 @@ def compare_families() -> Families:
     models, refused = default_models()
     answers = answers_of({name: config for name, (config, _) in models.items()})
     found = Families(refused=refused)
-    for name, (_, parameters) in models.items():
+    for name, (config, parameters) in models.items():
         try:
             facts = facts_in_library(name, answers[name])
         except InputError as error:
@@ -97,7 +101,16 @@ def compare_families() -> Families:
             found.wrong.append(name)
         if facts["doubts"]:
             found.doubted.append(name)
+        if is_listed(config, name) and not _agree(config, facts):
+            found.silent.append(name)
     return found
+
+
+def _agree(config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Return True if the formulas describe a model as the library does."""
+    ours = vars(ModelFacts.from_config(config))
+    same = all(ours[name] == value for name, value in facts.items() if name != "family")
+    return same and ours["family"].gated == facts["family"].gated
 
 
 def fit_s(*arguments_: str) -> float:
@@ -119,6 +132,7 @@ def main() -> None:
             Figure("families_counted", len(found.counted), "count"),
             Figure("families_built", len(found.counted) + len(found.not_counted), "count"),
             Figure("parameters_wrong", len(found.wrong), "count"),
+            Figure("silent_doubts", len(found.silent), "count"),
             Figure("families_doubted", len(found.doubted), "count"),
             Figure("fit_s", fit_s("qwen2.5-7b", "--cluster", "a100-8"), "s"),
         ],

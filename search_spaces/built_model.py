@@ -25,6 +25,8 @@ _MAPPINGS = (
     *("MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
     *("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
 )
+#: Parts of the paths of experts that every token visits.
+_SHARED = ("shared_expert", "shared_mlp")
 #: Keys of each size in configurations of text models, the first that is given.
 _SIZES = {
     "hidden": ("hidden_size",),
@@ -216,6 +218,11 @@ def _kinds(held: _Model) -> list[dict[str, Any]]:
                     for p, owner, w in every
                     if held.multiplies(p, w)
                 ),
+                "shared": sum(
+                    w.numel()
+                    for p, _, w in every
+                    if held.multiplies(p, w) and any(name in p for name in _SHARED)
+                ),
                 "unusual": sorted({p for p, owner, w in every if _unusual(held, p, owner, w)}),
             }
         )
@@ -250,6 +257,7 @@ def _counts(model: Any) -> dict[str, Any]:
     total = _numel(unique.values())
     tied = projection is not None and projection is table_weight
     tables = {id(w): w for w in (projection, table_weight) if w is not None}
+    one_each = [[w] for w in tables.values()]
     rest = [w for key, w in unique.items() if key not in in_blocks and key not in tables]
     return {
         "class": type(model).__name__,
@@ -263,7 +271,7 @@ def _counts(model: Any) -> dict[str, Any]:
         "expert_parameters": _numel(experts.values()),
         "other_parameters": _numel(rest),
         "largest_layer": max(
-            _numel(part) for part in [[], *(b.parameters() for b in held.blocks), tables.values()]
+            [0, *map(_numel, [*(b.parameters() for b in held.blocks), *one_each])]
         ),
         "tied": tied,
         "learned_positions": held.learned_positions(table_weight),

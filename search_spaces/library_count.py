@@ -100,6 +100,7 @@ def facts_in_library(model_type: str, answer: Mapping[str, Any]) -> dict[str, An
         "tied": answer["tied"],
     }
     gated, unlike = _plain_blocks(sizes, answer["kinds"])
+    visited = max((kind["shared"] for kind in answer["kinds"]), default=0)
     attending = sum(kind["layers"] for kind in answer["kinds"] if kind["attends"])
     counts = ("parameters", "active_parameters", "matmul_parameters", "head_parameters")
     blocks = ("block_parameters", "expert_parameters", "largest_layer")
@@ -110,6 +111,7 @@ def facts_in_library(model_type: str, answer: Mapping[str, Any]) -> dict[str, An
         "family": Family(gated=gated, learned_positions=answer["learned_positions"]),
         "exact": True,
         "attending": attending / answer["layers"],
+        "shared": visited // ((3 if gated else 2) * hidden),
         "doubts": (*unlike, *_other_doubts(sizes, answer)),
     }
 
@@ -142,7 +144,7 @@ def _gates(sizes: Mapping[str, Any], kind: Mapping[str, Any]) -> set[int]:
     if not kind["attends"] or kind["type"] not in _ATTENTION or kind["unusual"]:
         return set()
     hidden, width = sizes["hidden"], sizes["heads"] * sizes["head_dim"]
-    attention = hidden * (2 * width + 2 * sizes["kv_heads"] * sizes["head_dim"])
+    attention = hidden * (2 * width + 2 * sizes["kv_heads"] * sizes["head_dim"]) + kind["shared"]
     experts = sizes["experts_per_token"] * sizes["expert"] * hidden
     found = set()
     for matrices in (2, 3):

@@ -197,6 +197,7 @@ class ModelFacts(Sizes):
         exact: True if the family is listed, so that the count equals that of transformers' model.
         lora: adapters beside those parameters, which are then frozen; None if all are trained.
         attending: share of the blocks that have attention.
+        shared: width of the experts that every token visits beside `experts_per_token`; 0 if none.
         doubts: sentences on what the figures of this model rest on that is not known; empty if its
             parameters are counted exactly and its blocks are those that the formulas describe.
     """
@@ -211,6 +212,7 @@ class ModelFacts(Sizes):
     vision: VisionFacts | None = None
     lora: LoRAFacts | None = None
     attending: float = 1.0
+    shared: int = 0
     doubts: tuple[str, ...] = ()
 
     @classmethod
@@ -245,6 +247,11 @@ class ModelFacts(Sizes):
     def intermediate(self) -> int:
         """Width of a dense MLP, or of one expert if there are experts."""
         return self.expert
+
+    @property
+    def visited_width(self) -> int:
+        """Width of all the experts that a token visits, or of the dense MLP."""
+        return self.intermediate * max(self.experts_per_token, 1) + self.shared
 
     @property
     def gated(self) -> bool:
@@ -336,7 +343,7 @@ def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
 _UNKNOWN: Any = {item.name: 0 for item in fields(ModelFacts)} | {
     **{"model_type": "unknown", "family": Family(gated=False), "exact": False, "tied": False},
     **{"layers": sys.maxsize, "positions": None, "vision": None, "lora": None},
-    **{"attending": 1.0, "doubts": ()},
+    **{"attending": 1.0, "doubts": (), "shared": 0},
 }
 UNKNOWN_MODEL = ModelFacts(**_UNKNOWN)
 

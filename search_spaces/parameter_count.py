@@ -168,6 +168,7 @@ def count_parameters(config: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "head_parameters": table + projections,
         "block_parameters": blocks.total,
         "expert_parameters": blocks.experts,
+        "shared": _shared_width(config, sizes) or 0,
         "largest_layer": max(blocks.largest, table),
     }
 
@@ -185,7 +186,7 @@ def _count_blocks(config: Mapping[str, Any], sizes: Sizes, *, norms: int) -> _Bl
     expert_matrices, expert_biases = _mlp(config, sizes, sizes.expert)
     expert = expert_matrices + expert_biases
     router = sizes.hidden * experts
-    width = _size(config, "shared_intermediate") if sizes.family.shared_expert else None
+    width = _shared_width(config, sizes)
     shared = 0 if width is None else sum(_mlp(config, sizes, width)) + sizes.hidden  # its gate
     every = attention + small + router + shared
     rest = (layers - sparse) * dense
@@ -197,6 +198,13 @@ def _count_blocks(config: Mapping[str, Any], sizes: Sizes, *, norms: int) -> _Bl
         experts=sparse * experts * expert,
         largest=max(dense, every + experts * expert),
     )
+
+
+def _shared_width(config: Mapping[str, Any], sizes: Sizes) -> int | None:
+    """Return the width of the expert that every token visits; None if there is none."""
+    if not sizes.family.shared_expert or not sizes.experts:
+        return None
+    return _size(config, "shared_intermediate")
 
 
 def _attention(config: Mapping[str, Any], sizes: Sizes) -> tuple[int, int]:

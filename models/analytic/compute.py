@@ -90,7 +90,7 @@ def activation_bytes_per_token(setup: Setup, t: np.ndarray, *, kept: bool = True
     whole = element * 4 * h + dropout
     gated = 3 if kept and setup.program.fused_blocks else 4
     values = gated if facts.gated else 1 if kept and facts.model_type in RELU else 2
-    between = facts.intermediate * k * values
+    between = facts.visited_width * values
     copies = element * k * h if facts.experts else 0.0
     every = (whole + copies) / sharded_over(setup, t) + element * (2 * q + 2 * kv + between) / t
     return np.asarray(every - _not_kept(setup) if kept and facts.lora else every)
@@ -114,7 +114,7 @@ def _not_kept(setup: Setup) -> float:
     if not lora.mlp:
         values += facts.hidden * (max(facts.experts_per_token, 1) if facts.experts else 1)
         if facts.model_type not in RELU:  # ReLU keeps its output, the last product's input
-            values += facts.intermediate * max(facts.experts_per_token, 1)
+            values += facts.visited_width
     return setup.element * values
 
 
@@ -176,13 +176,13 @@ class Passes:
         scores = CAUSAL_SHARE * tokens * 4 * s * width * facts.attending / t
         flops = tokens * 2 * matrix
         local_experts = facts.experts / e if facts.experts else np.ones_like(e)
+        local_experts = local_experts + (facts.shared > 0)
         products = ATTENTION_PRODUCTS + (3 if facts.gated else 2) * local_experts
         # Weights once a pass (every local expert's), inputs and outputs of each product, which stay
         # in bf16 where the products are in FP8.
         in_fp8 = launches.fp8 > 0
         weights = self._block_weights() * np.where(in_fp8, 1 / element, 1.0)
-        visits = max(facts.experts_per_token, 1)
-        values = 2 * tokens * (facts.hidden + (2 * width + facts.intermediate * visits) / t)
+        values = 2 * tokens * (facts.hidden + (2 * width + facts.visited_width) / t)
         values = values * np.where(in_fp8, (1 + element) / (2 * element), 1.0)
         operands = element * (weights + values)
         streamed = 2 * tokens * activation_bytes_per_token(setup, t, kept=False)

@@ -264,7 +264,7 @@ def _products_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
     # (`KEPT_OPERATORS` of the training program), and the block's input.
     facts, element, k = setup.facts, setup.element, max(setup.facts.experts_per_token, 1)
     q, kv = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
-    between = facts.intermediate * k * (2 if facts.gated else 1)
+    between = facts.visited_width * (2 if facts.gated else 1)
     scores = 0 if setup.program.fused_attention else setup.job.sequence_length * facts.heads
     whole = facts.hidden * (2 + k)
     if facts.lora is not None:  # adapters' products

@@ -73,7 +73,8 @@ CONFIGS = [
 CROSSED = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 101, "add_cross_attention": True}
 #: Configurations on which a simpler rule would be wrong, by what they are.
 ADVERSARIES = {
-    "llama": {**SMALL, "model_type": "llama", "tie_word_embeddings": False},
+    # Two tables that are each larger than a block.
+    "llama": {**SMALL, "model_type": "llama", "tie_word_embeddings": False, "vocab_size": 5000},
     "small encoder": {**GEMMA3, "text_config": {**GEMMA3["text_config"], "vocab_size": 500_000}},
     "differential": {"model_type": "diffllama", **SMALL},
     "foreign class": {
@@ -81,6 +82,17 @@ ADVERSARIES = {
         "architectures": ["BertForMaskedLM", "os.systemFor", 3],
     },
     "foreign key": {"model_type": "bloom", **SMALL, "num_key_value_heads": 2},
+    "shared expert": {
+        **{"model_type": "qwen2_moe", **SMALL, "num_experts": 8, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 20, "shared_expert_intermediate_size": 36},
+        "decoder_sparse_step": 1,
+    },
+    "shared expert and latent attention": {
+        "model_type": "deepseek_v3",
+        **SMALL,
+        **LATENT,
+        **EXPERTS,
+    },
     "undivided": {"model_type": "bloom", **SMALL, "num_attention_heads": 7, "n_head": 7},
 }
 
@@ -171,6 +183,18 @@ def test_a_plain_model_is_counted_as_by_the_formulas(answers):
     assert found["family"].gated
 
 
+def test_a_shared_expert_is_described_and_latent_attention_beside_it_is_not(answers):
+    found = facts_of_answer(answers, "shared expert")
+    expected = vars(ModelFacts.from_config(ADVERSARIES["shared expert"]))
+    assert found["shared"] == expected["shared"] == 36
+    assert not found["doubts"]
+    for name in ("parameters", "matmul_parameters", "active_parameters", "expert_parameters"):
+        assert found[name] == expected[name]
+    latent = facts_of_answer(answers, "shared expert and latent attention")
+    assert latent["shared"] == 20
+    assert latent["doubts"]
+
+
 def test_an_encoder_of_a_small_share_is_doubted(answers):
     """A rule by its share of the parameters would overlook it."""
     facts = facts_of_answer(answers, "small encoder")
@@ -241,3 +265,4 @@ def test_every_family_that_transformers_can_build_is_counted():
     assert len(found.counted) >= 230
     assert found.wrong == []
     assert found.not_counted == []
+    assert found.silent == []

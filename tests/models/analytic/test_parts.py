@@ -17,6 +17,7 @@ from tuner.models.analytic.communication import (
     link_of,
     transfer_s,
 )
+from tuner.models.analytic.compute import activation_bytes_per_token
 from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.models.analytic.layout import cut, end_weights, read_layout
 from tuner.models.analytic.model import AnalyticModel, PowerModel, Program
@@ -24,7 +25,7 @@ from tuner.models.analytic.step import step_parts
 from tuner.search_spaces.cluster import cluster_names, device_names, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.search_spaces.job import job_names, load_job
+from tuner.search_spaces.job import TrainingJob, job_names, load_job
 from tuner.search_spaces.model_facts import ModelFacts, facts_of
 
 CLUSTER = load_cluster("gh200-32")
@@ -125,6 +126,21 @@ def test_recomputing_a_block_costs_the_host_more_than_its_operators() -> None:
         assert full - every_other == pytest.approx(every_other - without)
         own = constants.recompute_operators * constants.operator_s * layers
         assert full - without > own > 0  # compiled blocks are checkpointed by the same code
+
+
+def test_an_expert_that_every_token_visits_is_kept_beside_the_others() -> None:
+    config = {"model_type": "qwen2_moe", "hidden_size": 64, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101}
+    config |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    config |= {"intermediate_size": 96}
+    with_shared = {**config, "shared_expert_intermediate_size": 40}
+    kept = []
+    for model_config in (with_shared, config):
+        job = TrainingJob("moe", model_config, sequence_length=128, global_batch=8, steps=1)
+        setup = AnalyticModel(job, CLUSTER).setup
+        kept.append(float(activation_bytes_per_token(setup, np.array([1.0]))[0]))
+    # Gate, up, the activated gate and their product, in 16 bits; no router's copies.
+    assert kept[0] - kept[1] == 4 * 40 * 2
 
 
 def test_a_partition_that_does_not_fit_the_model_is_refused() -> None:
