@@ -225,7 +225,7 @@ class RayExecutor:
 
     def prepare(self) -> None:
         """Import the frameworks on every node; drop those that cannot; InputError if none can."""
-        self._say("importing torch, deepspeed and transformers, once for all probes")
+        self._say("preparing each node: what the job imports is imported once for all probes")
         self.pool.prepare()
 
     def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:

@@ -193,7 +193,7 @@ def test_the_baseline_is_what_the_user_runs(tmp_path: Path) -> None:
 
 def test_a_value_that_the_script_cannot_take_is_refused(tmp_path: Path) -> None:
     own = job("train.py", tmp_path, replace(FRAMEWORK, follows=False, client_optimizer="Lion"))
-    assert "makes its batches itself" in own.refused(Configuration.of(micro_batch=2))[0]
+    assert "was found that sets its batch size" in own.refused(Configuration.of(micro_batch=2))[0]
     assert "async" in own.refused(Configuration.of(optimizer_offload="async", zero_stage=3))[-1]
 
 

@@ -184,8 +184,9 @@ def test_nothing_to_turn_ends_after_the_look(
     assert main([*words, "--", str(tmp_path / "train.py")]) == 1
     said = capsys.readouterr().err
     assert "nothing to try: of the script 'train' nothing can be turned here" in said
-    assert "--knob NAME=VALUE,VALUE -- " in said
-    assert "micro_batch: the script makes its batches itself" in said
+    assert f"What it uses as it is: tuner run -- {tmp_path / 'train.py'}" in said
+    assert "--knob NAME=VALUE,VALUE with {NAME=VALUE} in the command" in said
+    assert "micro_batch: no argument of the script was found that sets its batch size" in said
 
 
 def test_a_script_is_no_job_file(capsys: pytest.CaptureFixture[str]) -> None:

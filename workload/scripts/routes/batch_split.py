@@ -55,11 +55,11 @@ class BatchSplit(Route):
         """Return which part of the split cannot follow."""
         frame = job.frame
         name = f"{{gradient_accumulation={frame.accumulation or 'N'}}}"
-        would = f"(an argument of the script for it, written {name}, would)"
+        would = f"(if an argument of the script sets it, write {name} in its place)"
         if knob == "data_parallel":
             by = frame.owner or "the script"
             return frame.ranks_stay or (
-                f"on fewer ranks the global batch would shrink, for {by} sets the accumulation "
+                f"on other ranks the global batch would change, for {by} keeps its accumulation "
                 f"{would}"
                 if job.global_batch
                 else NO_BATCH
@@ -67,11 +67,11 @@ class BatchSplit(Route):
         if self._stays(job):
             return frame.micro_batch_stays
         if self.sets_micro_batch(job):
-            return f"the accumulation cannot follow it {would}" if job.global_batch else NO_BATCH
+            return f"the accumulation does not follow it {would}" if job.global_batch else NO_BATCH
         by = "the script" if frame.owner in ("", "accelerate", "lightning") else frame.owner
         return (
-            f"{by} makes its batches itself ({{micro_batch={frame.micro_batch or 'N'}}} in the "
-            "command would set it)"
+            f"no argument of {by} was found that sets its batch size (if one does, write "
+            f"{{micro_batch={frame.micro_batch or 'N'}}} in its place)"
         )
 
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:

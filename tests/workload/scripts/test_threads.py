@@ -1,0 +1,66 @@
+"""Threads of a rank as the knob of scripts of which nothing else can be set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.declared import Knob
+from tuner.testing.scripts import CPU, script_job
+from tuner.workload.platforms.cores import Cores
+from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.threads import with_threads
+
+
+def job_of(folder: Path, threads: int, ranks: int = 1, *knobs: Knob) -> ScriptJob:
+    frame = ScriptFacts(kind="torch", micro_batch=4, accumulation=1, counted=True, threads=threads)
+    return replace(script_job("train.py", folder, frame, knobs), devices=ranks)
+
+
+@pytest.mark.parametrize(
+    ("threads", "ranks", "cores", "values"),
+    [
+        (8, 1, 8, (1, 2, 4, 8)),
+        (6, 1, 6, (1, 3, 6)),
+        (2, 2, 8, (1, 2, 4)),
+        (1, 4, 4, None),  # each rank has one core
+        (16, 1, 8, (1, 2, 4, 8, 16)),  # more than there are cores, as today
+        (0, 1, 8, None),  # not observed
+        (1, 1, 1, None),
+    ],
+)
+def test_numbers_up_to_the_cores_of_a_rank(
+    tmp_path: Path, threads: int, ranks: int, cores: int, values: tuple[int, ...] | None
+) -> None:
+    job = with_threads(job_of(tmp_path, threads, ranks), replace(CPU, devices_per_node=cores))
+    assert (job and job.knobs[0].values) == values
+    if job is not None:
+        assert job.knobs[0].baseline == threads
+        start = job.start(job.baseline, tmp_path / "probe")
+        assert start.env["OMP_NUM_THREADS"] == str(threads)
+
+
+def test_a_knob_of_the_users_for_the_same_variable_stands(tmp_path: Path) -> None:
+    own = Knob("omp", (1, 2), how="env:OMP_NUM_THREADS")
+    assert with_threads(job_of(tmp_path, 2, 1, own), replace(CPU, devices_per_node=8)) is None
+
+
+def test_gpus_have_other_knobs(tmp_path: Path) -> None:
+    gpu = Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0)
+    assert with_threads(job_of(tmp_path, 8), Cluster("gpus", gpu, devices_per_node=8)) is None
+
+
+@pytest.mark.parametrize(
+    ("threads", "expected"),
+    [(1, [(0,), (1,), (2,), (3,)]), (2, [(0, 1), (2, 3)]), (4, [(0, 1, 2, 3)])],
+)
+def test_ranks_keep_to_as_many_cores_as_they_have_threads(
+    threads: int, expected: list[tuple[int, ...]]
+) -> None:
+    platform = Cores()
+    ranks = range(len(expected))
+    assert [platform.rank_cores(rank, range(4), threads) for rank in ranks] == expected
