@@ -33,18 +33,20 @@ from tuner.workload.meters.gpus import (
     open_nvml,
     visible_gpus,
 )
-from tuner.workload.meters.settling import SILENT_S, Integral, LostJoules, Settling
+from tuner.workload.meters.settling import (
+    LOOK_S,
+    SETTLE_MAX_S,
+    SILENT_S,
+    Edge,
+    Integral,
+    LostJoules,
+)
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.probe import MeterInfo
 
 #: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this
 #: explains at no more than a power that no GPU draws is a wrap.
 WRAP_MJ, MOST_W = 2**32, 3000.0
-#: A counter is watched this often for its next update, and power without a counter is sampled so
-#: often meanwhile.
-LOOK_S, SAMPLE_S = 0.001, 0.01
-#: At a window's edge the counter is watched at most this long: a 1 s average takes a second.
-SETTLE_MAX_S = 1.5
 #: The update period is looked for at most this long.
 LOOK_MAX_S = 0.5
 #: The update period of the slowest counters (ML.ENERGY blog).
@@ -101,40 +103,6 @@ class _Counter:
         elif now_s - self._moved_s > SILENT_S:
             raise LostJoules(f"{which} has not moved for {now_s - self._moved_s:.1f} s")
         return (value_mJ - self._start_mJ) / 1000
-
-
-class _Edge:
-    """The energy of one source at a window's edge, watched while its GPU is idle."""
-
-    def __init__(self, source: _Counter | Integral, now_s: float, *, smooths: bool) -> None:
-        self._source, self._settling = source, Settling(smooths=smooths)
-        self._counts = isinstance(source, _Counter)
-        self._first_J = self._last_J = source.energy_J(now_s)
-        self._looked_s = now_s
-        if not self._counts:
-            self._settling.add(now_s, self._last_J)
-
-    def look(self, clock: Callable[[], float]) -> bool:
-        """Look for an update; return True if the source counts the idle power alone."""
-        now_s = clock()
-        if self._counts:
-            value_J = self._source.energy_J(now_s)
-            if value_J != self._last_J:  # it was updated between the two looks
-                self._settling.add((self._looked_s + now_s) / 2, value_J)
-            self._last_J, self._looked_s = value_J, now_s
-        elif now_s - self._looked_s >= SAMPLE_S:
-            self._last_J, self._looked_s = self._source.energy_J(now_s), now_s
-            self._settling.add(now_s, self._last_J)
-        return self._settling.settled
-
-    def energy_J(self, at_s: float) -> float:
-        """Return the energy at a time; the value when watching began if it never changed."""
-        value_J = self._settling.energy_J(at_s)
-        return self._first_J if value_J is None else value_J
-
-    def doubt_J(self, called_s: float) -> float:
-        """Return the joules that power which still falls may have added since a time."""
-        return self._settling.doubt_J(called_s, self._first_J)
 
 
 def _module_W(gpu: Gpu) -> float:
@@ -297,7 +265,12 @@ class NvmlMeter:
         with self._reading():
             called_s = self._clock()
             edges = [
-                _Edge(source, self._clock(), smooths=smooths)
+                Edge(
+                    source,
+                    self._clock(),
+                    counts=isinstance(source, _Counter),
+                    smooths=smooths,
+                )
                 for source, smooths in zip(self._sources, self._smooth, strict=True)
             ]
             waiting = dict(enumerate(edges))

@@ -6,6 +6,7 @@ Independent of the vendor: a source is read by time, and says when it was update
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from tuner.workload.meters.base import MeterError
 
@@ -20,6 +21,20 @@ ALIKE = 0.05
 #: By now a source that lags has counted the work's last joules: filters and updates of NVML's
 #: counters take up to 0.1 s each.
 LAG_S = 0.2
+
+
+#: A counter is watched this often for its next update, and power without a counter is sampled so
+#: often meanwhile.
+LOOK_S, SAMPLE_S = 0.001, 0.01
+#: At a window's edge the counter is watched at most this long: a 1 s average takes a second.
+SETTLE_MAX_S = 1.5
+
+
+class EnergySource(Protocol):
+    """Source of joules since it was opened."""
+
+    def energy_J(self, now_s: float) -> float:
+        """Return the joules now."""
 
 
 class LostJoules(MeterError):
@@ -136,3 +151,39 @@ class Settling:
         if (fall := self._fall(at_s)) is None:
             return 0.0
         return (fall[1] - fall[2]) * (self._updates[-1][0] - at_s)
+
+
+class Edge:
+    """The energy of one source at a window's edge, watched while its GPU is idle."""
+
+    def __init__(
+        self, source: EnergySource, now_s: float, *, counts: bool, smooths: bool = False
+    ) -> None:
+        self._source, self._settling = source, Settling(smooths=smooths)
+        self._counts = counts
+        self._first_J = self._last_J = source.energy_J(now_s)
+        self._looked_s = now_s
+        if not self._counts:
+            self._settling.add(now_s, self._last_J)
+
+    def look(self, clock: Callable[[], float]) -> bool:
+        """Look for an update; return True if the source counts the idle power alone."""
+        now_s = clock()
+        if self._counts:
+            value_J = self._source.energy_J(now_s)
+            if value_J != self._last_J:  # it was updated between the two looks
+                self._settling.add((self._looked_s + now_s) / 2, value_J)
+            self._last_J, self._looked_s = value_J, now_s
+        elif now_s - self._looked_s >= SAMPLE_S:
+            self._last_J, self._looked_s = self._source.energy_J(now_s), now_s
+            self._settling.add(now_s, self._last_J)
+        return self._settling.settled
+
+    def energy_J(self, at_s: float) -> float:
+        """Return the energy at a time; the value when watching began if it never changed."""
+        value_J = self._settling.energy_J(at_s)
+        return self._first_J if value_J is None else value_J
+
+    def doubt_J(self, called_s: float) -> float:
+        """Return the joules that power which still falls may have added since a time."""
+        return self._settling.doubt_J(called_s, self._first_J)

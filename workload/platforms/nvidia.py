@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
@@ -31,6 +32,7 @@ from tuner.workload.meters.gpus import (
     visible_gpus,
 )
 from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.meters.superchip import SuperchipMeter, channels
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -81,7 +83,20 @@ class Nvidia(Platform):
         return "cpu" if on_twin() else "cuda"
 
     def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
-        return {"nvml": lambda: NvmlMeter(environ=self.environ)}
+        found = {"superchip": self._superchip} if channels(self._hwmon) else {}
+        return {**found, "nvml": lambda: NvmlMeter(environ=self.environ)}
+
+    @property
+    def _hwmon(self) -> Path:
+        return self.sys / "class" / "hwmon"
+
+    def _superchip(self) -> Meter:
+        gpus = NvmlMeter(environ=self.environ)
+        try:
+            return SuperchipMeter(gpus, len(gpus.gpus), root=self._hwmon)
+        except BaseException:
+            gpus.close()
+            raise
 
     def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
         """Return the governor; it leaves clocks alone unless `Cluster.clock_control` is set."""

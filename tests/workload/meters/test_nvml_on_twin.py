@@ -10,7 +10,8 @@ import pytest
 from benchmarks.twin.energy import window_error
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters import MeterError
-from tuner.workload.meters.nvml import NvmlMeter, Settling
+from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.meters.settling import Settling
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
