@@ -120,6 +120,17 @@ def test_a_value_that_is_being_tried_is_not_tried_at_once_again() -> None:
     assert planned([(ONE, None), (ONE + 1, None)], in_flight=[TWO]).data_parallel == 1
 
 
+MEMORY = Failure("out_of_memory", "no memory")
+
+
+def test_larger_micro_batches_than_one_that_ran_out_of_memory_come_last() -> None:
+    probes = [(ONE, None), (ONE + 1, MEMORY)]
+    assert planned(probes) != EVERY[ONE + 2]
+    every_smaller = [*probes, (TWO, None), (TWO + 1, None), (TWO + 2, None)]
+    assert planned(every_smaller) == EVERY[ONE + 2]  # an allocator may take less for it
+    assert planned([(ONE, MEMORY), (ONE + 1, None)]).micro_batch <= 4
+
+
 def test_what_crashed_twice_comes_behind_everything_else_and_is_never_closed() -> None:
     probes = [(ONE, None), (TWO, ERROR), (TWO + 1, ERROR)]
     assert planned(probes).data_parallel == 1

@@ -33,7 +33,7 @@ from tuner.search.candidate_pool import CandidatePool
 from tuner.search.crash_causes import LAST, CrashCauses
 from tuner.search.observations import Observations
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
-from tuner.search.put_off import SlackLimits, UnreachedClocks
+from tuner.search.put_off import LargerBatches, SlackLimits, UnreachedClocks
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import ProbeRecord
@@ -99,6 +99,7 @@ class CandidatePlanner(ProbePlanner):
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
         self.crash_causes = CrashCauses(candidates.launches)
+        self.larger_batches = LargerBatches(candidates.launches)
         self._pool = CandidatePool(
             self.surrogates, candidates, self._members, self._launch_of, self._rng
         )
@@ -120,7 +121,7 @@ class CandidatePlanner(ProbePlanner):
         if wanted := self._to_try(closed):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
-        closed = closed | self._put_last(state, closed)
+        closed = closed | self._put_last(state, observations, closed)
         launched, fresh = self._launches(observations, closed)
         if self._starting(observations, fresh) or not observations.measured:
             return self._start_plan(closed, launched, fresh, chances)
@@ -178,12 +179,16 @@ class CandidatePlanner(ProbePlanner):
         chances = self._fits(observations) * self.unreached_clocks.chances(observations)
         chances *= self.slack_limits.chances(observations.measured)
         chances *= self.crash_causes.chances(state.records)[self._launch_of]
+        chances *= self.larger_batches.chances(observations)[self._launch_of]
         return self._closed(observations), chances
 
-    def _put_last(self, state: PlanningState, closed: np.ndarray) -> np.ndarray:
-        """Return which candidates come behind the other open ones, because they may crash, (n,)."""
+    def _put_last(
+        self, state: PlanningState, observations: Observations, closed: np.ndarray
+    ) -> np.ndarray:
+        """Return which candidates come last, because they hardly train, (n,)."""
         records, open_launches = state.records, np.unique(self._launch_of[~closed])
         last = self.crash_causes.chances(records) < LAST
+        last |= self.larger_batches.chances(observations) < LAST
         if last[open_launches].all():
             last[:] = False
         if self.design.one_new_value:

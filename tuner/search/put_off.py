@@ -172,6 +172,31 @@ def _limit_W(configuration: Configuration) -> float:
     return float(limit) if isinstance(limit, int | float) else np.nan
 
 
+class LargerBatches:
+    """Launches that take more memory than one that ran out of it: all is equal, and more samples.
+
+    They come last and are not closed: an allocator may need less for a larger batch.
+    """
+
+    def __init__(self, launches: Sequence[Settings]) -> None:
+        self._sizes = np.array([Configuration(each).micro_batch for each in launches])
+        numbers: dict[Settings, int] = {}
+        others = (
+            Settings({name: value for name, value in each.items() if name != "micro_batch"})
+            for each in launches
+        )
+        self._like = np.array([numbers.setdefault(each, len(numbers)) for each in others])
+
+    def chances(self, observations: Observations) -> np.ndarray:
+        """Return the probability that each launch fits, as far as the smaller ones tell."""
+        chances = np.ones(len(self._sizes))
+        for launch, peak in observations.peak_bytes.items():
+            if math.isinf(peak):
+                larger = (self._like == self._like[launch]) & (self._sizes > self._sizes[launch])
+                chances[larger] = DOUBT**4
+        return chances
+
+
 class UnreachedClocks:
     """Candidates at clocks that the devices do not reach."""
 
