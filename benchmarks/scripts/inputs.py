@@ -195,6 +195,7 @@ def _texts(folder: Path) -> None:
     text = folder / "text"
     text.mkdir()
     (text / "wikitext-2.txt").write_text("\n".join(sentences(8000)))
+    (text / "plays.txt").write_text("\n".join(["O God, O God!", *sentences(2000)]))
     (text / "names.txt").write_text("\n".join(_words()))
     _lines(folder / "wikitext" / "train.jsonl", ({"text": line} for line in sentences(2000)))
     _lines(folder / "wikitext" / "validation.jsonl", ({"text": line} for line in sentences(64)))
