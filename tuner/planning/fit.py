@@ -192,8 +192,8 @@ def fit(
         configuration: what to change of the configuration that a user would run without tuning, a
             `Configuration` or its short name ("dp8 mb4 zero1"); on as many GPUs as it allows.
         space: name or path of the search space whose configurations may be the change.
-        sequence_length, global_batch: instead of the job's; of a model alone, instead of what is
-            assumed.
+        sequence_length: instead of the job's; of a model alone, instead of what is assumed.
+        global_batch: likewise.
 
     Raises:
         InputError: the input is wrong, the model is unknown, or the configuration cannot train

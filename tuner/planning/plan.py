@@ -104,7 +104,7 @@ class PlanTable:
     gpus: tuple[int, ...]
     probes: tuple[int, ...]
     attainment: Mapping[str, Any]
-    parameter_count: int = 0
+    parameter_count: int | None = None
     doubts: tuple[str, ...] = ()
 
 

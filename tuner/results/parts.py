@@ -383,7 +383,7 @@ class PlanFacts:
     # configurations whose measurement would reduce the uncertainty of the front most, the baseline
     # first.
     probes: tuple[Configuration, ...] = ()
-    parameter_count: int = 0
+    parameter_count: int | None = None
     # sentences on what of the model no formula describes
     doubts: tuple[str, ...] = ()
 
