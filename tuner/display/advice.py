@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tuner.display.micro_batch import micro_batch_sentence
 from tuner.formatting import (
     Units,
     change,
@@ -151,7 +150,7 @@ def details(result: Result) -> tuple[str, ...]:
     advice, baseline = result.recommendation, result.baseline
     if advice is None or baseline is None:
         return ()
-    lines = [text] if (text := micro_batch_sentence(result)) else []
+    lines = []
     if advice.action == "train" and advice.promising is not None:
         text = _expected(result, advice.promising, result.judged.p_better(advice.promising))
         lines.append(f"{text}{_more_text(advice)}.")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.columns import ENERGY, TEXT, WITH_INTERVAL, Text
+from tuner.display.micro_batch_text import micro_batch_lines
 from tuner.display.plan_text import doubt_lines, plan_lines, probe_lines, share_lines
 from tuner.display.view import View, figure_texts
 from tuner.formatting import (
@@ -294,6 +295,8 @@ def answer_lines(result: Result) -> list[str]:
         nothing = f"Nothing was {view.found}, so there is nothing to recommend."
         return [nothing, *_failures(result), *stopped, *_next(result)]
     lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *advice_lines(result)]
+    if (found := result.micro_batch) is not None:
+        lines += micro_batch_lines(found)
     if not result.choice.met:
         lines.append(result.choice.sentence)
     lines += _menu_lines(view)

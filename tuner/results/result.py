@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.results.judge import Judge
+    from tuner.results.micro_batch import MicroBatchAnswer
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
     from tuner.search_spaces.today_facts import TodayFacts
@@ -55,7 +56,7 @@ _IN_JSON = (
     *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
     *("baseline", "spent", "steps", "limits", "request", "failures", "leave_one_out", "progress"),
     *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
-    *("today", "about", "report", "plan"),
+    *("today", "about", "report", "plan", "micro_batch"),
 )
 
 
@@ -125,6 +126,16 @@ class Result:
         if self.job is None:
             return None
         return self.job.today_facts(self.baseline.configuration if self.baseline else None)
+
+    @property
+    def micro_batch(self) -> MicroBatchAnswer | None:
+        """The fastest and the largest safe micro-batch; None unless space `micro-batch` was
+        searched."""
+        from tuner.results.micro_batch import is_searched, micro_batch_answer
+
+        if self.job is None or not is_searched(self.about):
+            return None
+        return micro_batch_answer(self.judged, self.failures, self.job, self.cluster)
 
     @property
     def headline(self) -> str:
