@@ -22,7 +22,7 @@ def test_every_key_is_documented_and_every_documented_one_is_there(make) -> None
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     found = json.loads(json.dumps(strict_json(make().to_json()), allow_nan=False, default=str))
-    assert found.keys() == documented
+    assert found.keys() == documented - {"parameter_count", "doubts"}  # of a plan alone
     assert found["schema"] == JSON_SCHEMA
     point = found["points"][0]
     for name in re.findall(r"`(\w+)`", section.rpartition("A point has")[2]):

@@ -230,6 +230,8 @@ WRITERS: dict[str, dict[str, tuple[str, ...]]] = {
     "accelerate.accelerator": {"Accelerator": ("save_state", "save_model", "init_trackers", "log")},
     "lightning.pytorch.trainer.trainer": {"Trainer": ("save_checkpoint",)},
     "pytorch_lightning.trainer.trainer": {"Trainer": ("save_checkpoint",)},
+    "lightning.pytorch.cli": {"SaveConfigCallback": ("setup",)},  # into the logger's folder
+    "pytorch_lightning.cli": {"SaveConfigCallback": ("setup",)},
     "lightning.fabric.fabric": {"Fabric": ("save",)},
 }
 
