@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tuner.display.text import answer_lines
+from tuner.results.micro_batch import doublings
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
-from tuner.search_spaces.space import load_space
+from tuner.search_spaces.space import Candidates, load_space
 from tuner.testing.results import NVML, failed, point, result_of
 
 GIB = 2**30
@@ -20,6 +21,14 @@ LIMIT = CLUSTER.device.memory_bytes
 JOB = replace(load_job("opt-350m"), global_batch=192)
 #: Seconds of the training at each micro-batch of today's launch: a dip at 24, the best at 32.
 TIMES = {8: 100.0, 16: 90.0, 24: 110.0, 32: 70.0}
+
+
+def test_todays_micro_batch_is_doubled_before_smaller_ones_are_tried() -> None:
+    every = [Configuration.of(micro_batch=size) for size in (1, 2, 3, 4, 6, 8, 12, 24)]
+    candidates = Candidates.from_configurations(every)
+    assert [each.micro_batch for each in doublings(candidates, every[2])] == [6, 12, 24]
+    assert [each.micro_batch for each in doublings(candidates, every[7])] == []
+    assert [each.micro_batch for each in doublings(candidates, None)] == [1, 2, 4, 8]
 
 
 def launch(size: int) -> dict[str, int]:

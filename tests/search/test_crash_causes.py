@@ -131,6 +131,25 @@ def test_larger_micro_batches_than_one_that_ran_out_of_memory_come_last() -> Non
     assert planned([(ONE, MEMORY), (ONE + 1, None)]).micro_batch <= 4
 
 
+def test_of_those_to_try_first_the_larger_ones_wait_once_memory_ran_out() -> None:
+    candidates = Candidates.from_configurations(EVERY)
+    planner = CandidatePlanner(candidates, seed=0, first=[EVERY[1], EVERY[2]])
+
+    def sizes(*probes: tuple[int, Failure | None]) -> int:
+        plan = planner.plan(PlanningState(tuple(records_of(*probes))))
+        assert plan is not None
+        return plan.configurations[0].micro_batch
+
+    assert sizes((ONE, None)) == 2
+    assert sizes((ONE, None), (ONE + 1, None)) == 4
+    assert (
+        planner.plan(
+            PlanningState(tuple(records_of((ONE, None), (ONE + 1, MEMORY))))
+        ).configurations[0]
+        != EVERY[2]
+    )  # type: ignore[union-attr]
+
+
 def test_what_crashed_twice_comes_behind_everything_else_and_is_never_closed() -> None:
     probes = [(ONE, None), (TWO, ERROR), (TWO + 1, ERROR)]
     assert planned(probes).data_parallel == 1

@@ -12,6 +12,7 @@ from tuner.results.significance import Difference
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.space import Candidates
 from tuner.workload.probe import ProbeRecord
 
 #: Name of the space whose answer this is.
@@ -71,6 +72,22 @@ def is_searched(about: Mapping[str, Any]) -> bool:
     """Return whether a study's space is the micro-batch alone."""
     space = about.get("space")
     return isinstance(space, Mapping) and space.get("name") == SPACE
+
+
+def doublings(candidates: Candidates, today: Configuration | None) -> tuple[Configuration, ...]:
+    """Return the candidates of the doubled micro-batch of today, doubled again, and so on.
+
+    Each is tried before any smaller one: they are what may be faster, and the first that runs out
+    of memory leaves the larger ones for last.
+    """
+    sizes = {each.micro_batch: each for each in candidates.configurations}
+    size = 2 * today.micro_batch if today is not None else 1
+    found = []
+    while size <= max(sizes):
+        if size in sizes:
+            found.append(sizes[size])
+        size *= 2
+    return tuple(found)
 
 
 def micro_batch_answer(

@@ -118,7 +118,8 @@ class CandidatePlanner(ProbePlanner):
         closed, chances = self._closed_and_chances(state, observations)
         if closed.all():
             return None
-        if wanted := self._to_try(closed):
+        beyond = (self.larger_batches.chances(observations) < LAST)[self._launch_of]
+        if wanted := self._to_try(closed | beyond):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
         closed = closed | self._put_last(state, observations, closed)

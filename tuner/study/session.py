@@ -28,6 +28,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SamplerDesign
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
+from tuner.results.micro_batch import doublings, is_searched
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.results.state import build_result
@@ -91,6 +92,8 @@ class Session:
         _check_sampler(request)
         _check_peaks(request.constraints, problem)
         self._first = first_tries(problem.candidates, request.try_first)
+        if not self._first and is_searched(problem.identity):
+            self._first = doublings(problem.candidates, problem.baseline)
         settings = request.search
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
