@@ -24,8 +24,9 @@ from tuner.search_spaces.errors import InputError
 #: Launch settings without which nothing is said about a space; a search of a short training ends by
 #: itself after about so many.
 LEAST_TRIED = 4
-#: Probability to be better below which a candidate is not called promising.
-UNLIKELY = 0.05
+#: Probability to be better below which a candidate is not called promising: "very unlikely" in the
+#: words of Intelligence Community Directive 203 (2015).
+UNLIKELY = 0.2
 
 
 def evidence_of(judge: Judge, point: Point) -> Evidence:
