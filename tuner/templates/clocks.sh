@@ -75,6 +75,7 @@ done
 exec {ended}> >(exec {alive}>&-; read_back)  # this pipe closes likewise
 "$@" {alive}>&- {ended}>&- &
 child=$!
+[[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null  # the signal came before its number was known
 wait "$child"
 code=$?
 while kill -0 "$child" 2>/dev/null; do  # a signal ends `wait` before the command has ended

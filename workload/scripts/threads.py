@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.declared import Knob
 from tuner.workload.scripts.script_job import THREADS, ScriptJob
@@ -16,6 +18,8 @@ def with_threads(job: ScriptJob, cluster: Cluster) -> ScriptJob | None:
     """
     today, most = job.frame.threads, cluster.devices_per_node // max(job.ranks_today, 1)
     taken = any(knob.name == THREADS or knob.how == f"env:{_VARIABLE}" for knob in job.knobs)
+    # A program that computes with other threads than the variable says sets them itself.
+    taken |= os.environ.get(_VARIABLE, str(today)) != str(today)
     if cluster.device.is_gpu or not today or taken:
         return None
     values = {today, *(most >> halvings for halvings in range(most.bit_length()))}

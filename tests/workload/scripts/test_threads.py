@@ -16,6 +16,11 @@ from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.threads import with_threads
 
 
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 def job_of(folder: Path, threads: int, ranks: int = 1, *knobs: Knob) -> ScriptJob:
     frame = ScriptFacts(kind="torch", micro_batch=4, accumulation=1, counted=True, threads=threads)
     return replace(script_job("train.py", folder, frame, knobs), devices=ranks)
@@ -47,6 +52,15 @@ def test_numbers_up_to_the_cores_of_a_rank(
 def test_a_knob_of_the_users_for_the_same_variable_stands(tmp_path: Path) -> None:
     own = Knob("omp", (1, 2), how="env:OMP_NUM_THREADS")
     assert with_threads(job_of(tmp_path, 2, 1, own), replace(CPU, devices_per_node=8)) is None
+
+
+@pytest.mark.parametrize(("variable", "found"), [("8", True), ("4", False), ("4,2", False)])
+def test_a_program_that_sets_its_threads_itself_has_no_such_knob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, found: bool
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    job = with_threads(job_of(tmp_path, 8), replace(CPU, devices_per_node=8))
+    assert (job is not None) is found
 
 
 def test_gpus_have_other_knobs(tmp_path: Path) -> None:
