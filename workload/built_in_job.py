@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob, check_knobs, with_baseline
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import default_configuration
@@ -24,7 +24,7 @@ from tuner.workload.job import LaunchableJob
 from tuner.workload.node.ops import cannot_compile, extensions_dir
 from tuner.workload.node.rank_server import PRELOAD
 from tuner.workload.platforms import platform_of
-from tuner.workload.releases import why_not, why_not_program
+from tuner.workload.releases import unsupported_values, why_not, why_not_program
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.launchers.secrets import revealed
 
@@ -83,6 +83,14 @@ class BuiltInJob(LaunchableJob):
     def needed_modules(self) -> Sequence[str]:
         """The modules without which no rank starts."""
         return PRELOAD
+
+    def why_not_here(self) -> str:
+        """Return why the installed releases cannot run it."""
+        return why_not_program()
+
+    def unsupported_values(self) -> Sequence[tuple[str, str, Callable[[str, Value], bool]]]:
+        """Return what of it the installed releases lack."""
+        return unsupported_values()
 
     @property
     def shown(self) -> str:
@@ -175,6 +183,14 @@ class OwnProgram(BuiltInJob):
 
     words: tuple[str, ...] = ()
     folder: Path | None = None
+
+    def why_not_here(self) -> str:
+        """Return "": it need not be built of what the built-in program is."""
+        return ""
+
+    def unsupported_values(self) -> Sequence[tuple[str, str, Callable[[str, Value], bool]]]:
+        """Return nothing, for the same reason."""
+        return ()
 
     @property
     def shown(self) -> str:

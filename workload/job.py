@@ -8,13 +8,14 @@ ranks to start. `LaunchableJob` adds what the node that starts the ranks needs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.launchers.secrets import require
@@ -164,6 +165,14 @@ class LaunchableJob(ABC):
     @abstractmethod
     def needed_modules(self) -> Sequence[str]:
         """The modules without which no rank starts."""
+
+    def why_not_here(self) -> str:
+        """Return why the installed releases cannot run its program, a sentence; "" if they can."""
+        return ""
+
+    def unsupported_values(self) -> Sequence[tuple[str, str, Callable[[str, Value], bool]]]:
+        """Return what the installed releases lack: a phrase, why, and which knob values need it."""
+        return ()
 
     @property
     def imported_modules(self) -> Sequence[str]:

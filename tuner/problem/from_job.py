@@ -28,9 +28,8 @@ from tuner.search_spaces.space import (
     SearchSpace,
     load_space,
 )
-from tuner.workload.built_in_job import BuiltInJob, launchable
+from tuner.workload.built_in_job import launchable
 from tuner.workload.node.ops import cannot_build, cannot_compile
-from tuner.workload.releases import unsupported_values, why_not_program
 
 #: Spaces of a new run without --space: every rank holds the whole model, or its parts as well, or
 #: the experts of a mixture are divided, too.
@@ -262,18 +261,16 @@ def _leave_out_unusable_here(found: _Found, asked: Question, clocks: bool) -> Se
         found.notes.append(
             f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"
         )
-    lacking: list[tuple[str, str, Callable[[str, Value], bool]]] = []
-    if type(launchable(asked.job, cluster)) is BuiltInJob:
-        if not asked.predicted and (why := why_not_program()):
-            raise InputError(why)
-        lacking = unsupported_values()
+    started = launchable(asked.job, cluster)
+    if not asked.predicted and (why := started.why_not_here()):
+        raise InputError(why)
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""
     for what, why, needs in (
         ("optimizer_offload=cpu", no_adam, lambda *knob: knob == ("optimizer_offload", "cpu")),
         ("offload to nvme", no_drive, lambda name, value: value == "nvme"),
         ("compilation", cannot_compile(), _compiles),
-        *lacking,
+        *started.unsupported_values(),
     ):
         if why:
             kept = [c for c in found.candidates if not any(needs(*k) for k in c.launch.items())]
