@@ -216,9 +216,8 @@ def test_a_script_that_asks_for_its_configuration(bench: Bench, repo: Path, tmp_
     # Without joulefront the same file runs as ever; the launch files give it what was chosen.
     chosen = Configuration.of({**job.baseline.launch, "activation_checkpointing": "full"})
     write_launch_files((chosen, job, CLUSTER), tmp_path / "best")
-    options = tmp_path / "best" / "options.json"
-    told = json.loads(options.read_text())
-    assert told["configuration"]["activation_checkpointing"] == "full"
+    order = json.loads((tmp_path / "best" / "attach.json").read_text())
+    assert order["options"]["configuration"]["activation_checkpointing"] == "full"
 
 
 @pytest.mark.slow
