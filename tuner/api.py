@@ -113,11 +113,12 @@ def search_for(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    from tuner.executors.choose import executor_of
-    from tuner.study.session import Session
-
     with own_meter(request.meter), _receiver(progress, on_progress) as notify:
         problem, run, request = request.checked(notify).prepared(notify)
+        # Not before: a command that fails at once is told of at once.
+        from tuner.executors.choose import executor_of
+        from tuner.study.session import Session
+
         if request.plan is not None:
             from tuner.study.plan_run import probes_of_plan
 

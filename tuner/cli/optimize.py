@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 def _optimize(args: argparse.Namespace) -> int:
     from tuner.api import dry_run, search_for
-    from tuner.display.text import answer_lines
     from tuner.problem.file_starts import of_files
 
     if args.job and args.script:
@@ -63,6 +62,8 @@ def _optimize(args: argparse.Namespace) -> int:
         require_trust(args, starts)
     with progress(args) as on_progress:
         result = search_for(request, progress=False, on_progress=on_progress)
+    from tuner.display.text import answer_lines  # a command that fails needs none of it
+
     answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
     return _exit_code(result)
 

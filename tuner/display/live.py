@@ -18,7 +18,6 @@ from html import escape
 from typing import TYPE_CHECKING, TextIO, cast
 
 from tuner.display.progress import EventLines, ProgressPrinter
-from tuner.display.text import ascii_plot
 from tuner.formatting import Units, common_mark, duration, label, short
 from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
@@ -46,6 +45,8 @@ def can_be_live(stream: TextIO) -> bool:
 
 def small_plot(points: Sequence[Point], width: int = 46, height: int = 9) -> list[str]:
     """Return a plot of the points, an o for each; empty without points."""
+    from tuner.display.text import ascii_plot  # imports SciPy: once there are figures
+
     marks = [(point, "o") for point in points]
     return ascii_plot(marks, points, Units.of(points), width=width, height=height) if marks else []
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from tuner.display.text import brief_front_lines
 from tuner.formatting import Units, duration, label, number, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -143,6 +142,8 @@ class EventLines:
             f"  {event.probes} probes{count}, {spent}; "
             f"this one {number(record.wall_s)} s, its launch {number(record.launch_s)} s"
         )
+        from tuner.display.text import brief_front_lines  # imports SciPy: once there are figures
+
         front = tuple(point.configuration for point in event.front)
         if front != self._front:
             self._front = front

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from tuner.workload.accumulation import AccumulationFit, AccumulationPlan, steps_take_too_long
 from tuner.workload.measure.statistics import Z90, Reached, StepEstimate, Window, ahead_of
@@ -180,7 +180,7 @@ def fit_accumulation(points: Sequence[AccumulationPoint], own: int) -> StepEstim
     joules_se = np.hypot(power_se * time, power * time_se)
     power_wider = _wider((joules - design @ (solve @ joules)) / joules_se, free)
     # It makes a normal 90 % interval one of Student's t.
-    few = float(stats.t.ppf(0.95, max(float((n - 1).sum()) + free, 1.0))) / Z90
+    few = float(stdtrit(max(float((n - 1).sum()) + free, 1.0), 0.95)) / Z90
     # Errors of time and power of the windows are independent; both move the power of the step.
     by_power, by_time = weights * time * power_se, weights * (power - step_W) * time_se
     curvature, curvature_se = _curvature(k, time, time_se)
