@@ -98,7 +98,8 @@ failures = [
 ]
 best = Path(sys.argv[1]) / "best"
 write_launch_files(result, best, point=result.baseline.configuration)
-(command,) = [line for line in (best / "launch.sh").read_text().splitlines() if line[:4] == "exec"]
+lines = (best / "launch.sh").read_text().splitlines()
+(command,) = [line for line in lines if line[:8] == "torchrun"]
 print("ANSWER " + json.dumps({{
     "command": command,
     "devices": result.job.devices, "batch": result.job.global_batch, "nodes": nodes,
@@ -223,7 +224,7 @@ def test_a_users_script_is_probed_across_nodes_until_one_dies(
     assert kind == "node"
     assert "node" in message
     assert answer["stop"]
-    command = f"exec torchrun --nnodes 2 --nproc_per_node 1 --node_rank 0 --master_addr {HEAD} "
+    command = f"torchrun --nnodes 2 --nproc_per_node 1 --node_rank 0 --master_addr {HEAD} "
     assert answer["command"].startswith(command)
     assert len(answer["nodes"][0]) == 2  # today's configuration, on both
     named = subprocess.run(
