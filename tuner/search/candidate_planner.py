@@ -115,14 +115,14 @@ class CandidatePlanner(ProbePlanner):
     def plan(self, state: PlanningState) -> ProbePlan | None:
         """Plan the next probe; None if no candidate is left to propose."""
         observations = self._observe(state)
-        closed, chances = self._closed_and_chances(state, observations)
+        crash, larger = self._after_failures(state.records, observations)
+        closed, chances = self._closed_and_chances(observations, crash * larger)
         if closed.all():
             return None
-        beyond = (self.larger_batches.chances(observations) < LAST)[self._launch_of]
-        if wanted := self._to_try(closed | beyond):
+        if wanted := self._to_try(closed | (larger < LAST)[self._launch_of]):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
-        closed = closed | self._put_last(state, observations, closed)
+        closed = closed | self._put_last(state, closed, (crash < LAST) | (larger < LAST))
         launched, fresh = self._launches(observations, closed)
         if self._starting(observations, fresh) or not observations.measured:
             return self._start_plan(closed, launched, fresh, chances)
@@ -133,7 +133,8 @@ class CandidatePlanner(ProbePlanner):
         if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
         observations = self._observe(state, so_far)
-        closed, chances = self._closed_and_chances(state, observations)
+        crash, larger = self._after_failures(state.records, observations)
+        closed, chances = self._closed_and_chances(observations, crash * larger)
         first = self.candidates.find(so_far.request.configurations()[0])
         if first is None or not observations.measured:
             return None
@@ -174,27 +175,27 @@ class CandidatePlanner(ProbePlanner):
         useful = [*(m.candidate for m in observations.measured), *observations.pending]
         return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
 
+    def _after_failures(
+        self, records: Sequence[ProbeRecord], observations: Observations
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the probabilities of each launch not to crash, and to fit, by what failed."""
+        return self.crash_causes.chances(records), self.larger_batches.chances(observations)
+
     def _closed_and_chances(
-        self, state: PlanningState, observations: Observations
+        self, observations: Observations, trains: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         chances = self._fits(observations) * self.unreached_clocks.chances(observations)
         chances *= self.slack_limits.chances(observations.measured)
-        chances *= self.crash_causes.chances(state.records)[self._launch_of]
-        chances *= self.larger_batches.chances(observations)[self._launch_of]
+        chances *= trains[self._launch_of]
         return self._closed(observations), chances
 
-    def _put_last(
-        self, state: PlanningState, observations: Observations, closed: np.ndarray
-    ) -> np.ndarray:
-        """Return which candidates come last, because they hardly train, (n,)."""
-        records, open_launches = state.records, np.unique(self._launch_of[~closed])
-        last = self.crash_causes.chances(records) < LAST
-        last |= self.larger_batches.chances(observations) < LAST
-        if last[open_launches].all():
-            last[:] = False
+    def _put_last(self, state: PlanningState, closed: np.ndarray, hardly: np.ndarray) -> np.ndarray:
+        """Return which candidates come last, (n,), given which launches hardly train."""
+        open_launches = np.unique(self._launch_of[~closed])
+        last = hardly & (not hardly[open_launches].all())
         if self.design.one_new_value:
             first = open_launches[~last[open_launches]]
-            new = self.crash_causes.new_values(records, state.in_flight)
+            new = self.crash_causes.new_values(state.records, state.in_flight)
             last |= new > max(1, new[first].min())
         return last[self._launch_of]
 

@@ -43,6 +43,9 @@ SLACK = 1.3
 #: Probability that a rule which puts candidates last is wrong, before anything speaks for it; each
 #: observation that does multiplies it again. An assumption: nothing was fitted.
 DOUBT = 0.3
+#: Probability that a larger micro-batch fits where a smaller one did not: as of four observations
+#: that speak for it, for memory grows with the batch.
+LARGER_FITS = DOUBT**4
 #: Standard errors by which windows differ, and that are added to power.
 ERRORS = 3.0
 #: Windows agree only if their ratio, of time or power, is known to this (`ERRORS` of its errors).
@@ -193,7 +196,7 @@ class LargerBatches:
         for launch, peak in observations.peak_bytes.items():
             if math.isinf(peak):
                 larger = (self._like == self._like[launch]) & (self._sizes > self._sizes[launch])
-                chances[larger] = DOUBT**4
+                chances[larger] = LARGER_FITS
         return chances
 
 
