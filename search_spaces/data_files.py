@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
@@ -9,7 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.typed import names_a_file
 
 
@@ -42,6 +43,17 @@ def read_toml(file: Traversable, what: str) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))  # Windows writes a mark
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the {what}: {error}") from error
+
+
+def read_json_object(file: Traversable, what: str) -> dict[str, Any]:
+    """Read a file that holds an object of JSON; InputError or InvalidValue about `what` if not."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read the {what}: {error}") from error
+    if not isinstance(data, dict):
+        raise InvalidValue(what, type(data).__name__, "a JSON object")
+    return data
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ equals it, so that no choice of the tuner changes what the model learns.
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
@@ -17,7 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.data_files import check_keys, data_folder, find_file, included_names
+from tuner.search_spaces.data_files import (
+    check_keys,
+    data_folder,
+    find_file,
+    included_names,
+    read_json_object,
+)
 from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
 from tuner.search_spaces.knobs import Value
@@ -310,13 +315,7 @@ def _load_model(config: Any, beside: Path) -> dict[str, Any]:
             f"model config {config!r} is neither a file nor one of "
             + ", ".join(included_names("models", ".json"))
         )
-    try:
-        data = json.loads(source.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the model config {config!r}: {error}") from error
-    if not isinstance(data, dict):
-        raise InvalidValue(f"model config {config!r}", type(data).__name__, "a JSON object")
-    return data
+    return read_json_object(source, f"model config {config!r}")
 
 
 def job_names() -> list[str]:

@@ -6,14 +6,14 @@ in the cache that transformers fills; nothing is fetched.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.data_files import read_json_object
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import ModelFacts
 
@@ -100,12 +100,7 @@ def _cached(name: str) -> Path | None:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the model config {file}: {error}") from error
-    if not isinstance(data, dict):
-        raise InvalidValue(f"model config {file}", type(data).__name__, "a JSON object")
+    data = read_json_object(file, f"model config {file}")
     if "model_type" not in data:
         raise InputError(
             f"{file} names no model_type, so it is not the config.json of a Hugging Face model"
