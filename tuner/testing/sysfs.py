@@ -71,3 +71,11 @@ def settings_of(root: Path) -> dict[str, str]:
         *root.glob("class/powercap/*/enabled"),
     ]
     return {str(file.relative_to(root)): file.read_text().strip() for file in files}
+
+
+def make_proc(root: Path, *, total_gib: int, available_gib: int) -> Path:
+    """Make the files of a Linux /proc that tell a host's memory and control group."""
+    _write(root / "self" / "cgroup", "0::/")
+    memory = {"MemTotal": total_gib, "MemAvailable": available_gib}
+    _write(root / "meminfo", "\n".join(f"{n}: {gib * 2**20} kB" for n, gib in memory.items()))
+    return root

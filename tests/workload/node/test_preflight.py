@@ -14,6 +14,7 @@ import pynvml
 import pytest
 
 from tuner.search_spaces.cluster import load_cluster
+from tuner.testing.sysfs import make_proc
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import NodeFacts, look
 from tuner.workload.platforms.nvidia import Nvidia
@@ -26,11 +27,7 @@ GIB = 2**30
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    folder = tmp_path / "proc"
-    (folder / "self").mkdir(parents=True)
-    (folder / "self" / "cgroup").write_text("0::/\n")
-    (folder / "meminfo").write_text(f"MemTotal: {512 * 2**20} kB\nMemAvailable: {400 * 2**20} kB\n")
-    return folder
+    return make_proc(tmp_path / "proc", total_gib=512, available_gib=400)
 
 
 def seen(proc: Path, **more: Any) -> NodeFacts:

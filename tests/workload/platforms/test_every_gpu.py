@@ -18,6 +18,7 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import load_job
+from tuner.testing.sysfs import make_proc
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
@@ -58,11 +59,7 @@ SPARK = TwinGpu(
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    folder = tmp_path / "proc"
-    (folder / "self").mkdir(parents=True)
-    (folder / "self" / "cgroup").write_text("0::/\n")
-    (folder / "meminfo").write_text(f"MemTotal: {128 * 2**20} kB\nMemAvailable: {90 * 2**20} kB\n")
-    return folder
+    return make_proc(tmp_path / "proc", total_gib=128, available_gib=90)
 
 
 def detected(proc: Path) -> Cluster:
