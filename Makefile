@@ -27,7 +27,7 @@ PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 2 --dist worksteal
 
-.PHONY: run demo test everyday-shared everyday-alone check slow slow-shared slow-alone other-cpu all-knobs long \
+.PHONY: run demo test everyday-shared everyday-alone check slow slow-shared slow-alone other-cpu lowest middle all-knobs long release \
     docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
@@ -112,6 +112,14 @@ slow-alone: install
 other-cpu: install
 	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "not slow and not long and not ($(ALONE))" \
 	    tests/search tests/results tests/packaging/test_optunahub.py
+
+# sdist, wheel and notes in build/release, checked in clean environments; nothing is uploaded.
+release: install
+	$(BIN)/python .ci/release.py
+
+# Searches with other releases of the packages: the lowest of pyproject.toml, and some in the middle.
+lowest middle:
+	$(PYTHON) .ci/versions.py $@
 
 # Every configuration of the built-in training program; CI trains a covering sample of them.
 all-knobs: install

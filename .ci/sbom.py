@@ -44,15 +44,17 @@ SPDX = {
     "lesser general public license": "LGPL",
     "unlicense": "Unlicense",
 }
+#: Licences that ask for no more than their notice; the page counts their packages.
+PERMISSIVE = ("MIT", "MIT-0", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "ISC", "PSF-2.0")
 HEAD = """\
 # Licences of dependencies
 
 <!-- Written by `make sbom` from the metadata of installed packages. -->
 
-joulefront is under Apache-2.0 and contains the code of one other project: plotly.js (MIT), whose basic bundle `tuner/templates` holds and each report carries. The table has what the core and, in brackets, an extra install, by the licence that each package states; versions are those of CI. `make sbom` writes the same as a bill of materials (CycloneDX 1.6) with the sha256 of every file that CI accepts. CUDA builds of torch bring NVIDIA's libraries, which are proprietary and not listed here.
+What joulefront brings with it, and under which licence. joulefront itself is under Apache-2.0 and contains the code of one other project: plotly.js (MIT), which each report carries. The table counts the packages of the core and its extras by licence, and names those whose licence is not simply permissive. `make sbom` writes the bill of materials (CycloneDX 1.6). CUDA builds of torch bring NVIDIA's libraries, which are proprietary and not listed here.
 
-| licence | packages |
-|---|---|
+| licence | packages | names |
+|---|---:|---|
 """  # noqa: E501 - one paragraph a line, as in every page
 
 
@@ -214,15 +216,14 @@ def _project() -> dict[str, Any]:
 
 def page(packages: dict[str, Package]) -> str:
     """Return the page of licences as Markdown."""
-    order = ("core", *_project()["optional-dependencies"])
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[Package]] = {}
     for package in packages.values():
-        parts = sorted(package.wanted_by, key=order.index)
-        by = "" if "core" in parts else f" ({', '.join(parts)})"
-        name = package.found.metadata["Name"]
-        rows.setdefault(package.licence, []).append(f"{name} {package.version}{by}")
-    ranked = sorted(rows.items(), key=lambda row: (-len(row[1]), row[0]))
-    return HEAD + "".join(f"| {licence} | {'; '.join(row)} |\n" for licence, row in ranked)
+        rows.setdefault(package.licence, []).append(package)
+    lines = []
+    for licence, found in sorted(rows.items(), key=lambda row: (-len(row[1]), row[0])):
+        named = [] if licence in PERMISSIVE else [each.found.metadata["Name"] for each in found]
+        lines.append(f"| {licence} | {len(found)} | {', '.join(named)} |\n")
+    return HEAD + "".join(lines)
 
 
 def main() -> None:

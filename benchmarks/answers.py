@@ -5,7 +5,10 @@ that name what to run agree (`front`, `choose`, `apply`, the report, Python), an
 the best of what was measured (`front`, `explain`, `compare`). `answers_lost` counts whole studies
 that measured what saves 73 % and whose answer does not train with it: ten launches of which five
 save, with launches that differ by 1 %, under limits, after interrupts, and where the baseline or
-the node fails when it is launched again.
+the node fails when it is launched again. `laughable` counts sentences of the recorded runs and of
+the golden outputs that a person would laugh at: a change of under 1 % or at under 60 % that is
+recommended or named without launches that would tell, "-0 %", more than ten years, and a limit that
+is exceeded by more than 100 times.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from typing import Any
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.noisy_cluster import Noise, NoisyRunner, Truth
-from tests.golden import NAMES, prepared
+from benchmarks.words import printed, shown_answers
+from tests.golden import NAMES, OUTPUTS, prepared
 from tuner.api import load_result
 from tuner.cli.main import main as tuner_command
 from tuner.executors.local import SimulatedExecutor
@@ -161,6 +165,50 @@ def lost(case: Case, seed: int) -> bool | None:
     return result.recommendation.action != "train" or advised not in {n + 1 for n in GOOD}
 
 
+#: Least saving, a share in per cent, and least probability of what an answer names.
+LEAST_PERCENT, LEAST_SURE_PERCENT = 1.0, 60
+#: Days in ten years, and the factor from which on a limit is out of reach.
+TEN_YEARS, FAR = 3652, 100
+
+
+def _numbers(pattern: str, line: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(pattern, line)]
+
+
+def laughable(line: str) -> str:
+    """Return what is laughable about a line of an answer; "" if nothing is."""
+    if re.search(r"(?<![\d.])[-+]0(\.0+)? %", line):
+        return "a change of zero with a sign"
+    if any(days > TEN_YEARS for days in _numbers(r"([\d,.]*\d) days", line)):
+        return "more than ten years"
+    if any(times > FAR for times in _numbers(r"([\d,.]*\d) times the", line)):
+        return "a limit that is out of reach"
+    if not re.search("Train with|Keep what you run today for now", line):
+        return ""
+    saved = _numbers(r"([\d.]+) % (?:less )?(?:energy|time)", line)
+    if saved and max(saved) < LEAST_PERCENT and "; it trains" not in line:
+        return "a saving of under 1 %"
+    odds = _numbers(r"\((?:probability )?(\d+) %(?: sure)?\)", line)
+    if odds and max(odds) < LEAST_SURE_PERCENT and "would tell" not in line:
+        return "even odds"
+    return ""
+
+
+def laughed_at() -> int:
+    """Return the number of laughable lines in recorded and golden answers, and print them."""
+    answers = dict(shown_answers())
+    answers |= {
+        path.name: printed(path.read_text(encoding="utf-8")) for path in OUTPUTS.glob("*.txt")
+    }
+    count = 0
+    for name, text in answers.items():
+        for line in text.splitlines():
+            if why := laughable(line):
+                count += 1
+                print(f"{name}: {why}: {line}")
+    return count
+
+
 def main() -> None:
     parser = arguments("whether every place names one choice, and no answer is lost")
     parser.add_argument("--seeds", type=int, default=6, help="studies of each case")
@@ -181,6 +229,7 @@ def main() -> None:
     figures = [
         Figure("one_choice_everywhere", agreed / len(NAMES), "ratio"),
         Figure("answers_lost", every, "count"),
+        Figure("laughable", laughed_at(), "count"),
     ]
     publish(figures, options.json)
 

@@ -14,6 +14,8 @@ then compared with the truth:
   points of the choice and the baseline.
 - `sure_and_wrong` (with `--disturbed`): share of studies on a node that others use now and then in
   which a change is recommended that is no better.
+- `exact_error_mean`: mean difference of shown times from the truth where every launch and window is
+  exact (`benchmarks.verdicts`): what the posterior adds of its own.
 - `false_confirmations_whole_searches`: share of studies of configurations that do not differ at
   all in which one was recommended over the baseline.
 """
@@ -39,6 +41,7 @@ from benchmarks.noisy_cluster import (
     made_up_truth,
     recorded_truths,
 )
+from benchmarks.verdicts import exact_error
 from tuner.executors.local import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
@@ -264,7 +267,7 @@ def main() -> None:
                 flush=True,
             )
     print("\n".join(_calibration(every)))
-    publish(figures_of(every, nothing), options.json)
+    publish([*figures_of(every, nothing), exact_error(max(2, studies))], options.json)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.problem.settings import SamplerDesign
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
@@ -62,14 +61,14 @@ class Program:
             log += both[self.knobs[one].index(launch[one]), self.knobs[other].index(launch[other])]
         return float(np.exp(log))
 
-    def search(self, probes: int, design: SamplerDesign) -> tuple[int, float]:
+    def search(self, probes: int, *, cautious: bool) -> tuple[int, float]:
         """Return how many probes crashed, and how far the best launch found is from the best."""
         every = [
             Configuration.of(**dict(zip(self.knobs, values, strict=True)))
             for values in itertools.product(*self.knobs.values())
         ]
         planner = CandidatePlanner(
-            Candidates.from_configurations(every), seed=self.seed, design=design
+            Candidates.from_configurations(every), seed=self.seed, one_new_value=cautious
         )
         records: list[ProbeRecord] = []
         for number in range(probes + 1):
@@ -113,9 +112,7 @@ def main() -> None:
                 accident = 1 if name == "accident" else None
                 ends = [
                     [
-                        Program(knobs, seed, crashes, accident).search(
-                            probes, SamplerDesign(one_new_value=cautious)
-                        )
+                        Program(knobs, seed, crashes, accident).search(probes, cautious=cautious)
                         for seed in range(count)
                     ]
                     for cautious in (False, True)

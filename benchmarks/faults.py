@@ -1,10 +1,11 @@
-"""Injected faults: measurements lost, clocks that stay wrong, processes left, recovery time.
+"""Injected faults: measurements lost, clocks that stay wrong, processes left, fronts that differ.
 
-Each fault runs in an empty folder: the driver is killed at each point of its cycle and resumed,
-disks fill, storages become unavailable, ranks die, hang or misbehave, GPU drivers fail. Outcomes
-are observed from outside (`tests.faults.harness`): measurements lost or recorded twice, clocks that
-stay wrong, processes left running, and the time from a rank's death to the start of the next probe.
-Targets: 0, 0, 0, 0 and 3 s.
+Each fault runs in an empty folder: the driver is killed at each point of its cycle and at random
+moments, disks fill, storages become unavailable, ranks die, hang or misbehave, GPU drivers fail.
+Outcomes are observed from outside (`tests.faults.harness`): measurements lost or recorded twice,
+clocks that stay wrong, processes and temporary folders left, the time from a rank's death to the
+start of the next probe, and if a search that continues ends with the front of one that nothing
+disturbed (`tests.faults.moments`). Targets: none of these, and 3 s.
 """
 
 from __future__ import annotations
@@ -40,17 +41,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{word:9} {fault.name:40} {took:5.1f} s  {outcome.said[:300]}", flush=True)
         if not outcome.survived:
             counts = f"lost {outcome.lost}, told twice {outcome.told_twice}, clocks wrong "
-            counts += f"{outcome.clocks_wrong}, processes left {outcome.processes_left}"
+            counts += f"{outcome.clocks_wrong}, left {outcome.processes_left}, "
+            counts += f"front differs {outcome.front_differs}"
             print("          " + "; ".join([counts, *outcome.wrong]), flush=True)
     recoveries = [o.recovery_s for o in tried if o.recovery_s is not None]
     figures = [
-        Figure("faults_tried", len(tried), "count"),
-        Figure("faults_survived", sum(o.survived for o in tried), "count"),
-        Figure("faults_skipped", skipped, "count"),
-        Figure("measurements_lost", sum(o.lost for o in tried), "count"),
-        Figure("measurements_told_twice", sum(o.told_twice for o in tried), "count"),
-        Figure("clocks_left_wrong", sum(o.clocks_wrong for o in tried), "count"),
-        Figure("processes_left", sum(o.processes_left for o in tried), "count"),
+        Figure("faults", len(tried), "count"),
+        Figure("survived", sum(o.survived for o in tried), "count"),
+        Figure("skipped", skipped, "count"),
+        Figure("lost", sum(o.lost for o in tried), "count"),
+        Figure("doubled", sum(o.told_twice for o in tried), "count"),
+        Figure("left", sum(o.processes_left for o in tried), "count"),
+        Figure("clocks_wrong", sum(o.clocks_wrong for o in tried), "count"),
+        Figure("front_differs", sum(o.front_differs for o in tried), "count"),
     ]
     if recoveries:
         figures += [

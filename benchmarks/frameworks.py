@@ -1,17 +1,15 @@
-"""Frameworks as data: each driver against the framework's own release, and what really runs.
+"""Frameworks as data: each driver against the framework's own release.
 
 For each driver: whether a command in the framework's ordinary style is recognised, the knobs that
 are in play, and its keys looked up in the sources of a release. Releases come as wheels from the
 package registry into a throw-away folder (`pip download --no-deps`), and are read as text; nothing
 of them is imported. `--source NAME=FOLDER` gives a checkout instead, for what is no package
-(Megatron-LM's training scripts, nanoGPT). `--run` also looks at and probes the scripts of tests/
-that train under an installed framework, at two micro-batches where the
-framework takes them.
+(Megatron-LM's training scripts, nanoGPT). What really trains under an installed framework is in
+tests/workload/scripts/frameworks.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 import zipfile
@@ -19,10 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.figures import Figure, arguments, publish
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
 from tuner.testing.commands import finished
 from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
@@ -30,10 +26,8 @@ from tuner.workload.scripts.frameworks import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import Checked, check_keys
 from tuner.workload.scripts.script_facts import LAUNCH
 
-SCRIPTS = ROOT / "tests" / "scripts"
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
 TORCHTITAN = "torchtitan/train.py"
-TRAINER = "--output_dir out --use_cpu --max_steps 1000000 --per_device_train_batch_size 4"
 
 
 @dataclass(frozen=True)
@@ -45,16 +39,12 @@ class Sample:
         command: the command.
         files: text of the files that it needs, by path.
         packages: releases whose wheels hold the keys.
-        run: script of tests/scripts that really trains under it on a CPU, with its arguments.
-        stands_in: that script has only the framework's interface.
     """
 
     name: str
     command: str
     files: Mapping[str, str] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
-    run: str = ""
-    stands_in: bool = False
     versions: str = ""
 
 
@@ -94,8 +84,6 @@ SAMPLES = (
         f"torchrun --nproc-per-node 8 pretrain_gpt.py {FLAGS}",
         {"pretrain_gpt.py": "import megatron.training\n"},
         ("megatron-core==0.16.1",),
-        f"megatron/pretrain_gpt.py {FLAGS}",
-        stands_in=True,
     ),
     Sample(
         "transformers-trainer",
@@ -105,14 +93,12 @@ SAMPLES = (
             "sft.yaml": "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n",
         },
         ("transformers", "accelerate"),
-        f"hf_trainer.py {TRAINER} --gradient_accumulation_steps 2",
     ),
     Sample(
         "accelerate",
         "torchrun --nproc-per-node 8 train.py",
         {"train.py": "from accelerate import Accelerator\n"},
         ("accelerate",),
-        "bare_accelerate.py",
     ),
     Sample(
         "llama-factory",
@@ -171,7 +157,6 @@ class Row:
         recognised: its sample command is.
         knobs: knobs in play on the sample command.
         checked: its keys against a release.
-        by: "run", "stand-in" or "contract"; "" where neither was possible.
         why: the reason where something was not possible.
     """
 
@@ -179,8 +164,12 @@ class Row:
     recognised: bool
     knobs: tuple[str, ...]
     checked: Checked
-    by: str = ""
     why: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True if the command is recognised and every key is in the release."""
+        return self.recognised and bool(self.checked.files) and not self.checked.gone
 
     def __str__(self) -> str:
         found, gone = len(self.checked.found), len(self.checked.gone)
@@ -190,7 +179,7 @@ class Row:
         )
         return (
             f"{self.title}: {'recognised' if self.recognised else 'NOT recognised'}; in play: "
-            f"{', '.join(self.knobs) or 'none'}; {keys}; {self.by or 'not shown'}"
+            f"{', '.join(self.knobs) or 'none'}; {keys}"
             + (f" ({self.why})" if self.why else "")
             + "".join(f"\n  gone: {key}" for key in self.checked.gone)
         )
@@ -249,44 +238,16 @@ def contract(sample: Sample, sources: Mapping[str, Path], wheels: Path, folder: 
         knobs = tuple(name for name in LAUNCH if job.offers[name].turned)
         if (job.start(job.baseline, folder / "probe", probe=False).words) != job.words:
             why = "its baseline changes the command"
-    complete = bool(checked.files) and not checked.gone and known
     return Row(
         f"{driver.name} {driver.versions}".strip(),
         known,
         knobs,
         checked,
-        "contract" if complete else "",
         why,
     )
 
 
-def really_runs(sample: Sample, folder: Path) -> str:
-    """Look at a sample's script, probe it at its own micro-batch and at twice that where the
-    framework takes it, and return why one of them failed, or ""."""
-    from tuner.testing.scripts import inspected
-    from tuner.workload.node.machine import detect_cluster
-    from tuner.workload.probe import ProbeRequest, WindowPolicy
-
-    cluster = replace(detect_cluster(), devices_per_node=2)
-    path, _, rest = sample.run.partition(" ")
-    work = folder / "script"
-    shutil.copytree((SCRIPTS / path).parent, work)
-    script = Script(f"{Path(path).name} {rest}", cwd=work)
-    try:
-        with inspected(script, cluster, folder) as (runner, job):
-            today, turned = job.baseline.micro_batch, job.offers["micro_batch"].turned
-            for micro in (today, 2 * today) if turned else (today,):
-                launch = Configuration.of({**job.baseline.launch, "micro_batch": micro}).launch
-                window = WindowPolicy(min_s=0.2, min_steps=3, max_s=0.5)
-                record = runner.run(ProbeRequest(f"at-{micro}", launch, window=window))
-                if record.failure is not None:
-                    return record.failure.message
-    except InputError as error:
-        return str(error)
-    return ""
-
-
-def measure(sources: Mapping[str, Path], only: Sequence[str], run: bool) -> list[Row]:
+def measure(sources: Mapping[str, Path], only: Sequence[str]) -> list[Row]:
     """Return a row for each framework."""
     rows = []
     for sample in SAMPLES:
@@ -295,11 +256,6 @@ def measure(sources: Mapping[str, Path], only: Sequence[str], run: bool) -> list
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             row = contract(sample, sources, folder / "wheels", folder)
-            if run and sample.run:
-                failed = really_runs(sample, folder)
-                way = "contract, and a stand-in trains" if sample.stands_in else "run"
-                by = row.by if failed else way
-                row = replace(row, by=by, why=f"does not run: {failed}" if failed else row.why)
         print(row, flush=True)
         rows.append(row)
     return rows
@@ -308,8 +264,7 @@ def measure(sources: Mapping[str, Path], only: Sequence[str], run: bool) -> list
 def figures(rows: Sequence[Row]) -> list[Figure]:
     """Return the figures of the rows."""
     return [
-        Figure("frameworks_run", sum(row.by == "run" for row in rows), "count"),
-        Figure("frameworks_by_contract", sum("contract" in row.by for row in rows), "count"),
+        Figure("frameworks_by_contract", sum(row.complete for row in rows), "count"),
         Figure("keys_verified", sum(len(row.checked.found) for row in rows), "count"),
         Figure("keys_gone", sum(len(row.checked.gone) for row in rows), "count"),
     ]
@@ -319,13 +274,12 @@ def main() -> int:
     parser = arguments(__doc__ or "")
     parser.add_argument("--source", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
-    parser.add_argument("--run", action="store_true", help="also train what an install allows")
     args = parser.parse_args()
     sources = {}
     for given in args.source:
         name, _, folder = given.partition("=")
         sources[name] = Path(folder).resolve()
-    rows = measure(sources, args.only, args.run)
+    rows = measure(sources, args.only)
     publish(figures(rows), args.json)
     return 0 if all(row.recognised for row in rows) else 1
 

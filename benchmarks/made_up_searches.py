@@ -19,6 +19,8 @@ CONFIGURATIONS = tuple(
 SPREADS = {"1": (0.01, 0.02), "3": (0.03, 0.03), "5": (0.05, 0.05)}
 #: Error of a window.
 WINDOW = 0.015
+#: Name of the spread, and every error, of a machine whose launches and windows are exact.
+EXACT, EXACT_SD = "exact", 0.0005
 #: Slowdown from launch to launch where the machine drifts.
 DRIFT = 0.005
 STEPS = 1000
@@ -30,7 +32,7 @@ class Row:
 
     Attributes:
         truth: "flat", "worse" (the baseline is the best), or the per cent that one saves.
-        spread: key of `SPREADS`.
+        spread: key of `SPREADS`, or `EXACT`.
         limit: number of probes.
         drift: whether the machine slows down.
         ended: "" (by its limit), "interrupted" (after the search) or "failed" (the baseline runs
@@ -43,6 +45,13 @@ class Row:
     drift: bool = False
     ended: str = ""
 
+    @property
+    def errors(self) -> tuple[float, float, float]:
+        """Standard deviations of launches' times and powers, and of a window's."""
+        if self.spread == EXACT:
+            return (EXACT_SD,) * 3
+        return (*SPREADS[self.spread], WINDOW)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -52,6 +61,7 @@ class Outcome:
         saved: what the recommended configuration truly saves, a logarithm; None if it is today.
         launches: launches after the search.
         stated, low, high: the saving as stated, with its 95 % interval; NaN without.
+        off: mean difference of the times that are shown from the truth, a logarithm.
     """
 
     saved: float | None
@@ -59,6 +69,7 @@ class Outcome:
     stated: float = math.nan
     low: float = math.nan
     high: float = math.nan
+    off: float = math.nan
 
 
 class Machine:
@@ -93,14 +104,14 @@ class Machine:
 
     def launch(self, number: int, purpose: str) -> None:
         """Launch a configuration."""
-        time_sd, power_sd = SPREADS[self.row.spread]
+        time_sd, power_sd, window_sd = self.row.errors
         made = len(self.records)
         request = ProbeRequest(f"p{made:04d}", CONFIGURATIONS[number].launch, purpose=purpose)
         if self.row.ended == "failed" and number == 0 and made:
             failure = Failure("out_of_memory", "the made-up baseline fails")
             self.records.append(ProbeRecord(request, (), METER, failure))
             return
-        drawn = self.rng.normal(0, (time_sd, power_sd)) + self.rng.normal(0, WINDOW, 2)
+        drawn = self.rng.normal(0, (time_sd, power_sd)) + self.rng.normal(0, window_sd, 2)
         time_s = math.exp(self.logs[number] + drawn[0] + DRIFT * made * self.row.drift)
         power_W = 200 * math.exp(drawn[1])
         window = Measurement(
@@ -110,7 +121,7 @@ class Machine:
             step_time_s=time_s,
             energy_J=10 * time_s * power_W,
             power_W=power_W,
-            step_time_se_s=WINDOW * time_s,
-            power_se_W=WINDOW * power_W,
+            step_time_se_s=window_sd * time_s,
+            power_se_W=window_sd * power_W,
         )
         self.records.append(ProbeRecord(request, (window,), METER))

@@ -8,7 +8,6 @@ loses, and which constants saw which rows. `--calculon DIR` scores Calculon on t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ import tuner
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.validation import energaizer, qlora, simumax
 from benchmarks.validation.comparison import table
-from benchmarks.validation.foreign import calculon_s, llm_analysis_s
+from benchmarks.validation.foreign import calculon_s
 from benchmarks.validation.vtrain import (
     Launch,
     Score,
@@ -91,30 +90,20 @@ def _by_one_factor(said: Seconds) -> Callable[[Sequence[Launch]], np.ndarray]:
     return predict
 
 
-def _foreign(options: argparse.Namespace, launches: Sequence[Launch]) -> dict[str, Seconds]:
-    """Return the seconds of launches by planner of others, of those that are at hand."""
-    found = {}
-    if options.calculon is not None:
-        found["Calculon"] = calculon_s(launches, options.calculon)
-    if options.llm_analysis is not None:
-        found["llm-analysis"] = llm_analysis_s(launches, options.llm_analysis)
-    return {name: dict(zip(launches, said, strict=True)) for name, said in found.items()}
-
-
-def _foreign_figures(
-    by_name: Mapping[str, list[Launch]], foreign: Mapping[str, Seconds]
+def _calculon(
+    by_name: Mapping[str, list[Launch]], checkout: Path
 ) -> tuple[list[tuple[str, ...]], list[Figure]]:
-    """Return the rows and figures of others' planners."""
+    """Return the rows and figures of Calculon."""
+    launches = [each for name in BOTH for each in by_name[name]]
+    said = dict(zip(launches, calculon_s(launches, checkout), strict=True))
     rows, figures = [], []
-    for planner, said in foreign.items():
-        stem = f"{planner.lower().replace('-', '_')}_vtrain"
-        for where, name in zip(("single", "multi"), BOTH, strict=True):
-            found = score(_as_it_is(said), by_name[name])
-            rows.append(_row(planner, name, found))
-            figures.append(Figure(f"{stem}_{where}_mean", found.mean, "%"))
-        after = score(_by_one_factor(said), by_name[BOTH[0]], leave_out=first_launch)
-        rows.append(_row(f"{planner} after one launch", "one node", after))
-        figures.append(Figure(f"{stem}_single_mean_one_launch", after.mean, "%"))
+    for where, name in zip(("single", "multi"), BOTH, strict=True):
+        found = score(_as_it_is(said), by_name[name])
+        rows.append(_row("Calculon", name, found))
+        figures.append(Figure(f"calculon_vtrain_{where}_mean", found.mean, "%"))
+    after = score(_by_one_factor(said), by_name[BOTH[0]], leave_out=first_launch)
+    rows.append(_row("Calculon after one launch", "one node", after))
+    figures.append(Figure("calculon_vtrain_single_mean_one_launch", after.mean, "%"))
     return rows, figures
 
 
@@ -162,12 +151,6 @@ def main() -> None:
     parser.add_argument(
         "--calculon", type=Path, metavar="DIR", help="score Calculon, too, of this checkout"
     )
-    parser.add_argument(
-        "--llm-analysis",
-        type=Path,
-        metavar="DIR",
-        help="score llm-analysis, too, of this folder of pip install --target DIR llm-analysis",
-    )
     options = parser.parse_args()
     if options.fit:
         print(f"operator_s = {fitted_operator_s(read_launches()):.2g}")
@@ -182,9 +165,10 @@ def main() -> None:
     corrected["one node"] = merged(list(corrected.values()))
     rows = [_row("shipped", name, found) for name, found in shipped.items()]
     rows += [_row("after one launch", name, found) for name, found in corrected.items()]
-    foreign = _foreign(options, [each for name in BOTH for each in by_name[name]])
-    foreign_rows, foreign_figures = _foreign_figures(by_name, foreign)
-    rows += foreign_rows
+    foreign_figures: list[Figure] = []
+    if options.calculon is not None:
+        foreign_rows, foreign_figures = _calculon(by_name, options.calculon)
+        rows += foreign_rows
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
     others = [energaizer.compare(), simumax.compare(), qlora.compare()]
@@ -205,7 +189,6 @@ def main() -> None:
             *foreign_figures,
             *(figure for _, each in others for figure in each),
             Figure("moe_default_over_full", moe_default_over_full(), "ratio"),
-            Figure("planners_scored", 1 + len(foreign), "count"),
         ],
         options.json,
     )

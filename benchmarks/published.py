@@ -1,6 +1,6 @@
 """The analytic models compared with published measurements.
 
-Seven comparisons, most with a plot: Sailor's measured plans on GH200, the study of multimodal
+Seven comparisons: Sailor's measured plans on GH200, the study of multimodal
 training on JUPITER, models of both that the constants were not fitted to, MPT models on A100 and
 H100, the study of parallelism and clock on A100, and recorded tables over power limits and over
 plans. Each prints its shortcomings and their causes, and a summary says at the end what each result
@@ -50,7 +50,6 @@ def main() -> None:
     parser = arguments("the analytic models against what was published")
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared")
     parser.add_argument("--only", metavar="NAME", help="one comparison")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write a page for each plot here")
     parser.add_argument("--fit", action="store_true", help="print the fitted constants")
     options = parser.parse_args()
     known = comparisons(options.shared, fit=options.fit)
@@ -68,11 +67,6 @@ def main() -> None:
         print("\n".join(comparison.lines), flush=True)
         figures += comparison.figures
         summaries.append(f"{name}: {comparison.summary}")
-        if options.plots is not None and comparison.plot is not None:
-            options.plots.mkdir(parents=True, exist_ok=True)
-            page = options.plots / f"{comparison.name}.html"
-            comparison.plot.write_html(page, include_plotlyjs=True)
-            print(f"plot: {page}", flush=True)
     if summaries:
         print("\n== summary\n\n" + "\n".join(summaries), flush=True)
     publish(figures, options.json)

@@ -1,4 +1,4 @@
-"""Size and shape of the code: lines, longest pieces, layers, cycles and missing docstrings.
+"""Size and shape of the code: lines, longest pieces, layers and cycles.
 
 A report, which fails nothing; `tests/test_size.py` and `tests/test_layers.py` fail on shape alone
 (`too_long`, `import_violations`, `import_cycles`).
@@ -8,9 +8,7 @@ Lines are counted in .py files as `wc -l` does. `production_lines` is the import
 `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece is named above
 the figures. `lines.tuner` are the modules beside the packages, `docs_words` the words of `docs` and
 of the changelog, `import_cycles` the groups of modules that import each other (inside functions,
-too). `isinstance_of_scripts`, `trial_attributes_read` and `private_optuna` are defined in
-`benchmarks.forbidden_ways`, `attributes_set_on_others` in `benchmarks.attributes_set`; each of
-their cases is named.
+too).
 """
 
 from __future__ import annotations
@@ -20,10 +18,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from benchmarks.attributes_set import attributes_set_on_others
 from benchmarks.figures import ROOT, Figure, arguments, publish
-from benchmarks.forbidden_ways import kind_tests, private_optuna, trial_reads
-from benchmarks.source import Definition, Module, production
+from benchmarks.source import Module, production
 
 #: The import package's parts from the ground up: each may import those before it.
 LAYERS = (
@@ -89,84 +85,6 @@ def import_violations(modules: list[Module]) -> list[str]:
                 continue
             if layer not in LAYERS or LAYERS.index(layer) > LAYERS.index(module.layer):
                 found.append(f"{module.name} imports {name}")
-    return found
-
-
-def _methods(node: ast.ClassDef) -> dict[str, bool]:
-    """The public methods of a class, and whether each has a docstring."""
-    return {
-        child.name: ast.get_docstring(child) is not None
-        for child in node.body
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-        and not child.name.startswith("_")
-    }
-
-
-def _properties(node: ast.ClassDef) -> set[str]:
-    return {
-        child.name
-        for child in node.body
-        if isinstance(child, ast.FunctionDef)
-        and any(ast.unparse(each) == "property" for each in child.decorator_list)
-    }
-
-
-def _is_overload(node: Definition) -> bool:
-    return any(ast.unparse(each) in ("overload", "typing.overload") for each in node.decorator_list)
-
-
-def undocumented(modules: list[Module]) -> list[str]:
-    """Public modules, classes, functions and methods without a docstring.
-
-    A method that implements a documented one needs none of its own: that of a base class, or of a
-    protocol of ours whose methods the class has. The function of signatures marked `@overload`
-    documents them.
-    """
-    classes = {
-        node.name: node
-        for module in modules
-        for _, node in module.definitions()
-        if isinstance(node, ast.ClassDef)
-    }
-    protocols = [
-        node
-        for node in classes.values()
-        if any(ast.unparse(base).startswith("Protocol") for base in node.bases)
-    ]
-
-    def inherited(node: ast.ClassDef, method: str) -> bool:
-        mine = set(_methods(node))
-        for base in node.bases:
-            parent = classes.get(ast.unparse(base).split("[")[0].split(".")[-1])
-            if parent is None and not ast.unparse(base).startswith("Protocol"):
-                return True  # a library's class, which documents what may be overridden
-            if parent is not None and (_methods(parent).get(method) or inherited(parent, method)):
-                return True
-        # A property of the protocol may be an attribute of the class.
-        return any(
-            _methods(protocol).get(method)
-            and set(_methods(protocol)) - _properties(protocol) <= mine
-            for protocol in protocols
-        )
-
-    found = []
-    for module in modules:
-        private = any(part.startswith("_") for part in module.name.split("."))
-        if private:
-            continue
-        if ast.get_docstring(module.tree) is None:
-            found.append(module.name)
-        for node in module.tree.body:
-            if not isinstance(node, Definition) or node.name.startswith("_"):
-                continue
-            if ast.get_docstring(node) is None and not _is_overload(node):
-                found.append(f"{module.name}.{node.name}")
-            if isinstance(node, ast.ClassDef):
-                found += [
-                    f"{module.name}.{node.name}.{method}"
-                    for method, documented in _methods(node).items()
-                    if not documented and not inherited(node, method)
-                ]
     return found
 
 
@@ -257,16 +175,6 @@ def too_long(pieces: dict[str, list[tuple[int, str]]]) -> dict[str, list[str]]:
     }
 
 
-def forbidden_ways(modules: list[Module]) -> dict[str, list[str]]:
-    """Return the places of each way of writing that the architecture forbids, by its figure."""
-    return {
-        "isinstance_of_scripts": kind_tests(modules),
-        "trial_attributes_read": trial_reads(modules),
-        "private_optuna": private_optuna(modules),
-        "attributes_set_on_others": attributes_set_on_others(modules),
-    }
-
-
 def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> dict[str, int]:
     """Return every figure by its name."""
     over = too_long(pieces)
@@ -285,8 +193,6 @@ def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> 
         "modules_in_largest_package": pieces["modules"][0][0],
         "import_violations": len(import_violations(modules)),
         "import_cycles": len(import_cycles(modules)),
-        "public_without_docstring": len(undocumented(modules)),
-        **{name: len(cases) for name, cases in forbidden_ways(modules).items()},
     }
 
 
@@ -304,11 +210,6 @@ def main() -> None:
         print(f"import each other: {' '.join(cycle)}")
     for line in import_violations(modules):
         print(line)
-    for name in undocumented(modules):
-        print(f"no docstring: {name}")
-    for name, cases in forbidden_ways(modules).items():
-        for case in cases:
-            print(f"{name}: {case}")
     units = {"lines": "lines", "longest": "lines", "docs": "words"}
     publish(
         [

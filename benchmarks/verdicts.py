@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.made_up_searches import (
     CONFIGURATIONS,
+    EXACT,
     METER,
     SPREADS,
     STEPS,
@@ -30,6 +31,7 @@ from tuner.deploy.drift import DriftMonitor, Expectation
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.results.judge import Judge, failed_again
+from tuner.results.parts import Point
 from tuner.results.posterior import Posterior
 from tuner.results.recommendation import advise
 from tuner.results.state import points_of
@@ -85,13 +87,26 @@ def search(row: Row, seed: int) -> Outcome:
         )
         launches += 1
     advice = advise(judge, best, met=choice.met)
+    off = float(np.mean([_off(machine, point) for point in judge.points]))
     if advice.action == "keep" or advice.energy is None:
-        return Outcome(None, launches)
+        return Outcome(None, launches, off=off)
     saved = -float(machine.logs[CONFIGURATIONS.index(advice.point.configuration)])
-    stated = [
+    stated, low, high = (
         -math.log1p(v) for v in (advice.energy.relative, advice.energy.high, advice.energy.low)
-    ]
-    return Outcome(saved, launches, *stated)
+    )
+    return Outcome(saved, launches, stated, low, high, off)
+
+
+def _off(machine: Machine, point: Point) -> float:
+    true = machine.logs[CONFIGURATIONS.index(point.configuration)]
+    return abs(math.log(point.time_to_solution_s / STEPS) - float(true))
+
+
+def exact_error(searches: int) -> Figure:
+    """Return how far times are shown off where every launch and window is exact to 0.05 %."""
+    off = [100 * search(Row("10", EXACT), 100_000 + i).off for i in range(searches)]
+    print(f"exact launches: times are shown {np.mean(off):.2f} % off, {max(off):.2f} % at worst")
+    return Figure("exact_error_mean", float(np.mean(off)), "%")
 
 
 def drift_at(rng: np.random.Generator, off: float, blocks: int) -> int | None:

@@ -8,22 +8,31 @@
   than today's is listed above the figures, with how often each place has it.
 - `help_lines_optimize`: lines of `tuner optimize --help` at 80 columns.
 - `commands`: commands that `tuner --help` shows.
+- `width_over_80`: lines over 80 columns of the commands that read a run, for every recorded run
+  (tests/golden/recorded), and of those that read none, on a terminal of 80 columns. What is one
+  word, as a path, does not count.
+- `undefined_words_in_answer`: knobs whose short name such an answer has and does not explain.
 
-Aims: 30,000, 900, 1, 60 and 16.
+Aims: 25,000, 800, 1, 60, 17, 0 and 0.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
+from pathlib import Path
 from unittest import mock
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.size import docs_words
+from tests.golden import NAMES, prepared
+from tuner.cli.catalog import KINDS
 from tuner.cli.main import command_parser, main
 from tuner.cli.reference import commands_of
+from tuner.search_spaces.knobs import KNOBS, word_knob
 
 _THING = r"(configuration|setting|setup|command|launch)s?"
 #: Terms for the configuration of today, each with how it is found.
@@ -79,6 +88,69 @@ def places() -> Iterator[tuple[str, str]]:
             yield str(path.relative_to(ROOT)), prose(path.read_text(encoding="utf-8"))
 
 
+#: Commands whose answers are laid out for a terminal; RUN is a recorded run, OUT a new folder.
+SHOWN = (
+    "show RUN",
+    "choose RUN",
+    "choose RUN --minimize energy",
+    "choose RUN --max-slowdown 10% --power-cap 5W",
+    "compare RUN",
+    "explain RUN",
+    "apply RUN --out OUT",
+)
+#: Those that read no run.
+OTHERS = (
+    "plan opt-350m --cluster a100-8 --max-slowdown 15% --name first --runs-dir RUNS",
+    "fit opt-350m --cluster a100-8",
+    "doctor",
+    "runs --runs-dir RUNS",
+    *(f"list {kind}" for kind in KINDS),
+)
+
+
+class Terminal(StringIO):
+    """Output that is a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
+
+
+def on_terminal(*words: str) -> str:
+    """Return what a command shows on a terminal of 80 columns."""
+    out, plain = Terminal(), {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    with mock.patch.dict("os.environ", plain), redirect_stdout(out), redirect_stderr(StringIO()):
+        main(words)
+    return out.getvalue()
+
+
+def shown_answers() -> Iterator[tuple[str, str]]:
+    """Yield each command of `SHOWN` for each recorded run, and of `OTHERS`, with its screen."""
+    with tempfile.TemporaryDirectory() as work:
+        prepared(Path(work))
+        runs = ("--runs-dir", f"{work}/runs")
+        for command in OTHERS:
+            yield command, on_terminal(*command.replace("RUNS", runs[1]).split())
+        for run in NAMES:
+            for command in SHOWN:
+                words = command.replace("RUN", run).replace("OUT", f"{work}/out").split()
+                yield f"{' '.join(words[:4])}", on_terminal(*words, *runs)
+
+
+def too_wide(text: str) -> list[str]:
+    """Return the lines over 80 columns that could have been broken."""
+    return [line for line in text.splitlines() if len(line) > 80 and " " in line.strip()]
+
+
+def unexplained(text: str) -> set[str]:
+    """Return the knobs whose short names a text has without saying what they stand for."""
+    words = [word.strip("(),;:.") for word in text.split()]
+    known = [(word, knob[0]) for word in words if (knob := word_knob(word))]
+    known = [(word, name) for word, name in known if any(KNOBS[name].affixes)]  # not "deepspeed"
+    flat = " ".join(words)
+    return {name for _, name in known} - {name for word, name in known if f"{word} = " in flat}
+
+
 def terms_in(text: str) -> Mapping[str, int]:
     """Return how often a text has each of `TERMS`."""
     counts = {term: len(re.findall(found, text, re.I)) for term, found in TERMS.items()}
@@ -94,6 +166,14 @@ def figures() -> list[Figure]:
         others = [f"{count} x {term}" for term, count in found.items() if term != "today"]
         if others:
             print(f"{place}: {', '.join(others)}")
+    wide, undefined = 0, 0
+    for command, text in shown_answers():
+        lines, names = too_wide(text), unexplained(text)
+        wide, undefined = wide + len(lines), undefined + len(names)
+        for line in lines:
+            print(f"{command}: {len(line)} columns: {line}")
+        if names:
+            print(f"{command}: not explained: {', '.join(sorted(names))}")
     commands = re.findall(r"^  [a-z]+ +\S", help_of("--help").partition("options:")[0], re.M)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return [
@@ -102,6 +182,8 @@ def figures() -> list[Figure]:
         Figure("terms_for_today", len(seen), "count"),
         Figure("help_lines_optimize", help_of("optimize", "--help").count("\n"), "lines"),
         Figure("commands", len(commands), "count"),
+        Figure("width_over_80", wide, "lines"),
+        Figure("undefined_words_in_answer", undefined, "count"),
     ]
 
 

@@ -3,8 +3,9 @@
 Every constant has an uncertainty (`UNCERTAIN`). Probes correct those that they exercise, by damped
 Gauss-Newton on log step time and log power; the others keep it, so a prediction over a network that
 no probe crossed is as uncertain as the network's constants. Deviations that no constant explains
-are added: a level, a share per doubling of the GPUs beyond the probed sizes, and one of each
-launch.
+are added: a level, a share per doubling of the GPUs away from the probed sizes, and one of each
+launch. Beyond the largest probed size an oversubscribed network and the slowest of many devices can
+only slow a step down, so the upper limits of time and energy alone allow for both.
 """
 
 from __future__ import annotations
@@ -52,6 +53,19 @@ UNCERTAIN = {
 #: of the GPUs away from the probed sizes, of a launch, and of a window within its launch. Sailor's
 #: plans, each predicted without itself, are off by 3 % in the median and 6 % at worst.
 LEVEL, PER_DOUBLING, OWN, WITHIN = 0.05, 0.02, 0.035, 0.01
+#: Scale of the slowdown per doubling beyond the largest probed size, in log, which is the absolute
+#: value of a normal variable: its median is then 1.7 % a doubling and its 95 % quantile 4.9 %, as
+#: in MosaicML's published throughput at growing numbers of GPUs (`benchmarks/data/mpt_throughput`:
+#: 17 series of 2 to 4 sizes from 8 to 512 GPUs, median 1.7 %, one above 4.9 %).
+SLOWDOWN = 0.025
+#: 95 % quantile of the absolute value of a standard normal variable.
+ABSOLUTE_95 = 1.96
+#: Bandwidth per device that the upper limits assume between nodes from one doubling beyond the
+#: largest probed size on, as a share of that of the probes: trees of switches are commonly
+#: oversubscribed two to one above a rack or pod.
+OVERSUBSCRIBED = 0.5
+#: Constants that are proportional to it.
+OF_NETWORK = ("network_efficiency", "reduce_over_network")
 #: Step of the derivatives by a constant's log.
 STEP = 0.02
 #: Rounds of the fit at most.
@@ -88,9 +102,22 @@ class Corrected:
     high: np.ndarray
 
     @classmethod
-    def of(cls, log: np.ndarray, spread: np.ndarray) -> Corrected:
-        """Return the figure of a normal log with this standard deviation."""
-        return cls(np.exp(log), np.exp(log - Z90 * spread), np.exp(log + Z90 * spread))
+    def of(
+        cls,
+        log: np.ndarray,
+        spread: np.ndarray,
+        *,
+        slowest: np.ndarray | float = 0.0,
+        network: np.ndarray | float = 0.0,
+    ) -> Corrected:
+        """Return the figure of a normal log with this standard deviation.
+
+        Args:
+            slowest: 95 % quantile of what the slowest device may add to the log.
+            network: what an oversubscribed network would add.
+        """
+        above = network + np.hypot(Z90 * spread, slowest)
+        return cls(np.exp(log), np.exp(log - Z90 * spread), np.exp(log + above))
 
 
 @dataclass(frozen=True)
@@ -101,6 +128,8 @@ class Scaled:
     rows: np.ndarray  # (n, outputs, parameters): their derivatives by the uncertain parameters
     # (parameters, parameters): a square root of the parameters' posterior covariance.
     root: np.ndarray
+    doublings: np.ndarray  # (n,): of the GPUs beyond the largest probed size; 0 up to it
+    network: np.ndarray  # (n, outputs): what an oversubscribed network there adds to the logs
 
     def _spread(self, rows: np.ndarray, owns: int) -> np.ndarray:
         return np.sqrt(((rows @ self.root) ** 2).sum(axis=-1) + owns * OWN**2)
@@ -108,7 +137,9 @@ class Scaled:
     @property
     def step_time_s(self) -> Corrected:
         """Seconds of one step."""
-        return Corrected.of(self.log[:, 0], self._spread(self.rows[:, 0], 1))
+        network = np.maximum(0.0, self.network[:, 0])
+        spread = self._spread(self.rows[:, 0], 1)
+        return Corrected.of(self.log[:, 0], spread, slowest=self._slowest, network=network)
 
     @property
     def power_W(self) -> Corrected:
@@ -118,7 +149,14 @@ class Scaled:
     @property
     def energy_J(self) -> Corrected:
         """Joules of one step, from the joint posterior of time and power."""
-        return Corrected.of(self.log.sum(axis=1), self._spread(self.rows.sum(axis=1), 2))
+        network = np.maximum(0.0, self.network.sum(axis=1))
+        spread = self._spread(self.rows.sum(axis=1), 2)
+        # Devices that wait for a collective poll, and draw most of their power.
+        return Corrected.of(self.log.sum(axis=1), spread, slowest=self._slowest, network=network)
+
+    @property
+    def _slowest(self) -> np.ndarray:
+        return ABSOLUTE_95 * SLOWDOWN * self.doublings
 
 
 @dataclass(frozen=True)
@@ -170,6 +208,7 @@ class ScaleOut:
         # Growth counts from the mean of the probed sizes, where the level is most certain.
         doublings = np.log2(np.asarray(gpus, dtype=float))
         self.centre = float(doublings.mean()) if len(doublings) else 0.0
+        self._largest = float(doublings.max()) if len(doublings) else 0.0
         k = self._outputs
         self._prior = np.array(
             [*(UNCERTAIN[n] for n in self._names), *[LEVEL] * k, *[PER_DOUBLING] * k]
@@ -283,7 +322,13 @@ class ScaleOut:
 
     def correct(self, predict: Predict, gpus: Sequence[int]) -> Scaled:
         """Return the figures of other configurations, at any size."""
-        return Scaled(*self._linear(self._mean, predict, gpus), self._root)
+        log, rows = self._linear(self._mean, predict, gpus)
+        beyond = np.maximum(0.0, np.log2(np.asarray(gpus, dtype=float)) - self._largest)
+        slow = self._mean.copy()
+        for place, name in enumerate(self._names):
+            slow[place] += np.log(OVERSUBSCRIBED) * (name in OF_NETWORK)
+        added = self._medians(slow, predict, gpus) - log
+        return Scaled(log, rows, self._root, beyond, np.minimum(beyond, 1.0)[:, None] * added)
 
     def medians(self, predict: Predict, gpus: Sequence[int]) -> np.ndarray:
         """Return the corrected logs alone, (n, outputs), for many configurations."""

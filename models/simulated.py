@@ -20,7 +20,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import why_it_cannot_run
 from tuner.workload.accumulation import accumulation_plan, steps_take_too_long
 from tuner.workload.measure.accumulated import (
     LEAST_STEPS,
@@ -79,6 +79,13 @@ class Conditions:
     memory_bias: float = 0.0
 
 
+#: A cluster that measures what the models predict, so that one job has one figure in a plan and in
+#: a search on predictions.
+AS_PREDICTED = Conditions(
+    time_noise=0.0, power_noise=0.0, step_noise=0.0, first_window=0.0, warm_up=0.0
+)
+
+
 def simulated_meter(cluster: Cluster) -> MeterInfo:
     """Return the meter of a prediction: of packages on a CPU, else of modules or the GPUs alone."""
     scope: Scope = "module" if cluster.host_W or cluster.supply_loss else "gpu"
@@ -116,7 +123,7 @@ class SimulatedRunner(Runner):
         refused = [
             phrase
             for configuration in configurations
-            for phrase in broken_rules(configuration, self.job, self.cluster)
+            for phrase in why_it_cannot_run(configuration, self.job, self.cluster)
         ]
         if refused:
             return self._record(request, failure=Failure("refused", refused[0]))

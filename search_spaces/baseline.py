@@ -7,7 +7,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import broken_rules, why_it_cannot_run
 
 #: Share of a device's memory that model states may take before a user reaches for the next ZeRO
 #: stage, and share that states and activations may take together; the rest is for buffers, the
@@ -59,7 +59,7 @@ def changed_default(job: TrainingJob, cluster: Cluster, changed: Configuration) 
         for zero_stage in range(stage, -1, -1):
             settings = {**default, "zero_stage": zero_stage, **changed.launch}
             configuration = Configuration(Settings(settings), changed.live)
-            if not (broken := broken_rules(configuration, job, cluster)):
+            if not (broken := why_it_cannot_run(configuration, job, cluster)):
                 return configuration
             found.append((configuration, broken))
     # The most devices and the lowest stage: its sentence is about the changed knobs.

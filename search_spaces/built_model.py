@@ -8,11 +8,15 @@ that a model's repository brings is never loaded, and nothing is fetched.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 #: Kinds of failure that the caller explains: the model_type is unknown, the class cannot be built.
@@ -25,6 +29,8 @@ _MAPPINGS = (
     *("MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
     *("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
 )
+#: Beginnings of the names of parameters of a recurrence (Mamba, gated delta rule, RWKV).
+_RECURRENT = ("A_log", "dt_", "time_")
 #: Parts of the paths of experts that every token visits.
 _SHARED = ("shared_expert", "shared_mlp")
 #: Keys of each size in configurations of text models, the first that is given.
@@ -50,14 +56,20 @@ def count(config: Mapping[str, Any]) -> dict[str, Any]:
     if model_type not in transformers.CONFIG_MAPPING:
         return {"failure": UNKNOWN, "transformers": transformers.__version__}
     try:
-        return {**_counts(_model(config)), "transformers": transformers.__version__}
+        model, builders = _model(config)
+        counts = {**_counts(model), "transformers": transformers.__version__}
+        _run_layers(counts["kinds"], builders)
+        return counts
     except Exception as error:  # any class may raise anything on sizes that do not match
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return {"failure": FAILED, "why": text[:300], "transformers": transformers.__version__}
 
 
-def _model(config: Mapping[str, Any]) -> Any:
-    """Build the model of the first class that takes the configuration, without weights."""
+def _model(config: Mapping[str, Any]) -> tuple[Any, list[Callable[[], Any]]]:
+    """Return the model of the first class that takes the configuration, and what builds its text.
+
+    Of a nested configuration the model of text alone is built first: it needs no images to run.
+    """
     import torch
     import transformers
 
@@ -67,10 +79,20 @@ def _model(config: Mapping[str, Any]) -> Any:
     for number, built in enumerate(_classes_of(read, config)):
         try:
             with torch.device("meta"):
-                return built(read)
+                return built(deepcopy(read)), _builders(built, read)
         except Exception as error:  # a class of text alone does not take a nested configuration
             failure = failure if number else error
     raise failure
+
+
+def _builders(built: Any, read: Any) -> list[Callable[[], Any]]:
+    import transformers
+
+    whole = lambda: built(deepcopy(read))  # noqa: E731
+    text = read.get_text_config(decoder=True)
+    if text is read:
+        return [whole]
+    return [lambda: transformers.AutoModelForCausalLM.from_config(deepcopy(text)), whole]
 
 
 def _classes_of(read: Any, config: Mapping[str, Any]) -> Iterator[Any]:
@@ -227,6 +249,51 @@ def _kinds(held: _Model) -> list[dict[str, Any]]:
             }
         )
     return kinds
+
+
+def _run_layers(kinds: list[dict[str, Any]], builders: list[Callable[[], Any]]) -> None:
+    """Add what the first layer of each kind keeps and computes, by the bytes of a value."""
+    program = _layers_program()
+    names = [path.rpartition(".")[2] for kind in kinds for path in kind["unusual"]]
+    for kind in kinds:
+        kind["runs"] = {}
+        if any(name.startswith(_RECURRENT) for name in names):
+            kind["why_not_run"] = "a recurrence runs by kernels of its own on a GPU"
+    if any("why_not_run" in kind for kind in kinds):
+        return
+    for size, build in product((2, 4), builders):
+        done = all(str(size) in kind["runs"] for kind in kinds)
+        if done or (size == 4 and not all("2" in kind["runs"] for kind in kinds)):
+            continue
+        try:
+            found = program.run_layers(build, _blocks_of, size)
+        except Exception as error:  # fake tensors refuse what depends on values
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+            if isinstance(error, NotImplementedError):
+                text = str(error)
+            for kind in kinds:
+                kind.setdefault("why_not_run", text)
+            continue
+        if len(found) == len(kinds):
+            for kind, ran in zip(kinds, found.values(), strict=True):
+                kind["runs"][str(size)] = ran
+
+
+def _layers_program() -> Any:
+    """Return the module beside this one, which is no package where this program runs."""
+    path = Path(__file__).with_name("built_layers.py")
+    spec = importlib.util.spec_from_file_location("built_layers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _blocks_of(model: Any) -> list[tuple[Any, Any]]:
+    held = _Model(model)
+    return [(block, _kind(held, number)) for number, block in enumerate(held.blocks)]
 
 
 def _unusual(held: _Model, path: str, owner: Any, parameter: Any) -> bool:

@@ -15,10 +15,15 @@ from typing import Any, Literal
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.options import check_options, limited
-from tuner.search_spaces.typed import check_fields, names_a_file
+from tuner.search_spaces.typed import check_fields, names_a_file, plain_text
 
 #: Upper limit of nodes and of devices per node: more than any machine has, and still enumerable.
 LARGEST = 100_000
+
+
+#: Kinds of devices, each with a platform (`tuner.workload.platforms`) and constants: NVIDIA's and
+#: AMD's GPUs, and cores of the host.
+TYPES = ("cuda", "rocm", "cpu")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Device:
     """
 
     name: str
-    type: Literal["cuda", "cpu"]
+    type: Literal["cuda", "rocm", "cpu"]
     memory_bytes: int = limited(least=0)
     peak_flops: float = limited(least=0)
     memory_bandwidth_Bps: float = limited(least=0)
@@ -57,8 +62,8 @@ class Device:
 
     def __post_init__(self) -> None:
         where = f"of device {self.name!r}"
-        if self.type not in ("cuda", "cpu"):
-            raise InvalidValue(f"type {where}", self.type, "cuda or cpu")
+        if self.type not in TYPES:
+            raise InvalidValue(f"type {where}", self.type, " or ".join(TYPES))
         check_options(self, where)
         clocks = self.clocks_MHz
         legal = isinstance(clocks, tuple) and all(type(c) is int and c > 0 for c in clocks)
@@ -104,6 +109,11 @@ class Cluster:
         supply_loss: loss of conversion and supply, as a share of the devices' power; 0 if only
             devices are charged.
         nvme_path: a folder on each node's own NVMe drive, for offload; empty if there is none.
+        failures_per_node_day: that end a training on the node, for plans; 0 if they are not
+            counted.
+        restart_s: from a failure until the training goes on.
+        checkpoint_s: that saving the state holds the training up.
+        checkpoint_interval_s: work between two checkpoints; 0 for the best.
     """
 
     name: str
@@ -121,12 +131,21 @@ class Cluster:
     sources: tuple[str, ...] = field(default=())
     nvme_path: str = limited(default="")
     link_mesh: bool = limited(default=False)
+    failures_per_node_day: float = limited(default=0.0, least=0)
+    restart_s: float = limited(default=0.0, least=0)
+    checkpoint_s: float = limited(default=0.0, least=0)
+    checkpoint_interval_s: float = limited(default=0.0, least=0)
 
     def __post_init__(self) -> None:
         where = f"of cluster {self.name!r}"
         for name in ("devices_per_node", "nodes"):
             check_integer(f"{name} {where}", getattr(self, name), most=LARGEST)
         check_options(self, where)
+        if self.failures_per_node_day and not (self.checkpoint_s or self.checkpoint_interval_s):
+            raise InputError(
+                f"failures_per_node_day {where} needs checkpoint_s, the seconds that a checkpoint "
+                "takes, or checkpoint_interval_s, the work between two: state one"
+            )
 
     @property
     def devices(self) -> int:
@@ -185,7 +204,9 @@ def load_cluster(name: str) -> Cluster:
     kind = data["device"]
     if isinstance(file, Path) and names_a_file(file.parent / kind):
         kind = str(file.parent / kind)
-    return _build(Cluster, {"name": stem, **data, "device": load_device(kind)}, f"cluster {stem!r}")
+    values = {"name": stem, **data, "device": load_device(kind)}
+    plain_text(str(values["name"]), f"the name of the cluster in {name}")
+    return _build(Cluster, values, f"cluster {stem!r}")
 
 
 def enlarged(cluster: Cluster, gpus: int) -> Cluster:

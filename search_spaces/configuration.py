@@ -161,5 +161,5 @@ class Configuration:
             launch, live = data["launch"], data.get("live", {})
             what = "a configuration"
             return cls(Settings.from_json(launch, what), Settings.from_json(live, what))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InputError(f"{data!r} is not a configuration: {error!r}") from error

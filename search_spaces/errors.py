@@ -28,6 +28,10 @@ def _folded(name: str) -> str:
 class InputError(ValueError):
     """Invalid input. `str(error)` is one sentence: the value, the reason and what is allowed."""
 
+    def __str__(self) -> str:
+        # A name or value in a file may hold several lines.
+        return " ".join(line for line in super().__str__().splitlines() if line)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Subclasses have other arguments than their sentence; errors of remote workers are pickled.
         return (type(self)._rebuilt, (self.args, dict(self.__dict__)))

@@ -8,6 +8,7 @@ equals it, so that no choice of the tuner changes what the model learns.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.program import LoRA, Program
 from tuner.search_spaces.today_facts import TodayFacts
-from tuner.search_spaces.typed import names_a_file
+from tuner.search_spaces.typed import names_a_file, plain_text, whole_number
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _OPTIONAL = ("precision", "learning_rate", "seed", "frames")
@@ -97,9 +98,9 @@ class TrainingJob:
         if not isinstance(self.steps_at, Mapping):
             raise InvalidValue(f"steps_at {where}", self.steps_at, "a table of batch = steps")
         for size, steps in self.steps_at.items():
-            if not str(size).isdigit() or int(size) < 1:
+            if not (batch := whole_number(str(size))):
                 raise InvalidValue(f"a size of steps_at {where}", size, "an integer of at least 1")
-            table[int(size)] = check_integer(f"steps_at {size} {where}", steps)
+            table[batch] = check_integer(f"steps_at {size} {where}", steps)
         object.__setattr__(self, "steps_at", dict(sorted(table.items())))
         if bool(self.noise_scale) != bool(self.min_steps):
             raise InputError(f"noise_scale and min_steps {where} are given together or not at all")
@@ -333,6 +334,14 @@ def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
     text = str(name_or_path or "tiny-gpt")
     if text.endswith(".py"):
         raise InputError(f"{text} is a script: tuner optimize -- {text}")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not names_a_file(Path(text)):
+        raise InputError(
+            f"{text!r} is neither a file nor a built-in job (`tuner list jobs`); a Hugging Face "
+            "model is named in a job file by its config.json (docs/quickstart-laptop.md), and "
+            f"`tuner fit {text}` predicts one alone"
+        )
     file, _ = find_file("jobs", text, "job", other=("or the path of a job.toml",))
     with resources.as_file(file) as path:
-        return TrainingJob.from_toml(path)
+        job = TrainingJob.from_toml(path)
+    plain_text(job.name, f"the name of the job in {text}")
+    return job

@@ -43,6 +43,7 @@ class StandardKnob:
             "category" (no order).
         default: the value if a configuration does not give one; None for a live knob, which is
             left to the device, and for the global batch, which is the job's.
+        words: what its short name stands for.
     """
 
     name: str
@@ -50,6 +51,7 @@ class StandardKnob:
     scale: Literal["log2", "linear", "category"]
     default: Value | None
     what: str
+    words: str
     choices: tuple[Value, ...] = ()
     minimum: int | None = None
     changes_training: bool = False
@@ -85,6 +87,7 @@ def _standard(name: str, table: Mapping[str, Any]) -> StandardKnob:
         scale="linear" if live else "category" if choices else "log2",
         default=default if table.get("default", True) else None,
         what=table["what"],
+        words=table.get("words", name.replace("_", " ")),
         choices=choices,
         minimum=None if choices else 1,
         changes_training=table.get("changes_training", False),
@@ -204,15 +207,17 @@ def short_word(name: str, value: Value | None) -> str:
 
 def short_name(values: Mapping[str, Value | None], names: Iterable[str] | None = None) -> str:
     """Return knobs, or those of these names, as a short name; None is left to the device."""
-
-    def is_named(name: str) -> bool:
-        knob, value = KNOBS.get(name), values.get(name)
-        if knob is None:
-            return value is not None
-        return knob.always or value not in (None, knob.default)
-
     chosen = in_order(values) if names is None else tuple(names)
-    return " ".join(short_word(n, values.get(n)) for n in chosen if is_named(n)) or "default"
+    words = [short_word(n, values.get(n)) for n in chosen if _is_named(n, values.get(n))]
+    return " ".join(words) or "default"
+
+
+def _is_named(name: str, value: Value | None) -> bool:
+    """Return True if a knob with this value is a word of a short name."""
+    knob = KNOBS.get(name)
+    if knob is None:
+        return value is not None
+    return knob.always or value not in (None, knob.default)
 
 
 def word_knob(word: str) -> tuple[str, Value | None] | None:

@@ -100,6 +100,11 @@ def facts_in_library(model_type: str, answer: Mapping[str, Any]) -> dict[str, An
         "tied": answer["tied"],
     }
     gated, unlike = _plain_blocks(sizes, answer["kinds"])
+    ran = _layers_run(answer, sizes)
+    if ran:
+        unlike = ()
+    elif not unlike:
+        unlike = (_doubt_on_kept(answer),)
     visited = max((kind["shared"] for kind in answer["kinds"]), default=0)
     attending = sum(kind["layers"] for kind in answer["kinds"] if kind["attends"])
     counts = ("parameters", "active_parameters", "matmul_parameters", "head_parameters")
@@ -107,6 +112,7 @@ def facts_in_library(model_type: str, answer: Mapping[str, Any]) -> dict[str, An
     return {
         **sizes,
         **{name: answer[name] for name in (*counts, *blocks)},
+        **ran,
         "model_type": model_type,
         "family": Family(gated=gated, learned_positions=answer["learned_positions"]),
         "exact": True,
@@ -136,6 +142,39 @@ def _plain_blocks(
         f"{sum(unlike.values())} of {layers} layers ({named}) are not those of a plain "
         "transformer, so that activations and step time, which are computed as if they were, may "
         "be far off; the parameters are counted in transformers' own model",
+    )
+
+
+def _layers_run(answer: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the layers keep and compute by their run on fake tensors; empty if in doubt.
+
+    A layer without a call of attention runs by operators of torch here and by kernels of its own on
+    a GPU, which keep and compute something else.
+    """
+    kinds = answer["kinds"]
+    if not all(kind["runs"].get("2", {}).get("calls_of_attention") for kind in kinds):
+        return {}
+    layers = sum(kind["layers"] for kind in kinds)
+
+    def mean(name: str, size: str = "2") -> float:
+        if not all(size in kind["runs"] for kind in kinds):
+            return 0.0
+        return sum(kind["layers"] * kind["runs"][size][name] for kind in kinds) / layers
+
+    return {
+        "kept_16": mean("kept_bytes"),
+        "kept_32": mean("kept_bytes", "4"),
+        "matmul_parameters": round(layers * mean("flops") / 2) + answer["head_parameters"],
+        "head_dim": max(1, round(mean("attention_flops") / (4 * sizes["heads"]))),
+    }
+
+
+def _doubt_on_kept(answer: Mapping[str, Any]) -> str:
+    why = next((kind["why_not_run"] for kind in answer["kinds"] if "why_not_run" in kind), "")
+    return (
+        f"what the layers of {answer['class']} keep for the backward pass could not be counted"
+        + (f" ({why})" if why else "")
+        + "; activations are those of a plain transformer, and may be far off"
     )
 
 

@@ -198,6 +198,9 @@ class ModelFacts(Sizes):
         lora: adapters beside those parameters, which are then frozen; None if all are trained.
         attending: share of the blocks that have attention.
         shared: width of the experts that every token visits beside `experts_per_token`; 0 if none.
+        kept_16, kept_32: bytes that a block keeps of each token for the backward pass, in 16 bits
+            and in fp32, as its code does on fake tensors (`built_layers`), the mean of all blocks;
+            0 if the formulas describe them, or nothing ran.
         doubts: sentences on what the figures of this model rest on that is not known; empty if its
             parameters are counted exactly and its blocks are those that the formulas describe.
     """
@@ -213,6 +216,8 @@ class ModelFacts(Sizes):
     lora: LoRAFacts | None = None
     attending: float = 1.0
     shared: int = 0
+    kept_16: float = 0.0
+    kept_32: float = 0.0
     doubts: tuple[str, ...] = ()
 
     @classmethod
@@ -343,7 +348,7 @@ def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
 _UNKNOWN: Any = {item.name: 0 for item in fields(ModelFacts)} | {
     **{"model_type": "unknown", "family": Family(gated=False), "exact": False, "tied": False},
     **{"layers": sys.maxsize, "positions": None, "vision": None, "lora": None},
-    **{"attending": 1.0, "doubts": (), "shared": 0},
+    **{"attending": 1.0, "doubts": (), "shared": 0, "kept_16": 0.0, "kept_32": 0.0},
 }
 UNKNOWN_MODEL = ModelFacts(**_UNKNOWN)
 
@@ -357,6 +362,9 @@ def facts_of(job: TrainingJob) -> ModelFacts:
     if not job.model:
         return UNKNOWN_MODEL
     facts = ModelFacts.from_config(job.model)
+    if job.precision == "fp32" and facts.kept_16 and not facts.kept_32:
+        doubt = "its layers were run in 16 bits alone, so that activations in fp32 may be far off"
+        facts = replace(facts, doubts=(*facts.doubts, doubt))
     return replace(facts, lora=LoRAFacts.of(job.lora, facts)) if job.lora else facts
 
 

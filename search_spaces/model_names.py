@@ -1,7 +1,7 @@
 """Jobs of models that are named without a job file: a config.json, a folder of one, a hub's name.
 
 What such a name does not give is assumed, and every assumption is a sentence. A name is looked up
-in the cache that transformers fills; nothing is fetched.
+in the cache that transformers fills, and then on its hub, of which the configuration alone is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tuner.search_spaces.data_files import read_json_object
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import ModelFacts
+from tuner.search_spaces.model_hub import fetched_config
 
 #: Sequences of an optimizer step, and the longest sequence in tokens, where nothing says them.
 BATCH, TOKENS = 256, 4096
@@ -63,6 +64,11 @@ def job_of_model(
     return job, (f"assumed: {', '.join(words)}, all parameters trained{how}",)
 
 
+def config_of_model(text: str) -> Mapping[str, Any]:
+    """Return the configuration of a model that is named as in `job_of_model`."""
+    return _read(_config_file(text))
+
+
 def _config_file(text: str) -> Path:
     path = Path(text)
     if path.is_file():
@@ -71,11 +77,14 @@ def _config_file(text: str) -> Path:
         return path / _CONFIG
     if path.suffix == ".json" or not _NAME.fullmatch(text):
         raise InputError(f"there is no model config {text}; name a config.json or its folder")
-    found = _cached(text)
+    found, why = _cached(text), ""
+    if found is None:
+        found, why = fetched_config(text, _CONFIG)
     if found is None:
         raise InputError(
-            f"the model {text} is not in transformers' cache {_cache()}; fetch its configuration "
-            f"by `hf download {text} {_CONFIG}`, or name the folder that has it"
+            f"the model {text} is not in transformers' cache {_cache()}, and was not fetched "
+            f"({why}); where there is a network, `hf download {text} {_CONFIG}`, or name the "
+            "folder that has it"
         )
     return found
 

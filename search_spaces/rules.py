@@ -3,8 +3,9 @@
 `data/catalogue/knobs.toml` lists all of them with their reasons, most of them as conditions; rules
 that compute are functions here, of the same name. The enumeration (`tuner.search_spaces.space`)
 applies each as soon as the knobs that it reads are chosen. `RULES` refuses configurations that
-cannot work anywhere or only repeat another one; those that work, but not in the built-in training
-program, are found by `unrunnable`, so that planning, replay and recorded tables may use them.
+cannot work anywhere or are not worth a try, as those that only repeat another one; those that work,
+but not in the built-in training program, are found by `unrunnable`, so that planning, replay and
+recorded tables may use them.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """Reason for which a configuration cannot run.
+    """Reason for which a configuration is no candidate.
 
     Attributes:
         knobs: the knobs it reads; empty for a rule on the job and the cluster alone.
+        runs: True if a configuration that breaks it trains all the same, and is only not worth a
+            try.
     """
 
     name: str
     knobs: tuple[str, ...]
     why: str
     broken: Check
+    runs: bool = False
 
 
 class _Facts(NamedTuple):
@@ -284,7 +288,8 @@ def _rule(name: str, table: Mapping[str, Any]) -> Rule:
     cases = [case for part in table.get("cases", [table]) for case in _Case.of_table(part)]
     read = {name for case in cases for name in case.names}
     names = {knob for name in read for knob in (_MADE[name][0] if name in _MADE else (name,))}
-    return Rule(name, tuple(n for n in KNOBS if n in names), table["why"], _of_cases(cases))
+    knobs = tuple(n for n in KNOBS if n in names)
+    return Rule(name, knobs, table["why"], _of_cases(cases), table.get("runs", False))
 
 
 #: All rules, in the order of the catalogue.
@@ -292,8 +297,19 @@ RULES: tuple[Rule, ...] = tuple(_rule(*item) for item in catalogue("knobs")["rul
 
 
 def broken_rules(configuration: Configuration, job: TrainingJob, cluster: Cluster) -> list[str]:
-    """Return a phrase for each rule that refuses this configuration; empty if it can run."""
+    """Return a phrase for each rule that refuses this configuration as a candidate."""
     phrases = (rule.broken(configuration, job, cluster) for rule in RULES)
+    return [phrase for phrase in phrases if phrase is not None]
+
+
+def why_it_cannot_run(
+    configuration: Configuration, job: TrainingJob, cluster: Cluster
+) -> list[str]:
+    """Return a phrase for each rule that nothing that trains can break; empty if it can run.
+
+    What somebody runs today need not be worth a try, as ZeRO stage 1 over one rank.
+    """
+    phrases = (rule.broken(configuration, job, cluster) for rule in RULES if not rule.runs)
     return [phrase for phrase in phrases if phrase is not None]
 
 

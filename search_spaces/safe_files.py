@@ -36,7 +36,9 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666, durable: bo
     path = Path(path)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         kind = path.stat().st_mode
-        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        if stat.S_ISDIR(kind):
+            raise _refusal(path, errno.EISDIR, "it is a folder; name a file in it")
+        if not stat.S_ISREG(kind):
             raise _refusal(path, errno.EINVAL, "it is not a regular file")
     draft = path.with_name(f".joulefront-{secrets.token_hex(6)}.new")
     try:
@@ -84,6 +86,24 @@ def open_plain(path: str | Path, flags: int) -> int:
         raise _refusal(path, errno.EINVAL, "it is not a regular file")
     why = "another name (a hard link) leads to it; replace it by a copy"
     raise _refusal(path, errno.EMLINK, why)
+
+
+def open_to_read(path: str | Path) -> int:
+    """Open a regular file for reading and return its descriptor; OSError if it is none.
+
+    A pipe in a file's place, in a folder that came from another user, would wait for a writer.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise _refusal(Path(path), errno.EINVAL, "it is not a regular file")
+
+
+def read_bytes(path: str | Path, most_bytes: int) -> bytes:
+    """Return what a regular file holds, one byte more than `most_bytes` of it at most."""
+    with open(open_to_read(path), "rb") as file:
+        return file.read(most_bytes + 1)
 
 
 def make_folder(path: str | Path, *, inside: str | Path) -> None:

@@ -54,7 +54,10 @@ TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "float | None": (_maybe(_is_number), "a number"),
     "str": (_is_text, "text"),
     "str | None": (_maybe(_is_text), "text"),
-    "Scope": (lambda value: value in ("gpu", "module", "node"), "gpu, module or node"),
+    "Scope": (
+        lambda value: value in ("gpu", "module", "node", "none"),
+        "gpu, module, node or none",
+    ),
     "tuple[int, ...]": (_many(_is_integer), "a list of integers"),
     "tuple[float, ...]": (_many(_is_number), "a list of numbers"),
     "tuple[str, ...]": (_many(_is_text), "a list of texts"),
@@ -150,6 +153,15 @@ def read_fields(
     return check_fields(kind(**values), what, positive=positive, finite=finite)
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of digits is, or None.
+
+    Python's own tests let through digits that `int` does not take, such as "²", and more digits
+    than it takes.
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
 def names_a_file(path: Path | Traversable) -> bool:
     """Return True if a path is a file's; False also for paths that the system refuses."""
     try:
@@ -190,6 +202,29 @@ def plain_text(text: str, what: str) -> str:
             what, shortened(text), "text without line breaks, control or direction characters"
         )
     return text
+
+
+def one_line(text: str) -> str:
+    """Return text as one line in its own order: what cannot be printed as `\\x1b` or `\\u202e`."""
+    line = " ".join(text.split())
+    return "".join(part if part.isprintable() else repr(part)[1:-1] for part in line)
+
+
+#: Most characters of a word that `shown_word` shows.
+MOST_SHOWN = 120
+
+
+def shown_word(value: Any) -> str:
+    """Return a value as one word that is not taken for anything else in a line.
+
+    Of a long text the middle is left out, with the number of its characters. A text of other
+    characters than words, paths and numbers have stands in quotes, as Python writes it.
+    """
+    text = str(value)
+    if len(text) > MOST_SHOWN:
+        left_out = f"... {len(text) - MOST_SHOWN:,} more characters ..."
+        text = text[: MOST_SHOWN // 2] + left_out + text[-MOST_SHOWN // 2 :]
+    return text if re.fullmatch(r"[\w./:@%+~<>-]+", text, re.ASCII) else ascii(text)
 
 
 def shortened(value: Any) -> Any:

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub but its own
+
 from benchmarks.source import Module, production
 from tuner.executors.local import SimulatedExecutor
 from tuner.results.result import Result

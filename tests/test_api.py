@@ -9,6 +9,7 @@ import pytest
 
 import tuner
 from tuner.problem.limits import Limits
+from tuner.problem.run_folder import RunFolder
 from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
 from tuner.testing.commands import finished
 from tuner.testing.studies import write_table
@@ -50,6 +51,26 @@ def test_limits_may_be_given_as_keywords_or_in_the_object_and_not_against_each_o
             tuner.replay(table, **other, constraints=limits, **options)
     with pytest.raises(TypeError, match=r"no argument 'dedline'; limits are .* deadline,"):
         tuner.replay(table, dedline="2h", **options)
+
+
+def test_a_replay_follows_the_recorded_order_and_repeats_itself(tmp_path):
+    table = write_table(tmp_path / "table", shapes=(2, 1))
+    options = {"runs_dir": tmp_path / "runs", "report": False, "progress": False}
+    once, again = (tuner.replay(table, recorded_order=True, **options) for _ in range(2))
+    assert once.front_points == again.front_points
+    assert once.headline == again.headline
+    rows = [(shape, speed) for shape in (2, 1) for speed in range(1, 6)]
+    today = (2, 5)  # the first launch at its highest setting, which comes first
+    expected = [today, *(row for row in rows if row != today)]
+    # A replay is a recording, too: it is followed in the order of its own probes.
+    for result in (once, tuner.replay(once.run_dir, recorded_order=True, **options)):
+        records = RunFolder(result.run_dir).records()
+        asked = [c for record in records for c in record.request.configurations()]
+        assert [(c.get("shape"), c.get("speed")) for c in asked] == expected
+    with pytest.raises(tuner.InputError, match="recorded_order gives the order"):
+        tuner.replay(table, recorded_order=True, try_first=["shape=1"], **options)
+    with pytest.raises(ValueError, match="nowhere"):
+        tuner.replay(tmp_path / "nowhere", **options)
 
 
 @pytest.mark.parametrize(

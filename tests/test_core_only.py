@@ -25,7 +25,7 @@ class Without:  # what is left out is not to be found, as where it is not instal
         return getattr(self.finder, name)
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 from tuner.cli.main import main
-code = main(["dev", "replay", {table!r}, "--runs-dir", {runs!r}, "--max-probes", "6", "--quiet"])
+code = main(["replay", {table!r}, "--runs-dir", {runs!r}, "--max-probes", "6", "--quiet"])
 assert code == 0, code
 for command in ("show", "apply"):
     assert main([command, "--runs-dir", {runs!r}]) == {{"apply": 2}}.get(command, 0), command

@@ -30,6 +30,7 @@ import pytest
 import tuner
 from tests.golden.__main__ import KERNEL
 from tuner.cli.main import command_parser
+from tuner.cli.reference import commands_of
 from tuner.testing.commands import finished
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 #: Time that a plan took, which is the machine's.
 _DURATION = r"in (less than 1|\d+) s\b"
 TRAINING = {"quickstart-laptop", "your-script", "tune-while-training"}
-SIMULATED = {"security", "apply", "README", "planning", "search", "report", "tables"}
+SIMULATED = {"security", "apply", "README", "planning", "search", "report", "tables", "offline"}
 SIMULATED |= {"quickstart-gpu-node"}
 TRAINS = (pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800))
 FENCE = re.compile(
@@ -216,15 +217,20 @@ def test_the_api_page_has_every_public_name() -> None:
     [tuner.Constraints, tuner.SearchSettings, tuner.WindowPolicy],
     ids=lambda c: c.__name__,
 )
-def test_the_api_page_has_every_option_as_it_is_declared(declared: type) -> None:
+def test_the_api_page_has_every_field_with_its_option_or_its_meaning(declared: type) -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    (optimize,) = (c for c in commands_of(command_parser()) if c.prog == "tuner optimize")
+    flags = {action.dest: action.option_strings[:1] for action in optimize._actions}
     for each in fields(declared):
         if (option := each.metadata.get("option")) is None:
             assert f"| `{each.name}` |" in page
             continue
-        unit = f", in {option.unit}" if option.unit else ""
-        default = f"{each.default:.3g}" if type(each.default) is float else repr(each.default)
-        row = f"| `{each.name}` | `{default}` | {option.help}{unit} |"
+        if flag := flags.get(each.name) if declared is not tuner.WindowPolicy else None:
+            row = f"| `{each.name}` | `{flag[0]}` |"  # docs/cli.md explains it
+        else:
+            unit = f", in {option.unit}" if option.unit else ""
+            default = f"{each.default:.3g}" if type(each.default) is float else repr(each.default)
+            row = f"| `{each.name}` | {option.help}{unit} (default: `{default}`) |"
         assert row in page, f"docs/api.md lacks this row:\n{row}"
 
 

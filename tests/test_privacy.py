@@ -28,10 +28,10 @@ def watch(event, args):
 sys.addaudithook(watch)
 """
 COMMANDS = (
-    ("plan", "--cluster", "h200-8", "--name", "planned"),
+    ("plan", "opt-350m", "--cluster", "h200-8", "--name", "planned"),
     (
-        *("optimize", "--cluster", "h200-8", "--executor", "simulated", "--max-probes", "2"),
-        *("--no-verify", "--name", "plan"),
+        *("optimize", "opt-350m", "--cluster", "h200-8", "--executor", "simulated"),
+        *("--max-probes", "2", "--no-verify", "--name", "plan"),
     ),
     ("show", "plan"),
     ("export", "plan", "--to", "csv", "--redact"),

@@ -10,7 +10,6 @@ from benchmarks.size import (
     import_cycles,
     largest_pieces,
     too_long,
-    undocumented,
 )
 
 
@@ -61,12 +60,3 @@ def test_a_piece_is_too_long_from_one_line_above_its_limit(tmp_path: Path, more:
         "class": ["tuner.b.B"] * more,
         "function": ["tuner.d.D.d", "tuner.c.c"] * more,
     }
-
-
-def test_a_function_without_docstring_is_found_and_an_overload_is_not(tmp_path: Path) -> None:
-    stub = "@overload\ndef f(x: int) -> int: ...\n"
-    sources = {
-        "tuner.a": f'"""A."""\n{stub}def f(x):\n    """Return it."""\n',
-        "tuner.b": f'"""B."""\n{stub}def f(x): ...\n',
-    }
-    assert undocumented(written(tmp_path, sources)) == ["tuner.b.f"]

@@ -19,20 +19,24 @@ from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.callbacks import Notify
 from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
 from tuner.workload.meters.own import own_meter
+from tuner.workload.meters.time_alone import time_alone
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
+    from tuner.problem.problem import Problem
     from tuner.results.result import Result
     from tuner.search.planner import ProbePlanner
     from tuner.study.callbacks import Callback
     from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
+    from tuner.workload.replay import RecordingRunner
 
 __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
 
@@ -48,6 +52,13 @@ def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
 
     with shown() if progress else nullcontext() as view:
         yield ProgressLogger(view, on_progress)
+
+
+@contextmanager
+def _metered(request: StudyRequest) -> Iterator[None]:
+    asks_time = not request.constraints.need_energy and request.search.probe_budget_kJ is None
+    with own_meter(request.meter), time_alone(asks_time):
+        yield
 
 
 def _request(given: dict[str, Any], kind: type[Request]) -> Request:
@@ -113,7 +124,7 @@ def search_for(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    with own_meter(request.meter), _receiver(progress, on_progress) as notify:
+    with _metered(request), _receiver(progress, on_progress) as notify:
         problem, run, request = request.checked(notify).prepared(notify)
         # Not before: a command that fails at once is told of at once.
         from tuner.executors.choose import executor_of
@@ -147,8 +158,8 @@ def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
     """Return what `optimize` would do; nothing is started or written."""
     from tuner.study.dry_run import describe, describe_script
 
-    with own_meter(request.meter):
-        request = request.checked(on_progress)
+    with _metered(request):
+        request = request.checked(on_progress, starts=False)
         if request.script is not None:
             return describe_script(request.script, request)
         problem, run, request = request.prepared(on_progress)
@@ -211,6 +222,7 @@ def replay(
     *,
     group: str | None = None,
     steps: int | None = None,
+    recorded_order: bool = False,
     in_flight: int = 1,
     constraints: Constraints | None = None,
     search: SearchSettings | None = None,
@@ -224,20 +236,23 @@ def replay(
     on_progress: Notify | None = None,
     **limits: Unpack[LimitOptions],
 ) -> Result:
-    """Run a study on a trace or a recorded table instead of real processes.
+    """Search a recorded run or table: nothing is started, and a call repeats its result.
 
     Args:
-        path: a recorded table's folder, a run folder, or a trace.
+        path: a run folder, a trace, or a recorded table's folder.
         group: the search problem of a table that holds several.
         steps: units of work that make the solution; the steps of a run's own job, or 1, if not
             given.
+        recorded_order: make the recorded probes again in their order, after that of today's
+            configuration, until the recording or a limit ends; otherwise the search chooses.
         in_flight: number of probes that run together on simulated time.
 
     The other arguments are those of `optimize`; `search.search_s` is on simulated time, and without
     any limit the search ends when no probe is worth its energy.
 
     Raises:
-        InputError: the input is wrong; one sentence.
+        InputError: the recording cannot be read, or an argument is wrong; one sentence, with the
+            file and line. It is a ValueError.
     """
     request = _request(locals(), StudyRequest)
     from tuner.problem.from_recording import recorded_problem
@@ -245,6 +260,8 @@ def replay(
 
     settings = request.search
     problem, runner = recorded_problem(path, group=group, steps=steps, seed=settings.seed)
+    if recorded_order:
+        request = _in_recorded_order(request, problem, runner)
     # Without any spread a second measurement would only repeat the first one.
     assert problem.recording is not None
     settings = replace(settings, verify=settings.verify and problem.recording.varies)
@@ -260,6 +277,16 @@ def replay(
             notify=notify,
         )
         return session.run()
+
+
+def _in_recorded_order(
+    request: StudyRequest, problem: Problem, runner: RecordingRunner
+) -> StudyRequest:
+    if request.sampler is not None or request.try_first:
+        raise InputError("recorded_order gives the order; leave sampler and try_first out")
+    from tuner.search.recorded_order import RecordedOrder
+
+    return replace(request, sampler=RecordedOrder(problem.candidates, runner.probes))
 
 
 def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Result:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.knobs import Value, in_order, short_name, short_word
+from tuner.search_spaces.knobs import (
+    KNOBS,
+    Value,
+    in_order,
+    short_name,
+    short_word,
+    word_knob,
+)
 
 #: Name, kilojoules in one, and the kilojoules from which the next is taken: from one kilowatt-hour
 #: on, the unit in which energy is bought.
@@ -176,11 +183,6 @@ def energy_text(energy_kJ: float) -> str:
     return Units.for_values([energy_kJ], []).energy_text(energy_kJ)
 
 
-def one_line(text: str) -> str:
-    """Return text without line breaks, for a comment in a script."""
-    return " ".join(text.split())
-
-
 def knob_text(name: str, value: Value | None) -> str:
     """ "micro_batch=4"; a knob left alone reads "clock_MHz=device's own"."""
     return f"{name}={value_text(value)}"
@@ -249,6 +251,38 @@ def settings_text(configuration: Configuration, baseline: Configuration | None =
         return short(configuration)
     names = differing_knobs(configuration, baseline)
     return " ".join(short_word(name, configuration.get(name)) for name in names)
+
+
+def settings_legend(shown: Iterable[str]) -> str:
+    """Return what short names stand for, each knob once with its first value; "" if there are none.
+
+    Args:
+        shown: settings as texts, such as "mb16 zero1 1050MHz", or sentences with such words.
+    """
+    found: dict[str, str] = {}
+    for word in (each.strip("(),;:.") for each in " ".join(shown).split()):
+        if (known := word_knob(word)) is not None and known[0] not in found:
+            found[known[0]] = _in_words(word, *known)
+    return ", ".join(found[name] for name in in_order(found))
+
+
+def _in_words(word: str, name: str, value: Value | None) -> str:
+    text = f"{word} = {KNOBS[name].words}"
+    if value is None:
+        return f"{text} left to the device"
+    has_unit = KNOBS[name].affixes[1]
+    return text if has_unit else f"{text} {value_text(value)}"
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with its word, "1 node" or "2,048 nodes"."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def signed_percent(share: float, digits: int = 0) -> str:
+    """Return a change in per cent with its sign, "+14 %"; without one where it rounds to zero."""
+    text = f"{100 * share:+.{digits}f}"
+    return f"{text if float(text) else text[1:]} %"
 
 
 def right_aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:

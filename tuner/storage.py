@@ -18,9 +18,9 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
-from tuner.formatting import one_line
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain
+from tuner.search_spaces.typed import one_line
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import repair_torn_tail
 
@@ -54,6 +54,27 @@ def _open_database(address: str, options: dict[str, Any]) -> optuna.storages.Bas
                 raise
             time.sleep(0.5)
     raise AssertionError
+
+
+def storage_name(url: str | None) -> str:
+    """Return the driver, host and database of a storage's URL without user, password and options;
+    "" for the journal of the run folder.
+
+    The file of SQLite is absolute: from another folder, the same URL is another database.
+    """
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    if url is None:
+        return ""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return ""  # open_storage refuses it
+    database = parsed.database or ""
+    if parsed.drivername.startswith("sqlite") and database and not database.startswith(":"):
+        database = os.path.abspath(database)
+    return f"{parsed.drivername}://{parsed.host or ''}/{database}"
 
 
 def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:

@@ -7,6 +7,7 @@ commands print each as visible text, `\\x1b` for ESC.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -14,9 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-#: The control characters of ISO/IEC 6429 (C0 and C1) but newline and tab, and surrogates: the bytes
-#: of a file name that is not UTF-8, which a terminal may read as controls and UTF-8 cannot encode.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x80-\x9f\ud800-\udfff]")
+#: The control characters of ISO/IEC 6429 (C0 and C1) but newline and tab, DEL, separators of lines
+#: and characters that reorder text (Unicode's Bidi_Control), and surrogates: the bytes of a file
+#: name that is not UTF-8, which a terminal may read as controls and UTF-8 cannot encode.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -27,8 +31,22 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with each control character but newline and tab as `\\xNN`."""
+    """Return the text with control and direction characters as `\\xNN`, but newline and tab."""
     return _CONTROLS.sub(_escape, text)
+
+
+#: What an OSError names that a full disk, or a terminal that is gone, raises at a write.
+OUTPUT = "the output"
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, OUTPUT) from error
 
 
 class VisibleStream:
@@ -39,8 +57,14 @@ class VisibleStream:
 
     def write(self, text: str) -> int:
         """Write text with its control characters made visible."""
-        self.raw.write(visible(text))
+        with _named():
+            self.raw.write(visible(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with _named():
+            self.raw.flush()
 
     def writelines(self, lines: list[str]) -> None:
         """Write each of the lines."""
@@ -56,11 +80,16 @@ def raw_stream(stream: TextIO) -> TextIO:
     return stream.raw if isinstance(stream, VisibleStream) else stream
 
 
+def _nowhere() -> TextIO:
+    # In place of a stream that the caller has closed, of which Python makes None.
+    return open(os.devnull, "w", encoding="utf-8")
+
+
 @contextmanager
 def visible_streams() -> Iterator[None]:
     """Make standard output and standard error print `visible` text, also in a traceback."""
     before = sys.stdout, sys.stderr
-    out, err = (cast(TextIO, stream and VisibleStream(stream)) for stream in before)
+    out, err = (cast(TextIO, VisibleStream(stream or _nowhere())) for stream in before)
     sys.stdout, sys.stderr = out, err
     try:
         yield

@@ -65,6 +65,8 @@ def render_deepspeed_config(
     if offload == "async":
         # SuperOffload; the share of the cores for Adam is the one its authors give.
         zero["offload_optimizer"] |= {"super_offload": True, "cpuadam_cores_perc": 0.8}
+    if (near := configuration.get("zero_hpz_partition_size")) != 1:
+        zero["zero_hpz_partition_size"] = near
     parameters = configuration.get("parameter_offload")
     if parameters != "none":
         zero["offload_param"] = _kept_on(str(parameters), nvme_path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.launchers.secrets import require
 from tuner.workload.scripts.script_facts import Launcher
 
@@ -55,6 +57,16 @@ class Job(Protocol):
         InputError if it cannot be started so; OSError if a file cannot be written.
         """
         ...
+
+
+@dataclass(frozen=True)
+class UserCommand:
+    """A user's command: the words of a rank, its folder, its variables, and its framework."""
+
+    words: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    driver: Driver | None
 
 
 class LaunchableJob(ABC):
@@ -200,6 +212,11 @@ class LaunchableJob(ABC):
         return 1
 
     # ---- other commands
+
+    @property
+    def user_command(self) -> UserCommand | None:
+        """The user's command; None if the program is a built-in one."""
+        return None
 
     @abstractmethod
     def with_program(self, script: Script) -> LaunchableJob:

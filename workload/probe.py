@@ -13,13 +13,15 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed import dump_fields, read_fields
 from tuner.workload.accumulation import AccumulationFit
 from tuner.workload.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, WindowPolicy
+from tuner.workload.without_energy import known_figures, with_stand_in
 
 #: Version of a record's JSON. A reader takes this one and older ones (`tuner.workload.trace`).
 SCHEMA_VERSION = 1
 
-#: What energy is charged: the GPU dies, the superchip modules, or whole nodes. Two scopes never
-#: share a front.
-Scope = Literal["gpu", "module", "node"]
+#: What energy is charged: the GPU dies, the superchip modules, or whole nodes; "none" where nothing
+#: tells it. Two scopes never share a front.
+Scope = Literal["gpu", "module", "node", "none"]
+ENERGY_SCOPES = ("gpu", "module", "node")
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,18 @@ class MeterInfo:
     tells_clocks: bool = False
 
     @property
+    def tells_energy(self) -> bool:
+        """False where nothing does: then no figure of energy or power is shown or kept."""
+        return self.scope in ENERGY_SCOPES
+
+    @property
+    def sentence(self) -> str:
+        """What it tells: "energy: node scope, estimated (utilisation x envelope)"."""
+        if not self.tells_energy:
+            return f"time alone ({self.source})"
+        return f"energy: {self.scope} scope, {self.label} ({self.source})"
+
+    @property
     def is_simulated(self) -> bool:
         """True if the analytic models answered: nothing ran."""
         return self.name == "simulated"
@@ -213,6 +227,9 @@ class Measurement:
     power_blocks_W: tuple[float, ...] = ()  # by which energies of two windows are compared
     phases_s: Mapping[str, float] = field(default_factory=dict)  # mean of a step, as rank 0 marked
     accumulation: AccumulationFit | None = None
+    #: Mean power of a superchip's parts ("gpu"), and in each phase ("forward: gpu"), which lies
+    #: within `power_W` (`tuner.workload.measure.parts`); empty if the meter tells none.
+    parts_W: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def energy_per_step_J(self) -> float:
@@ -320,7 +337,7 @@ class Drift:
     apart_s: float
     step_time: float
     step_time_se: float
-    power: float
+    power: float = math.nan
     power_se: float = math.nan
     temperature_C: float | None = None
 
@@ -334,9 +351,10 @@ class Drift:
     def sentence(self) -> str:
         """The drift as a phrase for people."""
         heat = f" and {self.temperature_C:+.0f} C" if self.temperature_C is not None else ""
+        power = "" if math.isnan(self.power) else f", power {100 * self.power:+.1f} %"
         return (
             f"{self.live.short} visited again after {self.apart_s:.0f} s{heat}: step time "
-            f"{100 * self.step_time:+.1f} %, power {100 * self.power:+.1f} %"
+            f"{100 * self.step_time:+.1f} %{power}"
         )
 
 
@@ -382,6 +400,12 @@ class ProbeRecord:
         return self.failure is None
 
     @property
+    def built_s(self) -> float:
+        """Seconds for which the probe waited for a build, before its own time; 0 without one."""
+        seconds = self.environment.get("built_s", 0.0)
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+    @property
     def compilation_s(self) -> float:
         """Seconds of the launch in which torch.compile compiled; 0.0 if it did not."""
         seconds = self.environment.get("compilation_s", 0.0)
@@ -389,7 +413,8 @@ class ProbeRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with the schema's version."""
-        return {"schema": SCHEMA_VERSION, **dump_fields(self)}
+        data = {"schema": SCHEMA_VERSION, **dump_fields(self)}
+        return known_figures(data, energy=self.meter.tells_energy)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRecord:
@@ -402,7 +427,7 @@ class ProbeRecord:
         try:
             return read_fields(
                 cls,
-                data,
+                with_stand_in(data),
                 "record",
                 finite=("launch_s", "wall_s", "energy_J"),
                 request=ProbeRequest.from_json,

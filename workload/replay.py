@@ -10,6 +10,7 @@ import hashlib
 import math
 import statistics
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -35,7 +36,16 @@ def _never_recorded(missing: list[Settings], launch: Settings, where: str) -> Fa
     )
 
 
-class TableRunner(Runner):
+class RecordingRunner(Runner, Protocol):
+    """Runner that answers from a recording."""
+
+    @property
+    def probes(self) -> tuple[tuple[Configuration, ...], ...]:
+        """The configurations of each recorded probe, in the recorded order."""
+        ...
+
+
+class TableRunner(RecordingRunner):
     """Runner that answers from one group of a recorded table.
 
     A visit draws from the point's repeats where there are several, else from its standard
@@ -50,6 +60,11 @@ class TableRunner(Runner):
             "table", table.scope, f"recorded table {table.name}", estimated=table.estimated
         )
         self._points = {point.configuration: point for point in self.group.points}
+
+    @property
+    def probes(self) -> tuple[tuple[Configuration, ...], ...]:
+        """The configurations of each row, in the order of the file."""
+        return tuple((point.configuration,) for point in self.group.points)
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
         cost = self.table.cost
@@ -106,7 +121,7 @@ class TableRunner(Runner):
         )
 
 
-class TraceRunner(Runner):
+class TraceRunner(RecordingRunner):
     """Runner that answers from a trace, or the run folder that holds one.
 
     One of a configuration's measurements is drawn. A launch that only ever failed fails again in
@@ -136,6 +151,11 @@ class TraceRunner(Runner):
                 self._windows.setdefault(key, []).append((measurement, record))
             if record.failure is not None and not record.failure.was_cancelled:
                 self._failed.setdefault(launch, record)
+
+    @property
+    def probes(self) -> tuple[tuple[Configuration, ...], ...]:
+        """The configurations of each recorded probe, in the order of the trace."""
+        return tuple(tuple(record.request.configurations()) for record in self.records)
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:

@@ -6,22 +6,22 @@ search problem), how noisy a repeated window is and what probing would have cost
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.typed import plain_setting, plain_text
-from tuner.workload.probe import Scope
+from tuner.workload.csv_cells import is_missing
+from tuner.workload.csv_files import CsvFile, CsvRow, left_out_sentence, no_measurement, read_csv
+from tuner.workload.probe import ENERGY_SCOPES, Scope
 
 #: Bounds of a plausible time (s), energy (J) or power (W).
 LEAST, MOST = 1e-12, 1e15
@@ -165,9 +165,9 @@ def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     columns = _read_columns(data, path)
     scope = data.get("energy_scope", "gpu")
-    if scope not in get_args(Scope):
+    if scope not in ENERGY_SCOPES:
         raise InputError(
-            f"energy_scope in {path} is {scope!r}; it must be one of {', '.join(get_args(Scope))}"
+            f"energy_scope in {path} is {scope!r}; it must be one of {', '.join(ENERGY_SCOPES)}"
         )
     notes = [
         f"{path.name}: the key {key!r} is not read"
@@ -229,109 +229,120 @@ def _figures(cls: type, data: Any, what: str) -> Any:
     return cls(**{key: float(value) for key, value in data.items()})
 
 
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        with suppress(ValueError, OverflowError):
-            if math.isfinite(number := kind(text)):
-                return number
-    return text
-
-
-def _positive(row: Mapping[str, str], column: str, where: str, *, zero: bool = False) -> float:
-    with suppress(ValueError):
-        number = float(row[column])
-        if LEAST <= number <= MOST or (number == 0 and zero):
-            return number
+def positive(number: float, text: str, column: str, where: str, *, zero: bool = False) -> float:
+    """Return a time, energy or power; InputError if it is not plausible."""
+    if LEAST <= number <= MOST or (number == 0 and zero):
+        return number
     raise InputError(
-        f"{where}: {column} is {row[column]!r}; it must be {'0 or ' if zero else ''}"
+        f"{where}: {column} is {text!r}; it must be {'0 or ' if zero else ''}"
         f"a positive number from {LEAST:g} to {MOST:g}"
     )
 
 
-def read_csv(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Return the columns of a CSV file, and (line number, column -> text) of each row; InputError
-    if it is no table, or names a column twice."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            rows = [(reader.line_num, [*map(str.strip, row)]) for row in reader if row]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is not a CSV table: {error}") from error
-    if len(set(header)) != len(header):
-        raise InputError(f"{path} names a column twice in its first line")
-    for number, row in rows:
-        if len(row) != len(header):
-            raise InputError(
-                f"{path} line {number} has {len(row)} values; its first line names {len(header)}"
-            )
-    return header, [(number, dict(zip(header, row, strict=True))) for number, row in rows]
-
-
-def _read_rows(path: Path, layout: _Columns) -> list[tuple[int, dict[str, str]]]:
-    header, rows = read_csv(path)
+def _read_file(path: Path, layout: _Columns) -> CsvFile:
+    file = read_csv(path)
     wanted = [
         *(name for key in (*_LISTS[:3], *_REPEATS) for name in layout.lists[key]),
         *layout.single.values(),
     ]
-    missing = [name for name in dict.fromkeys(wanted) if name not in header]
+    missing = [name for name in dict.fromkeys(wanted) if name not in file.header]
     if missing:
         raise InputError(
             f"{path} has no column {missing[0]!r}, which {layout.where} names; "
-            f"it has {', '.join(header) or 'none'}"
+            f"it has {', '.join(file.header) or 'none'}"
         )
     for name in {name for key in _LISTS[:3] for name in layout.lists[key]}:
         plain_text(name, f"a column's name in {path}")
-        for number, row in rows:
-            plain_text(row[name], f"{name} in line {number} of {path}")
-    if not rows:
+        for row in file.rows:
+            plain_text(row.cells[name], f"{name} in line {row.line} of {path}")
+    if not file.rows:
         raise InputError(f"{path} has no rows; it must hold at least one configuration")
-    return rows
+    return file
 
 
-def _point(row: Mapping[str, str], line: int, layout: _Columns, path: Path) -> TablePoint:
-    where, columns = f"{path} line {line}", layout.single
-    time_s = _positive(row, columns["time_s"], where)
-    if "power_W" in columns:
-        power_W = _positive(row, columns["power_W"], where)
-    else:
-        power_W = _positive(row, columns["energy_J"], where) / time_s
+class _Points:
+    """Reader of the points of a file's rows."""
 
-    def many(key: str) -> list[float]:
-        return [_positive(row, name, where) for name in layout.lists[key]]
-
-    times, energies, powers = (many(key) for key in _REPEATS)
-    if energies and not powers and times and len(energies) == len(times):
-        powers = [energy / time for energy, time in zip(energies, times, strict=True)]
-    count = max(len(times), len(powers))
-    if (times and len(times) != count) or (powers and len(powers) != count):
-        raise InputError(f"{layout.where} must name as many time repeats as energy repeats")
-    repeats = tuple(zip(times or [time_s] * count, powers or [power_W] * count, strict=True))
-
-    def spread(key: str) -> float | None:
-        # An empty cell: measured once, so nothing is known of the spread.
-        if key not in columns or not row[columns[key]].strip():
-            return None
-        return _positive(row, columns[key], where, zero=True)
-
-    time_sd_s, power_sd_W = spread("time_sd_s"), spread("power_sd_W")
-    energy_sd_J = spread("energy_sd_J")
-    if power_sd_W is None and energy_sd_J is not None:
-        # E = P t: with t quiet beside E, the relative spreads of E and t bound that of P.
-        energy_cv = energy_sd_J / (time_s * power_W)
-        power_sd_W = power_W * math.sqrt(max(energy_cv**2 - ((time_sd_s or 0) / time_s) ** 2, 0))
-    launch, live = (
-        # An empty cell is a knob left alone, which is what an unnamed knob means.
-        Settings(
-            {name: _value(row[name].strip()) for name in layout.lists[key] if row[name].strip()}
+    def __init__(self, file: CsvFile, layout: _Columns) -> None:
+        self.file, self.layout = file, layout
+        repeats = [name for key in _REPEATS for name in layout.lists[key]]
+        #: Columns without which a row is not a measurement.
+        self.needed = [
+            *(layout.single[key] for key in ("time_s", "power_W") if key in layout.single),
+            *([] if "power_W" in layout.single else [layout.single["energy_J"]]),
+            *repeats,
+        ]
+        self.knobs = [name for key in _LISTS for name in layout.lists[key]]
+        self._cells = file.cells(dict.fromkeys((*layout.single.values(), *repeats)))
+        self._settings = file.settings(
+            layout.lists["launch_knobs"] + layout.lists["live_knobs"], self._cells
         )
-        for key in ("launch_knobs", "live_knobs")
-    )
-    return TablePoint(
-        Configuration(launch, live), time_s, power_W, repeats, time_sd_s, power_sd_W, (line,)
-    )
+
+    def why_left_out(self, row: CsvRow) -> str:
+        """Return why a row is not a measurement, or ""."""
+        return self.file.why_left_out(row, self.needed, self.knobs)
+
+    def _figure(self, row: CsvRow, column: str, figure: str, *, zero: bool = False) -> float:
+        where, text = self.file.where(row), row.cells[column]
+        number = self._cells.figure(text, column, where, figure=figure, scale=1.0)
+        return positive(number, text, column, where, zero=zero)
+
+    def point(self, row: CsvRow) -> TablePoint:
+        """Return the point of a row; InputError with its line if a value cannot be right."""
+        columns, lists = self.layout.single, self.layout.lists
+        time_s = self._figure(row, columns["time_s"], "time_s")
+        if "power_W" in columns:
+            power_W = self._figure(row, columns["power_W"], "power_W")
+        else:
+            power_W = self._figure(row, columns["energy_J"], "energy_J") / time_s
+        times, energies, powers = (
+            [self._figure(row, name, figure) for name in lists[key]]
+            for key, figure in zip(_REPEATS, ("time_s", "energy_J", "power_W"), strict=True)
+        )
+        if energies and not powers and times and len(energies) == len(times):
+            powers = [energy / time for energy, time in zip(energies, times, strict=True)]
+        count = max(len(times), len(powers))
+        if (times and len(times) != count) or (powers and len(powers) != count):
+            raise InputError(
+                f"{self.layout.where} must name as many time repeats as energy repeats"
+            )
+        repeats = tuple(zip(times or [time_s] * count, powers or [power_W] * count, strict=True))
+        time_sd_s, power_sd_W = self._deviations(row, time_s, power_W)
+        launch, live = (
+            # An empty cell is a knob left alone, which is what an unnamed knob means.
+            Settings(
+                {
+                    name: values[row.line]
+                    for name in lists[key]
+                    if row.line in (values := self._settings[name])
+                }
+            )
+            for key in ("launch_knobs", "live_knobs")
+        )
+        lines = (row.line,)
+        return TablePoint(
+            Configuration(launch, live), time_s, power_W, repeats, time_sd_s, power_sd_W, lines
+        )
+
+    def _deviations(
+        self, row: CsvRow, time_s: float, power_W: float
+    ) -> tuple[float | None, float | None]:
+        columns = self.layout.single
+
+        def spread(key: str, figure: str) -> float | None:
+            # A cell without a value: measured once, so nothing is known of the spread.
+            if key not in columns or is_missing(row.cells[columns[key]]):
+                return None
+            return self._figure(row, columns[key], figure, zero=True)
+
+        time_sd_s, power_sd_W = spread("time_sd_s", "time_s"), spread("power_sd_W", "power_W")
+        energy_sd_J = spread("energy_sd_J", "energy_J")
+        if power_sd_W is None and energy_sd_J is not None:
+            # E = P t: with t quiet beside E, the relative spreads of E and t bound that of P.
+            energy_cv = energy_sd_J / (time_s * power_W)
+            time_cv = (time_sd_s or 0) / time_s
+            power_sd_W = power_W * math.sqrt(max(energy_cv**2 - time_cv**2, 0))
+        return time_sd_s, power_sd_W
 
 
 def _merged(points: list[TablePoint]) -> TablePoint:
@@ -356,11 +367,18 @@ def load_table(folder: str | Path) -> RecordedTable:
         folder = folder.parent
     table, layout = _read_toml(folder / "table.toml")
     path = folder / "table.csv"
+    points = _Points(_read_file(path, layout), layout)
     grouped: dict[tuple[str, ...], dict[Configuration, list[TablePoint]]] = {}
-    for line, row in _read_rows(path, layout):
-        group = tuple(row[column] for column in layout.lists["group_by"])
-        point = _point(row, line, layout, path)
+    left_out: list[str] = []
+    for row in points.file.rows:
+        if why := points.why_left_out(row):
+            left_out.append(f"line {row.line} ({why})")
+            continue
+        group = tuple(row.cells[column] for column in layout.lists["group_by"])
+        point = points.point(row)
         grouped.setdefault(group, {}).setdefault(point.configuration, []).append(point)
+    if not grouped:
+        raise InputError(no_measurement(path, left_out))
     groups = tuple(
         TableGroup(
             name=", ".join(values) or table.name,
@@ -368,4 +386,5 @@ def load_table(folder: str | Path) -> RecordedTable:
         )
         for values, by_configuration in grouped.items()
     )
-    return replace(table, groups=groups)
+    notes = [f"{path.name}: {left_out_sentence(left_out)}"] if left_out else []
+    return replace(table, groups=groups, notes=(*table.notes, *notes))

@@ -22,7 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.safe_files import make_folder, open_plain, write_bytes, write_text
+from tuner.search_spaces.safe_files import (
+    make_folder,
+    open_plain,
+    open_to_read,
+    read_bytes,
+    write_bytes,
+    write_text,
+)
 from tuner.search_spaces.typed import strict_json
 from tuner.workload.meters.base import PowerSample
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
@@ -167,8 +174,7 @@ def read_trace(path: str | Path) -> TraceContents:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_bytes(path, MAX_BYTES)
     except OSError as error:
         raise InputError(f"cannot read the trace {path}: {error.strerror}") from error
     longest = max(map(len, data.split(b"\n")))
@@ -271,7 +277,7 @@ def recover_pending(run_dir: str | Path) -> tuple[ProbeRecord, ...]:
     found = []
     for path in sorted(Path(run_dir).glob(f"probes/*/{PENDING_NAME}")):
         with contextlib.suppress(OSError, ValueError, RecursionError):  # InputError is the second
-            record = ProbeRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+            record = ProbeRecord.from_json(json.loads(read_bytes(path, MAX_LINE_BYTES)))
             if record.request.probe_id == path.parent.name:
                 found.append(record)
     return tuple(found)
@@ -343,7 +349,7 @@ def read_power(path: str | Path) -> tuple[list[PowerSample], list[tuple[float, s
     samples: list[PowerSample] = []
     marks: list[tuple[float, str]] = []
     try:
-        with gzip.open(path, "rb") as packed:
+        with open(open_to_read(path), "rb") as file, gzip.open(file, "rb") as packed:
             data = packed.read(MAX_POWER_BYTES + 1)
         if (
             len(data) > MAX_POWER_BYTES

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks.gpu_hour.conditions import edges
 from benchmarks.gpu_hour.hour import Hour, described, measured, recording
 
 #: The longest that a counter and its filter take to settle after the load has ended, seconds.
@@ -18,6 +19,7 @@ def figures(hour: Hour) -> None:
     """Make the checks of the second call."""
     hour.check("warm-up probe", lambda: described(hour.probe("warm", zero_stage=1)))
     hour.check("windows against a recording", lambda: windows(hour))
+    hour.check("edges of windows of four lengths", lambda: edges(hour))
     hour.check("the same launch four times", lambda: same_launch(hour))
     hour.check("micro-batches against whole steps", lambda: extrapolated(hour))
     hour.check("metering overhead", lambda: overhead(hour))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.gpu_hour.conditions import read_back
 from benchmarks.gpu_hour.hour import Hour, described, recording
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -27,6 +28,7 @@ def runs(hour: Hour) -> None:
     idle_s = 3.0 if hour.rehearse else 15.0
     hour.check("nvidia-smi", lambda: hour.command(*query)[1])
     hour.check("doctor", lambda: hour.command(*tuner, "doctor")[1])
+    hour.check("conditions read back", read_back)
     hour.check("latency of NVML's calls", latencies)
     hour.check("idle recording", lambda: idle(hour, idle_s))
     hour.check("fork server", lambda: forked(hour))

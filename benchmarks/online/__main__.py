@@ -17,8 +17,6 @@ from pathlib import Path
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.online.events import event_figures
 from benchmarks.online.peers import EpsilonGreedy, Ucb, ZeusSweep
-from benchmarks.online.stages import stage_figures
-from benchmarks.online.stragglers import straggler_figures
 from benchmarks.online.tables import Problem, problems
 from benchmarks.online.training import BEGINS, DRIFTS, STEPS, Drift, Fixed, Policy, Run, Training
 from tuner.online.bandit import OnlineTuner
@@ -162,12 +160,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--events", type=int, default=1000, help="demand-response events (default: 1000)"
     )
-    parser.add_argument(
-        "--stragglers",
-        type=int,
-        default=12,
-        help="real trainings of which one rank is slowed, 40 s each (default: 12)",
-    )
     options = parser.parse_args(argv)
     found = problems(options.traces)
     pairs = []
@@ -190,11 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             suffix = "" if split == "held_out" else f"_{split}"
             figures += figures_of([a for a, _ in chosen], [b for _, b in chosen], suffix)
     figures += event_figures(found, options.events)
-    figures += stage_figures(100)
-    try:
-        figures += straggler_figures(options.stragglers) if options.stragglers else []
-    finally:  # a real training may fail, and hours of the rest are not lost by it
-        publish(figures, options.json)
+    publish(figures, options.json)
 
 
 if __name__ == "__main__":

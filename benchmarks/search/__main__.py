@@ -30,30 +30,25 @@ models of that job, as in a study.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.search.ask_tell import PEERS
-from benchmarks.search.environments import ENVIRONMENTS, PEERS_VARIABLE, install
-from benchmarks.search.external import EXTERNAL
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
 from benchmarks.search.jackknife import Jackknife, jackknife_figures
 from benchmarks.search.made_up import KINDS, problems_of
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
-from benchmarks.search.plot import anytime_figure
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.question import answer_searches, question_figures
 from benchmarks.search.recorded import in_flight_figures, recorded_figures
 from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
-from benchmarks.search.samplers import ABLATIONS, DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
+from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
 from benchmarks.search.vtrain import vtrain_figures
@@ -86,16 +81,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(NAMES)}; {WITH_MODELS} is for tables that say what "
         f"predicts them (default: {' '.join(DEFAULT_SAMPLERS)})",
     )
-    add(
-        "--peers",
-        type=lambda text: text.split(","),
-        default=[],
-        metavar="NAME,...",
-        help=f"add the samplers of these packages, of {', '.join(ENVIRONMENTS)}; each runs in a "
-        f"virtual environment in the folder that {PEERS_VARIABLE} names, or else in a temporary "
-        "one, and is installed there if it is missing",
-    )
-    add("--ablations", action="store_true", help="add ours with each choice left out")
     add("--group", default="", metavar="TEXT", help="only groups whose name holds this")
     add(
         "--jackknife",
@@ -139,7 +124,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="rewrite the table of jackknifed results in this Markdown file",
     )
-    add("--plot", type=Path, metavar="FILE", help="write the anytime curves here, as HTML")
     return parser
 
 
@@ -159,37 +143,14 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--seeds and --jackknife must be at least 0, and one of them at least 1")
     if options.results is not None and not options.jackknife:
         parser.error("--results needs jackknifed tables; --jackknife must be at least 1")
-    for name in options.peers:
-        if name not in ENVIRONMENTS:
-            parser.error(f"--peers: {name!r} is none of {', '.join(ENVIRONMENTS)}")
-    extra = [sampler for name in options.peers for sampler in EXTERNAL[name]]
-    extra += list(ABLATIONS) if options.ablations else []
     # Ours is what the others are compared with.
-    options.samplers = list(dict.fromkeys([OURS, *options.samplers, *extra]))
+    options.samplers = list(dict.fromkeys([OURS, *options.samplers]))
     return options
-
-
-@contextmanager
-def peers_installed(names: Sequence[str]) -> Iterator[None]:
-    """Install the packages of peers for the time of a `with` block, and print what is skipped.
-
-    Without a folder in the environment variable a temporary one is made, and removed in the end.
-    """
-    with ExitStack() as stack:
-        if names and not os.environ.get(PEERS_VARIABLE):
-            os.environ[PEERS_VARIABLE] = stack.enter_context(TemporaryDirectory())
-            stack.callback(os.environ.pop, PEERS_VARIABLE)
-        for name in names:
-            if reason := install(name):
-                print(f"{name}: {reason}")
-        yield
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run all samplers on all groups, print a line for each, and publish the figures."""
-    options = options_of(argv)
-    with peers_installed(options.peers):
-        run(options)
+    run(options_of(argv))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -263,11 +224,6 @@ def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> l
     figures += kind_figures(Kind("recorded", found, stops))
     if len(options.in_flight) > 1:
         figures += in_flight_figures(each, options.in_flight, problems, found)
-    if options.plot is not None:
-        runs = [run for several in found.values() for run in several]
-        oracles = {problem.group: truth_of(problem).oracle_kJ for problem in problems}
-        anytime_figure(runs, oracles).write_html(options.plot, include_plotlyjs=True)
-        print(f"anytime curves: {options.plot}")
     return [*figures, *last]
 
 

@@ -3,7 +3,8 @@
 `clock-limit`: clock by power limit, so that most pairs equal another one. `adversarial`: tables on
 which a rule of the search is wrong: work in bursts, so that limits far above the mean power bind;
 no limit that binds, so that the front is one lucky row; a lowest limit far below the knee, by
-another amount in each launch. `several-knobs`: simulated clusters (`benchmarks.simulated_tables`).
+another amount in each launch. `several-knobs`: simulated clusters
+(`benchmarks.search.simulated_tables`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.search.problems import Problem
-from benchmarks.simulated_tables import PROBLEMS, record
+from benchmarks.search.simulated_tables import PROBLEMS, record
 from tuner.workload.table import load_table
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -106,11 +106,6 @@ def _limit_W(point: TablePoint) -> float:
     return float(point.configuration.live[POWER_LIMIT])
 
 
-def never_binds(group: TableGroup) -> bool:
-    """Return True if the group's live knob is a power limit that binds in no launch."""
-    return sum(map(len, repeat_sets(group))) == len(group.points)
-
-
 def _spread(groups: Sequence[TableGroup]) -> tuple[float, float, int]:
     """Return the pooled standard deviations of log time and log power, and their freedom."""
     squares, freedom = np.zeros(2), 0

@@ -20,7 +20,6 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import Prior
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.planner import PlanningState
-from tuner.search.put_off import PeakLimit
 from tuner.search.question import Question
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -87,7 +86,6 @@ class ProblemSearch:
             cost,
             seed,
             self.table.predicted_by,
-            problem,
             prior,
         )
         self.planner = StartingAt(planner, start_of(problem, seed))
@@ -102,9 +100,9 @@ class ProblemSearch:
         self.found: tuple[float, int, int] | None = None
         self.matched: tuple[float, int, int] | None = None
 
-    def ask(self, question: Question | None, peak_limit: PeakLimit | None = None) -> None:
-        """Set the limits and the objective of the search, and the cap on peak power."""
-        self._asked = replace(self._asked, question=question, peak_limit=peak_limit)
+    def ask(self, question: Question | None) -> None:
+        """Set the limits and the objective of the search."""
+        self._asked = replace(self._asked, question=question)
 
     def run(self, most: int) -> None:
         """Search until the end, until `most` points are measured, or until none is left."""

@@ -12,7 +12,6 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from benchmarks.search.problems import Problem, load_problem
-from tuner.models.analytic.model import Prediction
 from tuner.pareto import hypervolume, nondominated, reference_point
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.table import TableCost, TablePoint
@@ -63,12 +62,6 @@ class Truth:
         points = np.array([self.logs[configuration] for configuration in measured]).reshape(-1, 2)
         worst = self.front[:, None, :] + math.log1p(MATCHED)
         return bool((points[None] <= worst + 1e-12).all(axis=2).any(axis=1).all())
-
-    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
-        """Return the means as the prediction of a model that is exact, but for memory (0)."""
-        log_energy, log_time = np.array([self.logs[c] for c in configurations]).reshape(-1, 2).T
-        power_W = np.exp(log_energy - log_time)
-        return Prediction(np.exp(log_time), power_W, np.zeros(len(power_W)))
 
     @property
     def front(self) -> np.ndarray:

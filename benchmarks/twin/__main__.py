@@ -17,17 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import governor
 from benchmarks.cuda_build.install import installed
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.twin.checks import preload_touches
 from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.conditions import CONDITIONS, conditions_right
 from benchmarks.twin.energy import window_error
-from benchmarks.twin.findings import FINDINGS, SECOND_DAY, THIRD_DAY
+from benchmarks.twin.findings import by_key
 from benchmarks.twin.front import run_study
 from benchmarks.twin.named_tests import Outcome, run_named_tests
 from benchmarks.twin.smoothing import smoothing_error_worst
+from tests.workload.clocks.governor_faults import FAULTS, try_fault
 
 
 def energy(windows: int) -> list[Figure]:
@@ -52,9 +52,9 @@ def clocks(windows: int, rounds: int) -> list[Figure]:
     errors = [100 * abs(delivered_clock_error(seed)) for seed in range(windows)]
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
-        for fault in governor.FAULTS:
+        for fault in FAULTS:
             for seed in range(rounds):
-                if left := governor.try_fault(fault, seed, Path(folder)):
+                if left := try_fault(fault, seed, Path(folder)):
                     wrong += 1
                     print(f"{fault} {seed}: {left}")
     return [
@@ -66,15 +66,12 @@ def clocks(windows: int, rounds: int) -> list[Figure]:
 def findings() -> list[Figure]:
     still_open = 0
     outcomes = run_named_tests()
-    listed = [(f"finding_{finding.number}", finding) for finding in FINDINGS]
-    listed += [(f"second_day_{number}", SECOND_DAY[number]) for number in sorted(SECOND_DAY)]
-    listed += [(f"third_day_{finding.number}", finding) for finding in THIRD_DAY]
-    for key, finding in listed:
+    for key, title in by_key().items():
         tests = outcomes.get(key, Outcome())
-        state = finding.state(tests)
+        state = tests.state
         still_open += bool(state)
-        said = f"open: {state}" if state else f"mended ({finding.means(tests)})"
-        print(f"{key:13}  {finding.title}: {said}", flush=True)
+        said = f"open: {state}" if state else f"mended ({tests.passed} tests)"
+        print(f"{key:13}  {title}: {said}", flush=True)
     return [Figure("findings_open", still_open, "count")]
 
 

@@ -24,6 +24,7 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.base import MeterError
 from tuner.workload.meters.gpus import cuda_numbering, opened_gpus
 from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.meters.time_alone import time_alone
 from tuner.workload.node.facts import NodeFacts, look
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import TorchBuild
@@ -88,6 +89,14 @@ def doctor() -> NodeFacts:
         patch("tuner.workload.node.facts.shared_memory_bytes", lambda: 2**36),
     ):
         return look(environ={}, affinity=range(64), which=lambda name: f"/usr/bin/{name}")
+
+
+def _time_alone(_: TwinNode) -> str:
+    with time_alone(True):
+        cluster = detect_cluster()
+        with contextlib.closing(platform_of(cluster).open_meter(cluster)) as meter:
+            told = meter.info.tells_energy
+    return "a study of time alone is told energy" if told else ""
 
 
 def _windows_of(**change: Any) -> Callable[[TwinNode], str]:
@@ -204,7 +213,8 @@ CONDITIONS = (
               refused="start it again"),
     Condition(4, "no energy counter", (replace(A100, has_counter=False),),
               check=_windows_of(has_counter=False)),
-    Condition(5, "neither energy nor power", (VGPU, VGPU), refused="neither its energy nor"),
+    Condition(5, "neither energy nor power", (VGPU, VGPU), refused="--minimize time",
+              check=_time_alone),
     Condition(6, "a counter every 20 ms", check=_windows_of(counter_period_s=0.02)),
     Condition(6, "a counter every 500 ms", check=_windows_of(counter_period_s=0.5)),
     Condition(8, "sensors filtered over 0.5 s", check=_windows_of(filter_s=0.5)),
@@ -222,7 +232,9 @@ CONDITIONS = (
     Condition(16, "CUDA_VISIBLE_DEVICES that ends", (A100,) * 4,
               check=_numbering({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, [0])),
     Condition(17, "different GPUs", (A100, OTHER), refused="different GPUs"),
-    Condition(18, "MIG on", (replace(A100, mig=True),), refused="has MIG on"),
+    Condition(18, "MIG on without a slice", (replace(A100, mig=-1),), refused="has MIG on"),
+    Condition(18, "a MIG slice", (replace(A100, mig=1),), refused="--minimize time"),
+    Condition(18, "two MIG slices", (replace(A100, mig=2),), refused="name one"),
     Condition(19, "memory not told", (TwinGpu(name="NVIDIA GB10", tells_memory=False),)),
     Condition(20, "no limit told", (LAPTOP,), check=_power),
     Condition(21, "setters need root", options={"root": False}, check=_clocks(False)),

@@ -1,3 +1,1 @@
-"""Comparisons of the models with published figures (`benchmarks.published`), and with recorded
-tables and simulated clusters (`benchmarks.prediction`).
-"""
+"""Comparisons of the models with published and recorded figures (`benchmarks.published`)."""

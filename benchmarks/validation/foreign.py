@@ -1,11 +1,8 @@
-"""Planners of others on vTrain's launches, each run from files of its own.
+"""Calculon on vTrain's launches, run from files of its own.
 
 Calculon (github.com/calculon-ai/calculon, Apache-2.0) predicts by its system `a100_80g` with
 vTrain's network: GPT blocks in 16 bits with plain attention and full recomputation, no overlap, and
 no sharding. It knows no vocabulary and no dispatch.
-
-llm-analysis 0.2.2 (PyPI, Apache-2.0) predicts a step as its FLOPs over the share of the peak that
-it takes to be reached, on its `a100-sxm-80gb`; it charges no bubble and no gradients' reduction.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.validation.vtrain import NETWORK_BPS, NODE, VOCABULARY, Launch
+from benchmarks.validation.vtrain import NETWORK_BPS, NODE, Launch
 
 
 def calculon_s(launches: Sequence[Launch], checkout: Path) -> list[float]:
@@ -33,19 +30,6 @@ def calculon_s(launches: Sequence[Launch], checkout: Path) -> list[float]:
     return _answer("foreign_calculon.py", asked, checkout)
 
 
-def llm_analysis_s(launches: Sequence[Launch], installed: Path) -> list[float]:
-    """Return llm-analysis' seconds of launches; NaN where it refuses one.
-
-    Args:
-        installed: folder of `pip install --target`.
-
-    Raises:
-        RuntimeError: it is not installed there, or it ended otherwise.
-    """
-    asked = {"rows": [_llm_analysis_row(each) for each in launches]}
-    return _answer("foreign_llm_analysis.py", asked, installed)
-
-
 def _answer(child: str, asked: dict[str, Any], path: Path) -> list[float]:
     done = subprocess.run(
         [sys.executable, "-P", str(Path(__file__).with_name(child))],
@@ -58,31 +42,6 @@ def _answer(child: str, asked: dict[str, Any], path: Path) -> list[float]:
     if done.returncode:
         raise RuntimeError(f"{child} with {path} ended: {done.stderr.strip()[-300:]}")
     return [math.nan if each is None else each for each in json.loads(done.stdout)]
-
-
-def _llm_analysis_row(launch: Launch) -> dict[str, Any]:
-    _, batch, hidden, heads, layers, sequence = launch.problem
-    tensor, data, pipeline, micro_batch = launch.degrees
-    return {
-        "model": {
-            "name": "vtrain",
-            "num_layers": layers,
-            "n_head": heads,
-            "hidden_dim": hidden,
-            "vocab_size": VOCABULARY,
-            "max_seq_len": sequence,
-            "ffn_embed_dim": 4 * hidden,
-        },
-        # Tensor-parallel ranks keep whole activations of norms: no sequence parallelism.
-        "parallelism": {"tp_size": tensor, "pp_size": pipeline, "dp_size": data, "sp_size": 1},
-        "training": {
-            "batch_size_per_gpu": micro_batch,
-            "gradient_accumulation_steps": batch // (data * micro_batch),
-            "global_batch_size": batch,
-            "seq_len": sequence,
-            "flash_attn": False,
-        },
-    }
 
 
 def _calculon_row(launch: Launch) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, error_plot, quantiles, table
+from benchmarks.validation.comparison import Comparison, quantiles, table
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
@@ -398,18 +398,6 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
         name: sum(r for _, r in group)
         for name, group in (("all", directions.all), ("rest", directions.identifiable))
     }
-    names = {"energy_kJ": "energy (kJ)", "gpu_power_W": "GPU power (W)"}
-    series = []
-    for column, name in names.items():
-        both = [run for run in runs if column in run.published and column in run.predicted]
-        series.append(
-            (
-                name,
-                [run.published[column] for run in both],
-                [run.predicted[column] for run in both],
-                [run.name for run in both],
-            )
-        )
     return Comparison(
         "jupiter",
         "multimodal training on GH200 (JUPITER)",
@@ -419,7 +407,4 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
         f"The better of two runs: {right['all']} of {len(directions.all)} directions right; "
         f"{right['rest']} of {len(directions.identifiable)} without pairs that contradict "
         "themselves or that cannot be identified",
-        plot=error_plot(
-            "GH200 on JUPITER: energy and GPU power", series, what="energy (kJ) or power (W)"
-        ),
     )

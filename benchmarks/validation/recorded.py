@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve, fit_device
-from benchmarks.validation.comparison import Comparison, error_plot, quantiles, table
+from benchmarks.validation.comparison import Comparison, quantiles, table
 
 #: Idle power of the recorded devices, watts: V100 from its own table's least, the others' data.
 IDLE_W = {"V100 (1 GPU)": 38.0, "Quadro RTX6000 (1 GPU)": 20.0, "A100-80GB-PCIe x4": 200.0}
@@ -55,20 +55,14 @@ class _Held:
         self.energy: list[float] = []
         self.time: list[float] = []
         self.power: list[float] = []
-        self.measured_J: list[float] = []
-        self.predicted_J: list[float] = []
-        self.labels: list[str] = []
 
-    def add(self, curve: Curve, settings: Sequence[Setting], label: str) -> None:
+    def add(self, curve: Curve, settings: Sequence[Setting]) -> None:
         for setting in settings:
             seconds, watts = _said(curve, setting)
             true = setting.time_s * setting.power_W
             self.energy.append(seconds * watts / true - 1)
             self.time.append(seconds / setting.time_s - 1)
             self.power.append(watts / setting.power_W - 1)
-            self.measured_J.append(true)
-            self.predicted_J.append(seconds * watts)
-            self.labels.append(label)
 
     def row(self, name: str) -> list[str]:
         cells = [name, str(len(self.energy))]
@@ -110,16 +104,15 @@ def compare_zeus(shared: Path) -> Comparison:
                 limit_W=float(row["power_limit_W"]),
             )
         )
-    overall, lines, series = _Held(), [], []
+    overall, lines = _Held(), []
     for kind, groups in kinds.items():
         groups = {n: s for n, s in groups.items() if len(s) >= LEAST_SETTINGS}
         _, curves = _fit_all(groups, IDLE_W[kind], every=5)
         held = _Held()
-        for name, (curve, rest) in curves.items():
-            held.add(curve, rest, f"{kind} {name}")
-            overall.add(curve, rest, name)
+        for curve, rest in curves.values():
+            held.add(curve, rest)
+            overall.add(curve, rest)
         lines.append(held.row(kind))
-        series.append((kind, held.measured_J, held.predicted_J, held.labels))
     noise = _noise(kinds)
     text = table(HEADS, [*lines, overall.row("all")])
     text += [
@@ -149,7 +142,6 @@ def compare_zeus(shared: Path) -> Comparison:
         ],
         summary=f"energy at limits between three fitted ones: median {100 * median:.1f} %, 90th "
         f"percentile {100 * p90:.1f} %; interpolation along one curve, not another configuration",
-        plot=error_plot("zeus-nsdi23: held-out limits", series, what="energy of an epoch (J)"),
     )
 
 
@@ -198,17 +190,16 @@ def compare_perseus(shared: Path) -> Comparison:
         for workload, by_limit in limits.items()
     }
     idle = IDLE_W["A100-80GB-PCIe x4"]
-    lines, series, figures, said = [], [], [], []
+    lines, figures, said = [], [], []
     curves: dict[str, Curve] = {}
     for name, groups in (("limits", global_limits), ("plans by mean clock", plans)):
         _, fitted = _fit_all(groups, idle)
         held = _Held()
         for workload, (curve, rest) in fitted.items():
-            held.add(curve, rest, workload)
+            held.add(curve, rest)
             if name != "limits":
                 curves[workload] = curve
         lines.append(held.row(name))
-        series.append((name, held.measured_J, held.predicted_J, held.labels))
         median, p90, worst = quantiles(held.energy)
         said.append(f"{name} {100 * median:.1f} and {100 * p90:.1f} %")
         stem = f"perseus_{name.split()[0]}_energy"
@@ -231,9 +222,6 @@ def compare_perseus(shared: Path) -> Comparison:
         summary="energy of settings between three fitted ones: median, 90th percentile of "
         + "; ".join(said)
         + "; interpolation along one curve of one model, not another configuration",
-        plot=error_plot(
-            "perseus-a100: held-out settings", series, what="energy of an iteration (J)"
-        ),
     )
 
 

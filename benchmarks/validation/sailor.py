@@ -10,12 +10,11 @@ import csv
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, error_plot, quantiles, table
+from benchmarks.validation.comparison import Comparison, quantiles, table
 from benchmarks.validation.ran import SAILOR
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel
@@ -214,7 +213,6 @@ def compare(shared: Path, *, refit: bool = False) -> Comparison:
         summary="step time of a held-out plan: "
         f"median {100 * quantiles(time_held)[0]:.1f} %, worst "
         f"{100 * quantiles(time_held)[2]:.1f} %. {SCOPE}",
-        plot=_plot(plans, said, held),
     )
 
 
@@ -282,18 +280,3 @@ def _scale_out(plans: list[Plan]) -> ScaledOut:
     )
     said = line.correct(_logs(many), [plan.gpus for plan in many]).step_time_s
     return ScaledOut(len(few), many, said)
-
-
-def _plot(
-    plans: list[Plan], said: list[tuple[float, float]], held: list[tuple[float, float]]
-) -> Any:
-    labels = [plan.label for plan in plans]
-    measured = [plan.time_s for plan in plans]
-    return error_plot(
-        "OPT-350M on 4 to 64 GH200: iteration time",
-        [
-            ("constants fitted to all plans", measured, [t for t, _ in said], labels),
-            ("fitted without the plan", measured, [t for t, _ in held], labels),
-        ],
-        what="iteration time (s)",
-    )

@@ -1,7 +1,8 @@
-"""Memory of Megatron-LM's ranks: the analytic models on SimuMax's measurements on 8 B200.
+"""Memory and step time of Megatron-LM: the analytic models on SimuMax's measurements on 8 B200.
 
 Dense models alone (`benchmarks/data/simumax.md`): the models know no experts that are narrower than
-a dense block, nor latent attention. What torch has allocated is compared, without the context.
+a dense block, nor latent attention. The constants of B200 are set to the times of the 70B model
+alone. What torch has allocated is compared, without the context.
 SimuMax's own predictions of the same rows are judged likewise; it was made on these machines.
 """
 
@@ -30,8 +31,8 @@ MEGATRON = Program(
 )
 
 
-def predicted_GiB(row: dict[str, str], program: Program) -> float:
-    """Return the GiB that torch allocates on the fullest rank of a row."""
+def _planned(row: dict[str, str], program: Program) -> tuple[AnalyticModel, Configuration]:
+    # The model and the configuration of a row.
     hidden, heads, kv_heads, intermediate = SIZES[row["model"]]
     tensor, pipeline, context, data = (int(row[name]) for name in ("tp", "pp", "cp", "dp"))
     job = TrainingJob(
@@ -59,7 +60,18 @@ def predicted_GiB(row: dict[str, str], program: Program) -> float:
         micro_batch=1,
         zero_stage=1,
     )
-    model = AnalyticModel(job, load_cluster("b200-8"), program=program)
+    return AnalyticModel(job, load_cluster("b200-8"), program=program), configuration
+
+
+def predicted_ms(row: dict[str, str], program: Program) -> float:
+    """Return the milliseconds of a step of a row."""
+    model, configuration = _planned(row, program)
+    return 1e3 * float(model.predict([configuration]).step_time_s[0])
+
+
+def predicted_GiB(row: dict[str, str], program: Program) -> float:
+    """Return the GiB that torch allocates on the fullest rank of a row."""
+    model, configuration = _planned(row, program)
     found = model.predict([configuration]).memory_bytes[0] - model.constants.context_bytes
     return float(found) / 2**30
 
@@ -85,5 +97,10 @@ def compare() -> tuple[list[str], list[Figure]]:
     figures = [
         Figure(name, 100 * float(np.median(np.abs(each))), "%") for name, each in medians.items()
     ]
+    for name, model in (("fitted", "llama3-70b"), ("held_out", "llama3-405b")):
+        each = [row for row in found if row["model"] == model]
+        off = [predicted_ms(row, MEGATRON) / float(row["real_ms"]) - 1 for row in each]
+        error = 100 * float(np.abs(off).mean())
+        figures.append(Figure(f"simumax_time_{name}_mean", error, "%"))
     worst = Figure("simumax_memory_worst", 100 * float(np.abs(errors).max()), "%")
     return table(("Megatron-LM on 8 B200", "GiB", "predicted", "error"), rows), [*figures, worst]

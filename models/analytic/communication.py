@@ -190,7 +190,30 @@ def sync_s(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     if column.fsdp.any():
         by_torch = _fsdp_sync(setup, column, stages, plain + experts, reduced[0] + reduced[1])
         seconds = np.where(column.fsdp, by_torch, seconds)
+    if (column.second_copy > 1).any():
+        seconds = seconds - _kept_near_s(setup, column, stages, plain + experts, gathers)
     return seconds
+
+
+def _kept_near_s(
+    setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray, gathers: np.ndarray
+) -> np.ndarray:
+    # What ZeRO++ spares (arXiv 2306.10209, section 3.2): the first gather of a step leaves a copy
+    # in each group of ranks, from which the others are made until the optimizer changes the
+    # parameters (DeepSpeed 0.19.8: ds_secondary_tensor in partition_parameters.py, which stage3.py
+    # invalidates after a step).
+    inside = setup.constants.reduce_efficiency
+    usual = (inside, inside * setup.constants.reduce_over_network)
+    each = []
+    for ranks in (column.replicas, column.second_copy):
+        rails = np.clip(setup.cluster.devices_per_node, 1.0, ranks)
+        link = link_of(
+            setup.cluster, setup.constants, ranks, rails=rails, members=rails, efficiency=usual
+        )
+        waiting = np.maximum(stages.blocks - 1, 0.0) * (ranks - 1) * link.latency_s
+        each.append(all_gather_s(parameters * setup.element, ranks, link) + waiting)
+    spared = (gathers * column.m - 1) * (each[0] - each[1])
+    return np.where(column.second_copy > 1, spared, 0.0)
 
 
 def _gathers(setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray) -> np.ndarray:

@@ -54,6 +54,7 @@ class Launches(Rows):
     z: np.ndarray = field(metadata=_of("zero_stage"))
     v: np.ndarray = field(metadata=_of("virtual_stages"))
     groups: np.ndarray = field(metadata=_of("hsdp_replicas"))
+    second_copy: np.ndarray = field(metadata=_of("zero_hpz_partition_size"))
     gathered: np.ndarray = field(metadata=_of("sequence_method", "all_gather"))
     zero_bubble: np.ndarray = field(metadata=_of("pipeline_schedule", "zero_bubble"))
     selective: np.ndarray = field(metadata=_of("activation_checkpointing", "selective"))

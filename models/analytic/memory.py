@@ -5,7 +5,7 @@ Arrays are of shape (launches, kinds of stage); the peak is the largest sum over
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tuner.models.analytic.compute import (
 from tuner.models.analytic.constants import Setup
 from tuner.models.analytic.layout import Launches, Stages
 from tuner.search_spaces.model_facts import model_state_parts
+from tuner.search_spaces.program import Program
 
 #: Names of the parts of the device's memory.
 DEVICE_PARTS = (
@@ -122,13 +123,14 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     on_node = np.minimum(column.ranks, setup.cluster.devices_per_node)
     states = np.where(column.offload, _host_bytes(setup, column) * offloaded, 0.0)
     held = np.where(column.parameters_nvme, 0.0, fetched)
+    second_copy = np.where(column.second_copy > 1, 1 / column.second_copy, 0.0)
     if not setup.cluster.device.is_gpu:  # device and host are one memory
         host = np.zeros_like(weights)
     else:
         host = on_node * (states + held + on_host)
     shares = setup.cluster.device.shares_host_memory
     return MemoryParts(
-        parameters=weights - fetched + setup.program.copies * element * parameters,
+        parameters=weights - fetched + (setup.program.copies + second_copy) * element * parameters,
         # From stage 2 on gradients go to the host as they are reduced (DeepSpeed 0.19.8:
         # runtime/zero/stage_1_and_2.py, copy_grads_in_partition; stage3.py, whose flat buffer of
         # gradients is on the CPU). Stage 1 keeps them until the step.
@@ -247,16 +249,20 @@ def _frozen_bytes(
     return np.asarray(whole / shards)
 
 
-def _norm_bytes(setup: Setup) -> float:
+def _norm_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
     # Beside their input: the RMS norm of transformers (families with a gated MLP) converts it to
     # fp32 and keeps that and the normalized values, which are for the gradient of the gain: a
-    # frozen one does not keep them. A fused layer norm keeps its input alone.
+    # frozen one does not keep them. A fused layer norm keeps its input alone. Some families norm
+    # queries and keys, too.
     facts, element = setup.facts, setup.element
     if not facts.gated or setup.program.fused_blocks:
-        return 0.0
+        return np.zeros_like(t)
+    width = 2.0 * facts.hidden + np.zeros_like(t)
+    if facts.family.qk_norm:
+        width = width + (facts.heads + facts.kv_heads) * facts.head_dim / t
     if facts.lora is not None:
-        return 0.0 if element == 4.0 else 2.0 * facts.hidden * 4.0
-    return 2.0 * facts.hidden * (element if element == 4.0 else 4.0 + element)
+        return width * (0.0 if element == 4.0 else 4.0)
+    return width * (element if element == 4.0 else 4.0 + element)
 
 
 def _products_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
@@ -283,13 +289,26 @@ def _in_flight(column: Launches, stages: Stages) -> np.ndarray:
     return np.asarray(np.minimum(column.m, np.where(column.zero_bubble, p, plain)))
 
 
+def _kept_ratio(setup: Setup) -> float:
+    # What the model's own layers keep, as its library runs them, over what the formula says of
+    # them there; 1 for the layers that the formulas describe.
+    facts = setup.facts
+    kept = facts.kept_16 if setup.element == 2.0 else facts.kept_32
+    if not kept:
+        return 1.0
+    plain = replace(setup, job=replace(setup.job, lora=None), program=Program())
+    formula = activation_bytes_per_token(plain, np.ones(1)) + _norm_bytes(plain, np.ones(1))
+    return float(kept / formula[0])
+
+
 def _activations(
     setup: Setup, column: Launches, stages: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     # Returns (kept, temporary, on the host).
     facts, element, t = setup.facts, setup.element, column.t
     tokens = column.b * setup.job.sequence_length / column.u
-    block = tokens * (activation_bytes_per_token(setup, t) + _norm_bytes(setup))
+    block = tokens * (activation_bytes_per_token(setup, t) + _norm_bytes(setup, t))
+    block = _kept_ratio(setup) * block
     if not setup.program.fused_attention:
         scores = stored_score_bytes(setup) * setup.job.sequence_length * facts.heads / t
         block = block + tokens * scores

@@ -1,6 +1,6 @@
 """Surrogates of step time and power fitted to measurements, and their error in cross-validation.
 
-The error stands here so that showing it does not import scikit-learn.
+The error stands here so that showing it does not import SciPy.
 """
 
 from __future__ import annotations

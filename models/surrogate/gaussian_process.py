@@ -1,28 +1,22 @@
-"""A Gaussian process as a scikit-learn regressor: exact, and cheap to extend and to evaluate again.
+"""A Gaussian process: exact, and cheap to extend and to evaluate again.
 
     y(x) = offset + f(x) + noise,   f ~ GP(0, k) with the kernel of `tuner.models.surrogate.kernel`
 
-`fit` and `predict` are scikit-learn's. The search calls `update`, which continues from the rows of
-the last call. The hyperparameters are fitted by maximum a posteriori, and anew only when the data
-have grown by a fifth, on at most `FIT_ROWS` rows.
+`update` continues from the rows of the last call. The hyperparameters are fitted by maximum a
+posteriori, and anew only when the data have grown by a fifth, on at most `FIT_ROWS` rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import minimize
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from tuner.models.surrogate.kernel import (
     KINDS,
-    MIXED,
     OWN,
     AdditiveKernel,
     ConditionedProcess,
@@ -118,39 +112,31 @@ class HyperPosterior:
         return thetas, weights / weights.sum()
 
 
-class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
-    """A scikit-learn regressor: a Gaussian process over rows of features, exact in its data.
+class GaussianProcess(ConditionedProcess):
+    """A Gaussian process over rows of features, exact in its data.
 
     Args:
-        kinds: the kind of each column (`tuner.models.surrogate.kernel`); None for one kernel of
-            all.
+        kinds: the kind of each column (`tuner.models.surrogate.kernel`).
         noise: expected standard deviation of the noise, in units of y (median of its prior;
             `NOISE_FLOOR` of it is the floor).
+        most_noise: largest fitted standard deviation of the noise beside what rows state.
         amplitude: expected standard deviation of f, in units of y, until there are data to judge
             by.
     """
 
     def __init__(
         self,
+        kinds: Sequence[int] | np.ndarray,
         *,
-        kinds: Sequence[int] | np.ndarray | None = None,
         noise: float = 0.1,
+        most_noise: float = 0.3,
         amplitude: float = 1.0,
-        random_state: int | np.random.RandomState | None = 0,
+        seed: int = 0,
     ) -> None:
-        self.kinds = kinds
-        self.noise = noise
-        self.amplitude = amplitude
-        self.random_state = random_state
-
-    def _start(self, dimension: int) -> None:
-        kinds = [MIXED] * dimension if self.kinds is None else self.kinds
         self._kinds = np.asarray(kinds, dtype=int)
-        if len(self._kinds) != dimension:
-            raise ValueError(f"kinds has {len(self._kinds)} entries; X has {dimension} columns")
-        self.n_features_in_ = dimension
-        given = self.random_state
-        self._seed = given if isinstance(given, int) else check_random_state(given).randint(2**31)
+        self._dimension = dimension = len(self._kinds)
+        self.noise, self.most_noise, self.amplitude = noise, most_noise, amplitude
+        self._seed = seed
         self._kernel = self._kernel_of(self.amplitude)
         self._white = self.noise**2
         self._fitted_at = 0
@@ -162,38 +148,12 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         self._watched = np.empty((0, dimension))
         self._factor_all([], [], [], self._offset_variance(self._kernel))
 
-    # -- scikit-learn's interface --------------------------------------------------------------
-
-    def fit(self, X: Any, y: Any, noise_variance: Any = None) -> GaussianProcess:
-        """Fit hyperparameters and posterior to rows (n, columns) of range 1, from the start.
-
-        Args:
-            noise_variance: (n,) each row's own noise variance, beside the fitted one; 0 where None.
-
-        Raises:
-            ValueError: the input is not numeric, finite and of these shapes.
-        """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        variance = np.zeros(len(y))
-        if noise_variance is not None:
-            variance = variance + check_array(noise_variance, ensure_2d=False, dtype=np.float64)
-        self._start(X.shape[1])
-        self.update(X, np.asarray(y, dtype=np.float64), variance)
-        return self
-
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the posterior mean of offset + f at rows `X`, and its deviation if asked."""
-        check_is_fitted(self)
-        rows = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
-        mean, variance = self.posterior(rows)
-        return (mean, np.sqrt(variance)) if return_std else mean
-
     # -- hyperparameters ---------------------------------------------------------------------
 
     def _scale_of_lengths(self) -> np.ndarray:
         counts = np.array([(self._kinds == kind).sum() for kind in KINDS])
         if not AdditiveKernel.splits(self._kinds):
-            counts[:] = self.n_features_in_
+            counts[:] = self._dimension
         return np.asarray(np.sqrt(counts[self._kinds]))
 
     def _kernel_of(self, amplitude: float) -> AdditiveKernel:
@@ -219,8 +179,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         fresh = self._kernel_of(spread)
         likelihood = Likelihood(fresh, x, y, variance, constant=9.0 * spread**2)
         here = likelihood.present
-        count, d = len(here), self.n_features_in_
-        floor = (NOISE_FLOOR * self.noise) ** 2
+        count, d = len(here), self._dimension
         prior_mean = np.concatenate(
             [
                 2 * np.log(fresh.amplitudes[here]),
@@ -236,7 +195,7 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
             [
                 np.tile(spread_bounds, (count, 1)),
                 np.tile(np.log([0.03, 300.0]), (d, 1)),
-                [np.log([floor, max(0.09, 100 * floor)])],
+                [2 * np.log([NOISE_FLOOR * self.noise, max(self.most_noise, self.noise)])],
             ]
         )
         warm = fresh if self._fitted_at == 0 else self._kernel
@@ -256,16 +215,16 @@ class GaussianProcess(RegressorMixin, ConditionedProcess, BaseEstimator):
         starts afresh. `variance` (n,) is each row's own noise variance, beside the fitted one; 0
         where unknown.
         """
-        if not hasattr(self, "_y"):
-            self._start(x.shape[1])
         self._truncate(self._data_rows)
         known, common = len(self._y), self._common(x, y, variance)
-        # What was known for a while only (a probe that goes on) is taken out at its end.
-        same = 2 * common >= known
+        # What was known for a while only (a probe that goes on) is taken out at its end, unless the
+        # hyperparameters were fitted to it.
+        same = 2 * common >= known and common >= self._fitted_at
         self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
         n = len(y)
         if not same:
-            self._fitted_at = 0
+            self._kernel, self._white = self._kernel_of(self.amplitude), self.noise**2
+            self._fitted_at, self._posterior = 0, None
         self._centre = float(np.mean(y)) if n else 0.0
         refit = n >= LEAST_ROWS and n >= REFIT_GROWTH * self._fitted_at
         if refit:

@@ -206,7 +206,7 @@ class ConditionedProcess:
     `_y` and their centre.
     """
 
-    n_features_in_: int
+    _dimension: int
     _kernel: AdditiveKernel
     _white: float
     _y: np.ndarray
@@ -221,7 +221,7 @@ class ConditionedProcess:
 
     def _factor_all(self, x: Any, y: Any, variance: Any, offset_variance: float) -> None:
         self._lower = np.empty((0, 0))
-        self._rows = np.empty((0, self.n_features_in_))
+        self._rows = np.empty((0, self._dimension))
         self._projected: np.ndarray | None = None  # L^-1 K(rows, watched), built when asked for
         self._watched_variance = np.empty(0)
         self._centre = float(np.mean(y)) if len(y) else 0.0

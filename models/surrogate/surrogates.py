@@ -24,6 +24,10 @@ from tuner.workload.measure.statistics import Z90
 #: Relative standard deviation of a repeated window: time 0.02 to 0.2 %, power or energy 1 to 3 %
 #: (3 x 1,000 identical GEMMs on an A4000; three repeats on two A100).
 TIME_NOISE, POWER_NOISE = 0.002, 0.02
+#: Largest fitted noise of log step time and log power. Of power it is twice the expected one: with
+#: more, a whole power curve can read as noise. A knee at another limit in each launch reads as
+#: noise of time, and a search that cannot take it for noise measures every setting.
+MOST_NOISE = (0.3, 2 * POWER_NOISE)
 #: Expected spread of log step time and log power about the mean, before there are data: with an
 #: analytic prior, and without.
 AMPLITUDE_PRIOR, AMPLITUDE_BLIND = (0.3, 0.2), (0.7, 0.3)
@@ -104,13 +108,12 @@ class _Output:
         self._variants: dict[int | None, GaussianProcess] = {}
         for mean in means:
             self._variants[mean] = GaussianProcess(
-                kinds=features.kinds,
-                random_state=seed,
+                features.kinds,
+                seed=seed,
                 noise=noise,
+                most_noise=MOST_NOISE[output],
                 amplitude=(AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output],
             )
-            nothing = np.empty(0)
-            self._variants[mean].update(np.empty((0, features.dimension)), nothing, nothing)
         self.mean_in_use = means[0]
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import answers
 from benchmarks.made_up_searches import Row
 from benchmarks.verdicts import figures_of, measured
@@ -24,6 +26,7 @@ def test_figures_are_the_worst_of_their_rows() -> None:
     assert {f.name: f.value for f in figures_of(found)}["recommended_73_percent"] == 1.0
 
 
+@pytest.mark.slow
 def test_recorded_runs_name_one_choice(tmp_path: Path) -> None:
     prepared(tmp_path)
     for run in ("refuted", "script"):

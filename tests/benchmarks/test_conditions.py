@@ -19,14 +19,14 @@ def test_each_condition_is_right_and_doctor_agrees(condition: Condition) -> None
 
 
 def test_a_node_that_is_refused_for_another_reason_is_wrong() -> None:
-    found, contradicts = wrong(Condition(0, "MIG", (replace(A100, mig=True),), refused="no driver"))
+    found, contradicts = wrong(Condition(0, "MIG", (replace(A100, mig=-1),), refused="no driver"))
     assert "has MIG on" in found
     assert not contradicts  # doctor says the same
 
 
 def test_doctor_that_misses_a_refusal_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.workload.node.facts._unusable", lambda *_: iter(()))
-    found, contradicts = wrong(Condition(0, "MIG", (replace(A100, mig=True),), refused="MIG"))
+    found, contradicts = wrong(Condition(0, "MIG", (replace(A100, mig=-1),), refused="MIG"))
     assert contradicts
     assert "doctor misses []" in found
 

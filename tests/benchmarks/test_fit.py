@@ -15,6 +15,7 @@ from tuner.search_spaces.model_facts import facts_of
 JOB = load_job("tiny-opt")
 
 
+@pytest.mark.slow
 def test_torch_counts_parameters_gradients_and_what_is_kept() -> None:
     plain, again, twice = (count(JOB, b, c) for b, c in ((1, "none"), (1, "full"), (2, "none")))
     element = 4 if JOB.precision == "fp32" else 2

@@ -6,10 +6,12 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_hour.conditions import QUESTIONS, read_back
 from benchmarks.gpu_hour.figures import energy_at_end_J
 from benchmarks.gpu_hour.hour import Hour
 from benchmarks.gpu_hour.knobs import CASES
@@ -18,7 +20,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.testing.commands import finished
-from tuner.testing.twin import TwinNode
+from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.meters.nvml_recording import NvmlRecording
 
@@ -88,3 +90,22 @@ def test_a_part_is_rehearsed_and_sets_nothing(tmp_path: Path) -> None:
         assert all(a[0] < b[0] for a, b in itertools.pairwise(rows))
     assert len(json.loads((tmp_path / "out" / "wave.json").read_text())) == 5
     assert (tmp_path / "out" / "evidence.tar.gz").stat().st_size > 1000
+
+
+@pytest.mark.twin
+def test_the_conditions_of_a_gpu_are_read_back(twin_node: Callable[..., TwinNode]) -> None:
+    plain = TwinGpu()
+    other = TwinGpu(
+        smoothing=1, tells_limit=False, tells_memory=False, has_counter=False, fabric_state=3
+    )
+    node = twin_node(plain, other)
+    text = read_back()
+    first, second = text.split("GPU 1 ")
+    assert "13 power smoothing: not supported" in first
+    assert "13 power smoothing: on" in second
+    assert "20 power limit (mW): 400000" in first
+    assert "20 power limit (mW): not told" in second
+    assert "4 energy counter (mJ): not told" in second
+    assert "15 state of the fabric: 3" in second
+    assert len(first.splitlines()) == len(second.splitlines()) == 1 + len(QUESTIONS)
+    assert node.log == []

@@ -11,7 +11,7 @@ from benchmarks.online.training import STEPS, Fixed, Training
 
 @pytest.mark.long
 def test_the_laws_alone_give_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    online.main(["--seeds", "1", "--traces", "nowhere", "--stragglers", "0", "--events", "5"])
+    online.main(["--seeds", "1", "--traces", "nowhere", "--events", "5"])
     figures = {
         words[1]: float(words[2])
         for words in (line.split() for line in capsys.readouterr().out.splitlines())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.validation.foreign import calculon_s, llm_analysis_s
+from benchmarks.validation.foreign import calculon_s
 from benchmarks.validation.vtrain import (
     Launch,
     first_launch,
@@ -102,25 +100,3 @@ class Llm:
     (tmp_path / "calculon" / "__init__.py").write_text("raise ImportError('gone')")
     with pytest.raises(RuntimeError, match="ended"):
         calculon_s(LAUNCHES[:1], tmp_path)
-
-
-@pytest.mark.long
-def test_llm_analysis_itself_predicts_flops_over_the_peak(tmp_path: Path) -> None:
-    """It charges neither a bubble nor a reduction: half the ranks, twice the seconds."""
-    packages = ["llm-analysis==0.2.2", "fire", "termcolor"]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path]
-    done = subprocess.run([*command, *packages], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no registry: {done.stderr.strip()[-200:]}")
-    by_degrees = {
-        each.degrees[:3]: each
-        for each in LAUNCHES
-        if each.problem == (8, 64, 1024, 16, 16, 1024) and each.degrees[3] == 1
-    }
-    launches = list(by_degrees.values())
-    assert len(launches) > 2
-    found = np.array(llm_analysis_s(launches, tmp_path))
-    assert np.isfinite(found).all()
-    assert found == pytest.approx(found[0], rel=0.01)
-    with pytest.raises(RuntimeError, match="ended"):
-        llm_analysis_s(launches, tmp_path / "nothing")

@@ -66,7 +66,7 @@ def test_run_refuses_in_a_sentence_before_anything_starts(capsys, run: Path, wor
 def test_what_is_least_can_be_named(capsys, tmp_path: Path) -> None:
     table = write_table(tmp_path / "t")
     shared = ["--runs-dir", tmp_path / "runs", "--max-probes", "6", "--quiet", "--json"]
-    code, out, _ = answer(capsys, "dev", "replay", table, "--minimize", "energy", *shared)
+    code, out, _ = answer(capsys, "replay", table, "--minimize", "energy", *shared)
     assert code == 0
     said = json.loads(out)
     least = min(point["energy_to_solution_kJ"] for point in said["points"])
@@ -80,6 +80,6 @@ def test_what_is_least_can_be_named(capsys, tmp_path: Path) -> None:
         (["--minimize", "cost"], "price_per_kWh"),
         (["--max-gpus", "0"], "--max-gpus"),
     ):
-        code, _, error = answer(capsys, "dev", "replay", table, *words, *shared)
+        code, _, error = answer(capsys, "replay", table, *words, *shared)
         assert code == 2
         assert told in error

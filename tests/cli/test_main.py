@@ -63,22 +63,32 @@ MODEL = "[model]\nconfig = 'tiny-gpt'\n"
         (["frobnicate"], "frobnicate"),
         (["optimize", "--max-probes", "many"], "max-probes"),
         (["optimize", "no-such-job"], "tiny-gpt"),
-        (["optimize", "--cluster", "no-such-cluster"], "cpu-2"),
-        (["optimize", "--space", "no-such-space"], "default"),
-        (["optimize", "--executor", "cloud"], "inline"),
-        (["optimize", "--max-probes", "0"], "at least 1"),
-        (["optimize", "--budget=-3kJ"], "greater than 0"),
-        (["optimize", "--deadline", "nans"], "greater than 0"),
-        (["optimize", "--name", "a/b"], "letters"),
-        (["optimize", "--cluster", "cpu-2", "--storage", "nonsense"], "URL"),
-        (["optimize", "--cluster", "cpu-2", "--storage", "postgresql://127.0.0.1:1/x"], "storage"),
+        (["optimize", "tiny-gpt", "--cluster", "no-such-cluster"], "cpu-2"),
+        (["optimize", "tiny-gpt", "--space", "no-such-space"], "default"),
+        (["optimize", "tiny-gpt", "--executor", "cloud"], "inline"),
+        (["optimize", "tiny-gpt", "--max-probes", "0"], "at least 1"),
+        (["optimize", "tiny-gpt", "--budget=-3kJ"], "greater than 0"),
+        (["optimize", "tiny-gpt", "--deadline", "nans"], "greater than 0"),
+        (["optimize", "tiny-gpt", "--name", "a/b"], "letters"),
+        (["optimize", "tiny-gpt", "--cluster", "cpu-2", "--storage", "nonsense"], "URL"),
+        (
+            [
+                "optimize",
+                "tiny-gpt",
+                "--cluster",
+                "cpu-2",
+                "--storage",
+                "postgresql://127.0.0.1:1/x",
+            ],
+            "storage",
+        ),
         (["dev", "probe", "frobnicate=1"], "data_parallel"),
         (["dev", "probe", "--cluster", "cpu-2", "data_parallel=4"], "2"),
         (["dev", "probe", "--cluster", "cpu-2", "micro_batch=3"], "divide"),
         (["dev", "probe", "--cluster", "cpu-2", "micro_batch=large"], "integer"),
         (["dev", "probe", "--cluster", "cpu-2", "zero_stage=7"], "0, 1, 2, 3"),
         (["dev", "probe", "one", "two"], "second job"),
-        (["dev", "replay", "nowhere"], "table.toml"),
+        (["replay", "nowhere"], "table.toml"),
         (["show", "nowhere"], "unknown run"),
         (["show"], "no run"),
         (["show", "--html", "nowhere"], "unknown run"),
@@ -125,7 +135,7 @@ def test_a_truncated_trace_is_replayed_and_said(capsys, tmp_path):
         writer.append(record("p0001"))
     path.write_bytes(path.read_bytes()[:-40])
     before = path.read_bytes()
-    code, _, err = run(capsys, "dev", "replay", path)
+    code, _, err = run(capsys, "replay", path)
     assert code == 0
     assert "truncated" in err
     assert path.read_bytes() == before
@@ -136,7 +146,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
     with TraceWriter(path) as writer:
         writer.append(record())
     path.write_bytes(b"{broken\n" + path.read_bytes())
-    code, _, err = run(capsys, "dev", "replay", path)
+    code, _, err = run(capsys, "replay", path)
     assert code == 2
     assert "line 1" in err
 
@@ -146,7 +156,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
 
 def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table):
     code, out, err = run(
-        *(capsys, "dev", "replay", table, "--max-probes", 5, "--budget", "9kJ", "--name", "r"),
+        *(capsys, "replay", table, "--max-probes", 5, "--budget", "9kJ", "--name", "r"),
         *("--log-file", "search.log"),
     )
     assert code == 0
@@ -158,10 +168,10 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
     assert not any(part in err for part in steps)
     log = Path("search.log").read_text()
     assert all(part in log and " INFO " in log for part in steps)
-    _, _, told = run(capsys, "dev", "replay", table, "--max-probes", 2, "--name", "v", "-v")
+    _, _, told = run(capsys, "replay", table, "--max-probes", 2, "--name", "v", "-v")
     assert all(part in told for part in steps)
-    assert run(capsys, "dev", "replay", table, "--max-probes", 2, "--name", "q", "-q")[2] == ""
-    assert run(capsys, "dev", "replay", table, "--log-file", "no/where.log")[0] == 2
+    assert run(capsys, "replay", table, "--max-probes", 2, "--name", "q", "-q")[2] == ""
+    assert run(capsys, "replay", table, "--log-file", "no/where.log")[0] == 2
     for part in ("today", "recommended", "Spent:", "Next: tuner show r", "runs/r/report.html"):
         assert part in out
     assert len(out.strip().splitlines()) <= 14
@@ -172,13 +182,13 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
 
 
 def test_quiet_tells_only_the_answer(capsys, table):
-    code, out, err = run(capsys, "dev", "replay", table, "--max-probes", 3, "--quiet")
+    code, out, err = run(capsys, "replay", table, "--max-probes", 3, "--quiet")
     assert (code, err) == (0, "")
     assert "Next: tuner show replay-made-up" in out
 
 
 def test_json_is_the_whole_answer(capsys, table):
-    code, out, _ = run(capsys, "dev", "replay", table, "--max-probes", 4, "--json", "--name", "r")
+    code, out, _ = run(capsys, "replay", table, "--max-probes", 4, "--json", "--name", "r")
     assert code == 0
     answer = json.loads(out)
     assert answer["choice"]["rule"] == "better-in-both"
@@ -189,7 +199,7 @@ def test_json_is_the_whole_answer(capsys, table):
 
 
 def test_front_report_and_apply_answer_from_the_folder(capsys, table, tmp_path):
-    run(capsys, "dev", "replay", table, "--max-probes", 4, "--name", "r", "--quiet")
+    run(capsys, "replay", table, "--max-probes", 4, "--name", "r", "--quiet")
     code, out, _ = run(capsys, "show")
     assert code == 0
     assert "Front of r" in out
@@ -214,7 +224,7 @@ def test_estimated_figures_say_so(capsys, tmp_path):
     with TraceWriter(tmp_path / "probes.jsonl") as writer:
         for i in range(3):
             writer.append(record(f"p{i:04d}"))
-    _, out, err = run(capsys, "dev", "replay", tmp_path / "probes.jsonl")
+    _, out, err = run(capsys, "replay", tmp_path / "probes.jsonl")
     for line in (out + err).splitlines():
         if " W" in line and "fitted" not in line and "|" not in line:
             table = line.lstrip().startswith(("front", "time")) or line.startswith("    ")
@@ -252,11 +262,11 @@ def test_a_kind_or_one_of_it_is_listed(capsys, words, lines):
     assert "\ndeepspeed-buckets: " not in out
 
 
-def test_the_help_of_all_commands_has_sixteen_in_four_groups(capsys):
+def test_the_help_of_all_commands_has_seventeen_in_five_groups(capsys):
     code, out, _ = run(capsys)
     assert code == 0
     assert run(capsys, "--help")[:2] == (0, out)
-    assert sum(line.startswith("  ") for line in out.partition("options:")[0].splitlines()) == 16
+    assert sum(line.startswith("  ") for line in out.partition("options:")[0].splitlines()) == 17
     for title, names in GROUPS.items():
         assert f"\n{title}:\n  {names[0]} " in out
     assert max(map(len, out.partition("exit codes:")[0].splitlines())) <= 100
@@ -267,7 +277,7 @@ def test_the_help_of_all_commands_has_sixteen_in_four_groups(capsys):
 def two_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     for name, probes in (("r", "4"), ("r2", "3")):
-        words = ["dev", "replay", str(write_table(folder / f"table-{name}")), "--name", name]
+        words = ["replay", str(write_table(folder / f"table-{name}")), "--name", name]
         assert main([*words, "--max-probes", probes, "-q", "--runs-dir", f"{folder}/runs"]) == 0
     return folder / "runs"
 
@@ -375,13 +385,13 @@ def test_an_interrupt_is_exit_code_130_and_says_how_to_go_on(
         return answer(self, request)
 
     monkeypatch.setattr(TableRunner, "run", interrupted)
-    code, _, err = run(capsys, "dev", "replay", table, "--name", "cut")
+    code, _, err = run(capsys, "replay", table, "--name", "cut")
     assert code == 130
     assert "--name cut" in err.strip().splitlines()[-1]
     assert len(read_trace(trace).records) == 2
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     words = "--name cut --max-probes 3 --json --quiet"
-    code, out, _ = run(capsys, "dev", "replay", table, *words.split())
+    code, out, _ = run(capsys, "replay", table, *words.split())
     assert code == 0
     assert json.loads(out)["spent"]["probes"] == 3

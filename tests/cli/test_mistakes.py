@@ -23,7 +23,7 @@ def runs(tmp_path_factory):
     """Folder of one run, "opt", of four probes on a recorded table."""
     folder = tmp_path_factory.mktemp("study")
     words = ["--name", "opt", "--max-probes", "4", "--quiet", "--runs-dir", str(folder / "runs")]
-    assert main(["dev", "replay", str(write_table(folder / "table")), *words]) == 0
+    assert main(["replay", str(write_table(folder / "table")), *words]) == 0
     return folder / "runs"
 
 
@@ -52,7 +52,7 @@ REVIEWED = [
     (2, ["optimize", "tinygpt"], ["unknown job 'tinygpt'; did you mean 'tiny-gpt'?"]),
     (
         3,
-        ["optimize", "--cluster", "h100-64"],
+        ["optimize", "tiny-gpt", "--cluster", "h100-64"],
         ["unknown cluster 'h100-64'; did you mean 'h100-32'?", "or the path of a toml file"],
     ),
     (4, [*PLAN, "--deadline", "2x"], ["--deadline: '2x' must be a number with a unit (s, "]),
@@ -63,7 +63,7 @@ REVIEWED = [
     (11, [*PLAN, "--minimize", "cost"], ["needs price_per_kWh", "no price is assumed"]),
     (
         16,
-        ["fit", "opt-350m", "microbatch=4"],
+        ["fit", "opt-350m", "--cluster", "a100-8", "microbatch=4"],
         ["unknown knob 'microbatch'; did you mean 'micro_batch'?"],
     ),
     (
@@ -124,6 +124,25 @@ OTHERS = [
     ([*PLAN, "--space", "fulll"], ["unknown space 'fulll'; did you mean 'full'?"]),
     (["dev", "probe", "nosuch", "a=1"], ["unknown job 'nosuch'"]),
     (["dev", "probe", "--time-limit", "5"], ["--time-limit: '5' must be a number with a unit"]),
+    (["optimize"], ["name what to tune: tuner optimize --steps N -- torchrun ... train.py"]),
+    (["optimize", "--name", "a", "--max-probes", "3"], ["name what to tune"]),
+    (["plan"], ["name what to plan: tuner plan opt-350m --cluster a100-8"]),
+    (["plan", "--cluster", "a100-8"], ["name what to plan"]),
+    (["plan", "opt-350m"], ["this machine has no GPU to predict for; name a cluster"]),
+    (["plan", "opt-350n"], ["unknown job 'opt-350n'; did you mean 'opt-350m'?"]),
+    (["fit", "opt-350m"], ["this machine has no GPU to predict for; name a cluster"]),
+    (["plan", "meta-llama/Llama-3-8B"], ["named in a job file by its config.json"]),
+    (
+        ["optimize", "python", "plain.py", "--steps", "100"],
+        ["put -- before your command: tuner optimize [OPTIONS] -- python plain.py"],
+    ),
+    (
+        ["optimize", "python", "plain.py", "--lr", "3"],
+        ["put -- before your command: tuner optimize [OPTIONS] -- python plain.py --lr 3"],
+    ),
+    (["optimize", "tiny-gpt", "--steps", "20k"], ["--steps: '20k' must be a whole number"]),
+    (["dashboard", "--port", "x"], ["--port: 'x' must be a whole number"]),
+    (["export", "a", "--to", "pts.csv"], ["--to takes the format: --to csv --out pts.csv"]),
     (["completion", "bsh"], ["unknown shell 'bsh'; did you mean 'bash'?"]),
 ]
 
@@ -276,7 +295,7 @@ def test_files_under_unmet_limits_are_written_and_said_to_be_unmet(capsys, simul
     words = ["apply", "sim", "--runs-dir", simulated]
     code, out, _ = run(capsys, *words)
     assert code == 3
-    assert "Nothing predicted meets the deadline: the least found is " in out
+    assert re.search("Nothing predicted meets the deadline: .*the least found is ", out)
     assert "No predicted configuration meets the limits; these files start the nearest:\n" in out
     assert (simulated / "sim" / "best" / "launch.sh").is_file()
     code, out, _ = run(capsys, *words, "--json")
@@ -290,6 +309,12 @@ def test_the_run_that_is_meant_is_named_where_none_is(capsys, runs, tmp_path):  
     assert json.loads(out)["name"] == "opt"
     assert err == f"tuner: no run is named; the latest in {runs} is 'opt'\n"
     assert run(capsys, "show", "opt", "--runs-dir", runs)[2] == ""
+    for words in (["explain", "--point", "zzz"], ["compare", "zzz"]):
+        code, _, err = run(capsys, *words, "--runs-dir", runs)
+        assert code == 2
+        assert len(err.splitlines()) == 1  # one sentence, which names the run, too
+        assert "zzz" in err
+        assert f"the latest in {runs} is 'opt'" in err
     code, _, err = run(capsys, "show", "--runs-dir", tmp_path)
     assert (code, err) == (2, f"tuner: there is no run in {tmp_path}; `tuner optimize` makes one\n")
     code, out, _ = run(capsys, "runs", "--runs-dir", runs)
@@ -334,12 +359,12 @@ def test_a_measured_configuration_is_taken_in_any_order(capsys, runs):
 
 def test_a_run_is_replayed_and_its_point_explained_by_what_was_printed(capsys, runs):
     folder = ("--runs-dir", runs)
-    code, out, _ = run(capsys, "dev", "replay", "opt", "--name", "again", "--quiet", *folder)
+    code, out, _ = run(capsys, "replay", "opt", "--name", "again", "--quiet", *folder)
     assert (code, "Report: " in out) == (0, True)
     by_option = run(capsys, "explain", "opt", "--point", "1", *folder)
     assert run(capsys, "explain", "opt", "1", *folder) == by_option
     assert by_option[0] == 0
-    code, _, error = run(capsys, "dev", "replay", "opt2", *folder)
+    code, _, error = run(capsys, "replay", "opt2", *folder)
     assert code == 2
     assert "opt2 is nothing to replay" in error
 
@@ -412,4 +437,4 @@ def test_a_front_is_asked_again_by_choose(capsys, runs):
 def test_a_request_that_cannot_be_met_is_exit_code_3(capsys, runs):
     words = ["--deadline", "0.001s", "--max-probes", "3", "--quiet", "--name", "tight"]
     table = runs.parent / "table"
-    assert run(capsys, "dev", "replay", table, *words, "--runs-dir", runs)[0] == 3
+    assert run(capsys, "replay", table, *words, "--runs-dir", runs)[0] == 3

@@ -34,8 +34,6 @@ def test_arguments_are_shown_as_they_are_typed(monkeypatch) -> None:
         == """\
 tuner bake
 
-`tuner bake [OPTIONS] round,square [TOPPING ...]`
-
 Bake a cake.
 
 - `round,square`: its shape

@@ -26,7 +26,11 @@ from tuner.cli import main as cli
 from tuner.cli.main import main
 from tuner.cli.options import fitted
 from tuner.deploy import train
+from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.safe_files import write_text
 from tuner.terminal import VisibleStream, raw_stream, visible
 from tuner.testing.studies import TOML, record, write_table
 from tuner.workload.probe import Failure, ProbeRequest
@@ -82,9 +86,7 @@ def test_a_table_whose_name_holds_controls(
 ) -> None:
     table = write_table(tmp_path / "table", toml=TOML.replace('"made-up"', json.dumps(HOSTILE)))
     runs = ["--runs-dir", str(tmp_path / "runs")]
-    code, out, err = command(
-        "dev", "replay", str(table), "--name", "r", "--max-probes", "3", *runs, *more
-    )
+    code, out, err = command("replay", str(table), "--name", "r", "--max-probes", "3", *runs, *more)
     assert code == 2
     assert r"\x1b" in err
     assert_clean(out, err)
@@ -103,7 +105,7 @@ def test_a_failure_in_a_trace_and_a_knobs_value(
     for words in (
         ("show", "r"),
         ("compare", "r"),
-        ("dev", "replay", str(path), "--max-probes", "2"),
+        ("replay", str(path), "--max-probes", "2"),
     ):
         _, out, err = command(*words)
         assert out + err
@@ -146,7 +148,7 @@ def test_a_file_name_that_is_not_utf8(
     table = write_table(tmp_path / "table", shapes=(1, 2))
     runs = os.fsdecode(b"\x9b31mred")
     code, out, err = command(
-        "dev", "replay", str(table), "--max-probes", "2", "--quiet", "--runs-dir", runs
+        "replay", str(table), "--max-probes", "2", "--quiet", "--runs-dir", runs
     )
     assert code == 0, err
     assert r"\x9b31mred" in out
@@ -218,7 +220,7 @@ def test_an_answer_fits_into_a_terminal_of_80_columns(tmp_path: Path) -> None:
     table, runs = write_table(tmp_path / "t"), str(tmp_path / "runs")
     lead, follow = pty.openpty()
     fcntl.ioctl(follow, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    words = ["dev", "replay", str(table), "--name", "r", "--max-probes", "6", "--runs-dir", runs]
+    words = ["replay", str(table), "--name", "r", "--max-probes", "6", "--runs-dir", runs]
     code = f"from tuner.cli.main import main; raise SystemExit(main({[*words, '--quiet']!r}))"
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     done = subprocess.Popen([sys.executable, "-c", code], stdout=follow, env=env)
@@ -247,3 +249,49 @@ def test_what_is_fitted_into_a_terminal_loses_nothing() -> None:
         "> a row  10 s  dp2 mb16",
         " " * 15 + "zero1",
     ]
+
+
+TUNER = f"{sys.executable} -c 'import sys, tuner.cli.main as m; sys.exit(m.main(sys.argv[1:]))'"
+
+
+@pytest.mark.parametrize("words", ["list knobs", "list jobs --json", "--version"])
+@pytest.mark.parametrize(
+    ("to", "code", "error"),
+    [
+        ("> /dev/full", 1, "tuner: the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+    ],
+)
+def test_a_full_or_closed_output_is_one_sentence(
+    words: str, to: str, code: int, error: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{TUNER} {words} {to}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
+
+
+def test_a_folder_as_the_file_of_an_export_is_one_sentence(tmp_path: Path) -> None:
+    for place in (".", "/", str(tmp_path)):
+        with pytest.raises(IsADirectoryError, match="name a file in it"):
+            write_text(place, "x")
+
+
+@pytest.mark.parametrize("character", ["\\u001b]0;x\\u0007", "\\n#SBATCH --x", "\\u202e"])
+def test_a_name_for_scripts_is_plain_text(character: str, tmp_path: Path) -> None:
+    """A name stands in launch.sh, job.sbatch and README.txt, which people read by `cat`."""
+    job, cluster = tmp_path / "job.toml", tmp_path / "cluster.toml"
+    job.write_text(
+        f'name = "a{character}"\nsequence_length = 64\nglobal_batch = 8\nsteps = 100\n'
+        '[model]\nconfig = "tiny-gpt"\n'
+    )
+    cluster.write_text(f'name = "a{character}"\ndevice = "A100-SXM-80GB"\n')
+    for load, path in ((load_job, job), (load_cluster, cluster)):
+        with pytest.raises(InputError, match="without line breaks, control or direction"):
+            load(str(path))

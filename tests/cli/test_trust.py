@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 
 from tuner.cli.main import main
-from tuner.problem.file_starts import of_driver, of_files
-from tuner.search_spaces.declared import pack_names
+from tuner.problem.file_starts import can_run_code, of_driver, of_files, of_run
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.declared import Knob, pack_names
+from tuner.search_spaces.typed import one_line, shown_word
+from tuner.terminal import visible
 from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers
 from tuner.workload.scripts.frameworks.driver import read_driver
+from tuner.workload.scripts.script_job import ScriptJob
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 KNOB = """
 [{section}knobs.library]
-values = ["/y.so"]
-how = "env:LD_PRELOAD"
+values = ["Ring"]
+how = "env:NCCL_ALGO"
 """
 DRIVER = """
 framework = "mine"
@@ -53,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ASKED = [
-    (["tiny-gpt", "--knobs", "knobs.toml"], "library: LD_PRELOAD=/y.so"),
+    (["tiny-gpt", "--knobs", "knobs.toml"], "library: NCCL_ALGO=Ring"),
     (["--framework", "driver.toml", "--", "train.py"], "mine: NCCL_NET_PLUGIN=/x.so"),
     (["job.toml"], "plugin: NCCL_TUNER_PLUGIN=/x.so"),
 ]
@@ -122,7 +126,7 @@ def test_a_shipped_driver_is_ours_and_a_changed_one_is_not(tmp_path: Path) -> No
         assert not list(of_driver(read_driver(dict(driver.table), "a copy")))
     wrapped = next(driver for driver in shipped_drivers() if driver.wrapper)
     table = {**wrapped.table, "wrapper": {**wrapped.table["wrapper"], "search": ["evil.{module}"]}}
-    assert any("evil.{module}" in phrase for phrase in of_driver(read_driver(table, "x")))
+    assert any("evil.{module}" in str(phrase) for phrase in of_driver(read_driver(table, "x")))
 
 
 def test_what_a_driver_sets_by_its_knobs_is_shown(tmp_path: Path) -> None:
@@ -133,7 +137,135 @@ def test_what_a_driver_sets_by_its_knobs_is_shown(tmp_path: Path) -> None:
         '[knobs.compilation.levels.none]\n"a.b" = "call:evil:Class"\n"env:LD_PRELOAD" = "/x.so"\n'
         '[declared.more]\nkey = "env:BASH_ENV"\nvalues = ["/x.sh"]\n'
     )
-    shown = "\n".join(of_driver(*load_drivers(path)))
+    shown = "\n".join(map(str, of_driver(*load_drivers(path))))
     for part in ("PYTHONPATH=", "call:evil:Class", "LD_PRELOAD=/x.so", "BASH_ENV=/x.sh"):
         assert part in shown
-    assert of_files([], path, None) == shown.splitlines()
+    assert [*map(str, of_files([], path, None))] == shown.splitlines()
+
+
+STRANGERS = """
+[knobs.loader]
+values = ["false", "true"]
+kind = "flag"
+how = "conf.json:trust_remote_code"
+[knobs.name]
+values = ["evil/model"]
+how = "conf.json:model"
+[knobs.algorithm]
+values = ["Ring", "Tree"]
+how = "env:NCCL_ALGO"
+"""
+
+
+def test_keys_that_run_code_need_more_than_a_yes(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "knobs.toml").write_text(STRANGERS)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    words = ["optimize", "--knobs", "knobs.toml", "--", "train.py", "conf.json"]
+    assert main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "  loader: conf.json:trust_remote_code=false, true (can run code)" in lines
+    assert "  name: conf.json:model=evil/model (can run code)" in lines
+    assert "  algorithm: NCCL_ALGO=Ring, Tree" in lines
+    assert lines[-1].endswith("add --trust if you trust it")
+    with pytest.raises(Started):
+        main([*words[:1], "--trust", *words[1:]])
+
+
+CODE = [
+    *(
+        ("trust_remote_code", [True]),
+        ("trust_remote_code", [1]),
+        ("model.trustRemoteCode", ["yes"]),
+    ),
+    *(("model", ["gpt2"]), ("model_name_or_path", ["gpt2"]), ("tokenizer", ["x"])),
+    *(("resume_from_checkpoint", ["x"]), ("checkpoint.folder", ["x"]), ("load_ckpt", [True])),
+    *(("report_to", ["wandb"]), ("callbacks.0._target_", ["x.Y"]), ("plugin", ["x"])),
+    *(("anything", ["call:evil:Class"]), ("anything", ["x.py"]), ("anything", ["https://a.b"])),
+    *(("LD_PRELOAD", ["x"]), ("PYTHONSTARTUP", ["x"]), ("NCCL_NET_PLUGIN", ["x"]), ("CC", ["x"])),
+    *(("load", ["x"]), ("loader.load_from", ["x"]), ("pretrained", ["x"]), ("init_from", ["x"])),
+    *(("weights_only", ["false"]), ("attn", ["kernels-community/flash-attn"])),
+]
+PLAIN = [
+    *(("trust_remote_code", ["false"]), ("trust_remote_code", [0]), ("report_to", ["none"])),
+    *(("activation_checkpoint.mode", ["selective"]), ("gradient_checkpointing", [True])),
+    *(("checkpoint.interval", [500]), ("NCCL_ALGO", ["Ring"]), ("bucket", [5e7, "1e6"])),
+    *(("model.dtype", ["bfloat16"]), ("compile", [True]), ("profile", ["yes"]), ("attn", ["sdpa"])),
+    *(("load_in_4bit", ["true"]), ("offload", ["cpu"]), ("dataloader.shuffle", ["true"])),
+    *(("weights_only", ["true"]), ("OMP_NUM_THREADS", [4]), ("training.steps", [10])),
+]
+
+
+@pytest.mark.parametrize(("key", "values"), CODE)
+def test_keys_and_values_that_can_run_code(key: str, values: list[Any]) -> None:
+    assert can_run_code(key, values)
+    assert can_run_code(key, [*values, "0" if key != "weights_only" else "true"])
+
+
+@pytest.mark.parametrize(("key", "values"), PLAIN)
+def test_keys_and_values_that_run_nothing(key: str, values: list[Any]) -> None:
+    assert not can_run_code(key, values)
+
+
+def test_everything_that_a_driver_writes_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    path.write_text(
+        'framework = "fast"\n[recognise]\nimports = ["torch"]\n'
+        '[command]\noption = "--trust_remote_code --{key}={value}"\n'
+        '[knobs.micro_batch]\nkey = "bs"\ndefault = 4\n'
+        "[knobs.compilation.levels.none]\ncompile = false\n"
+        '[probe.set]\ntrust_remote_code = true\n"x\\n  y: z=1" = "\\u202emoc"\n'
+        '[declared.path]\nkey = "resume_from_checkpoint"\nvalues = ["evil"]\n'
+    )
+    assert [*map(str, of_files([], path, None))] == [
+        "fast: options as '--trust_remote_code --{key}={value}' (can run code)",
+        "fast: trust_remote_code=True (can run code)",
+        r"fast: 'x\n  y: z=1'='\u202emoc'",
+        "fast, micro_batch: bs=VALUE",
+        "fast, compilation: compile=False, <unset>",
+        "path: framework:resume_from_checkpoint=evil (can run code)",
+    ]
+
+
+CHARACTERS = ["\n", "\r", "\x1b", "\x7f", "\x85", "\u200b", "\u2028", "\u202e"]
+
+
+@pytest.mark.parametrize("character", CHARACTERS)
+@pytest.mark.parametrize("show", [shown_word, one_line])
+def test_a_word_is_one_line_in_its_own_order(show: Any, character: str) -> None:
+    shown = show(f"a{character}Start it? [y/N] y")
+    assert shown.splitlines() == [shown]
+    assert shown.isprintable()
+
+
+@pytest.mark.parametrize("character", [c for c in CHARACTERS if c not in "\n\u200b"])
+def test_a_terminal_is_sent_no_character_that_reorders(character: str) -> None:
+    assert visible(f"a{character}b").isprintable()
+    assert visible("ä\n\t✓") == "ä\n\t✓"
+
+
+def test_a_run_lists_what_it_starts_and_sets(tmp_path: Path) -> None:
+    knobs = (
+        Knob("code", ("false", "true"), how="conf.json:trust_remote_code"),
+        Knob("unset", ("a",), how="env:UNSET"),
+    )
+    words = ("train.py", "x\n  y", "\u202etxt")
+    job = ScriptJob(
+        "mine", {"model_type": "gpt2"}, 64, 8, words=words, cwd=str(tmp_path), knobs=knobs
+    )
+    chosen = Configuration(Settings({"code": "true"}))
+    assert [*map(str, of_run(job, chosen))] == [
+        rf"in {tmp_path}: train.py 'x\n  y' '\u202etxt' (can run code)",
+        "code: conf.json:trust_remote_code=true (can run code)",
+    ]
+
+
+def test_a_long_word_is_cut_in_the_middle_and_says_so() -> None:
+    shown = shown_word("/home/me/" + "x" * 5000 + "/evil.py")
+    assert len(shown) < 200
+    assert shown.startswith("'/home/me/")
+    assert shown.endswith("/evil.py'")
+    assert "4,897 more characters" in shown

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,8 @@ class Machine:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Under nohup it is ignored, and a shell cannot trap a signal that was ignored before.
+            preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
         )
 
     def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:

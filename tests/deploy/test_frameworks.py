@@ -60,6 +60,7 @@ def left() -> Iterator[None]:
     assert state.link is None
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_a_trainer_logs_what_was_saved_and_leaves_the_block_if_it_fails(
     steps: list[int], tmp_path: Path

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.listeners import watched
+from tests.deploy.listeners import watched
+from tests.golden import prepared
+from tuner.api import load_result
 from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
@@ -135,6 +137,28 @@ def test_files_of_a_configuration(tmp_path: Path) -> None:
     assert argv[-2:] == ["--steps", "7"]
     assert Path(argv[argv.index("--job") - 1]).is_file()
     assert dry_run(tmp_path / "best")[-1] == str(job().steps)
+
+
+def listed(readme: Path) -> set[str]:
+    return set(re.findall(r"^([\w.]+) {2,}\S", readme.read_text(), re.M))
+
+
+def test_the_readme_lists_what_is_there_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "joulefront_hook").mkdir()  # of an earlier point, whose program needed it
+    write_launch_files((Configuration.of(micro_batch=2), job(), CPU), tmp_path)
+    written = {entry.name for entry in tmp_path.iterdir()} - {"README.txt", "joulefront_hook"}
+    assert listed(tmp_path / "README.txt") == written
+
+
+@pytest.mark.parametrize("run", ["measured", "script", "plan", "simulated"])
+def test_the_readme_of_each_kind_of_run_lists_its_files(run: str, tmp_path: Path) -> None:
+    prepared(tmp_path)
+    result = load_result(run, runs_dir=tmp_path / "runs")
+    for number, each in enumerate(result.front_points[:3]):
+        out = tmp_path / str(number)
+        write_launch_files(result, out, point=each.configuration)
+        written = {entry.name for entry in out.iterdir()} - {"README.txt"}
+        assert listed(out / "README.txt") == written, each.configuration.short
 
 
 def test_a_long_run_on_synthetic_data_is_refused_until_the_program_is_the_users(

@@ -20,12 +20,12 @@ FAKES = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "mkdir": "exit 0",  # the nodes would each have a /tmp of their own
     "rm": "exit 0",
-    "hostname": 'echo "fd00::7 10.0.0.7 192.168.0.7"',
+    "hostname": 'echo "$ADDRESSES"',
     "ray": "[[ $1 == get-auth-token ]] && { [[ $NO_TOKEN ]] && exit 2; "
     "/bin/mkdir -p ~/.ray; echo key > ~/.ray/auth_token; exit; }; "
     '[[ " $* " == *" --block "* ]] && exec sleep 60; exit 0',
     "python": 'n=$(cat "$CALLS.polls" 2>/dev/null || echo 0); echo $((n + 1)) > "$CALLS.polls"; '
-    "echo $((n + 1))",
+    "n=$((n + 1)); echo $((n < JOINED ? n : JOINED))",
     "tuner": '[[ $1 == doctor ]] && exit 0; [[ -n "$TUNER_WAITS" ]] || exit "$TUNER_CODE"; '
     'trap "echo interrupted >> \\"$CALLS\\"; exit 130" INT TERM; '
     "for _ in $(seq 600); do sleep 0.1; done",
@@ -47,6 +47,8 @@ def write_fakes(top: Path, fakes: dict[str, str], **variables: str) -> dict[str,
         "NO_TOKEN": "",
         "TUNER_CODE": "0",
         "TUNER_WAITS": "",
+        "ADDRESSES": "fd00::7 10.0.0.7 192.168.0.7",
+        "JOINED": "3",
         **variables,
     }
 
@@ -57,7 +59,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "SLURM_JOB_ID": "1234567",
         "SLURM_JOB_NODELIST": "n[1-3]",
         "SLURM_JOB_NAME": "night",
-        "SLURM_CPUS_ON_NODE": "96",
+        "SLURM_JOB_CPUS_PER_NODE": "96(x2),64",
     }
     return write_fakes(tmp_path, FAKES, RAY_WAIT_S="0.01", **job)
 
@@ -83,12 +85,57 @@ def test_the_token_is_private(environment: dict[str, str], tmp_path: Path) -> No
     assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
 
 
+def ray_starts(environment: dict[str, str]) -> list[str]:
+    return [call for call in calls(environment) if call.startswith("srun") and "bash -c mk" in call]
+
+
 def test_second_day_5_ray_gets_all_cores_of_each_node(environment: dict[str, str]) -> None:
+    """Nodes with unlike cores, too (cluster_4): with one number for all, srun starts none."""
     subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=60, check=True)
-    steps = [call for call in calls(environment) if call.startswith("srun") and "bash -c" in call]
-    assert len(steps) == 2
-    for step in steps:
-        assert "--cpu-bind=none --cpus-per-task=96 --mem=0 " in step
+    steps = ray_starts(environment)
+    assert len(steps) == 3
+    for name, cores in (("n1", 96), ("n2", 96), ("n3", 64)):
+        (step,) = [step for step in steps if f"--nodelist={name} " in step]
+        assert f"--cpu-bind=none --cpus-per-task={cores} --mem=0 " in step
+
+
+@pytest.mark.parametrize(
+    "addresses", ["127.0.1.1\n10.0.0.7 172.17.0.1", "::1 127.0.0.1 127.0.1.1 10.0.0.7", "10.0.0.7"]
+)
+def test_a_head_whose_name_stands_on_loopback_is_reached_by_the_others(
+    environment: dict[str, str], addresses: str
+) -> None:
+    """cluster_4: Debian writes 127.0.1.1 beside a host's own name; each node then joined itself."""
+    subprocess.run(
+        ["bash", str(SCRIPT)], env=environment | {"ADDRESSES": addresses}, timeout=60, check=True
+    )
+    steps = ray_starts(environment)
+    assert sum("--node-ip-address=10.0.0.7 " in step for step in steps) == 1
+    assert sum("--address=10.0.0.7:" in step for step in steps) == 2
+
+
+def test_a_head_without_an_address_is_one_sentence(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT)], env=environment | {"ADDRESSES": "127.0.1.1"}, timeout=60,
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "n1 has no IPv4 address that other nodes reach" in done.stderr
+    assert not ray_starts(environment)
+
+
+@pytest.mark.parametrize(("fewest", "code"), [({}, 1), ({"FEWEST_NODES": "2"}, 0)])
+def test_nodes_that_do_not_join_end_the_job(
+    environment: dict[str, str], fewest: dict[str, str], code: int
+) -> None:
+    """cluster_4: the study ran on one node of four, and the job had ended well."""
+    done = subprocess.run(
+        ["bash", str(SCRIPT)], env=environment | {"JOINED": "2", **fewest}, timeout=60,
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert ("2 of 3 nodes joined Ray" in done.stderr) == bool(code)
+    assert any(call.startswith("tuner optimize") for call in calls(environment)) != bool(code)
 
 
 def test_without_a_token_nothing_is_started(environment: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from tuner.display.report import render_report
 from tuner.display.text import _short_role, answer_lines, menu
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
+from tuner.problem.stop_reason import StopReason
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.testing.results import failed, large_result, small_result
@@ -72,6 +73,16 @@ def test_a_choice_beside_the_menu_has_a_row_of_its_own():
     assert "> recommended" in "\n".join(answer_lines(result))
 
 
+def test_a_search_that_left_nothing_gives_no_reason_and_one_that_a_limit_ended_gives_it():
+    result = large_result()
+    complete = replace(result, stop=StopReason("exhausted"))
+    assert not any("search ended" in line for line in answer_lines(complete))
+    limited = replace(result, stop=StopReason("time", {"search_s": 80.0}))
+    assert "The search ended: its 80 s are over." in answer_lines(limited)
+    nothing = replace(complete, points=(), front_points=(), best=None, baseline=None)
+    assert nothing.stopped in answer_lines(nothing)
+
+
 def test_a_point_is_named_once_and_the_knee_only_where_it_is_nothing_else():
     names = ["fastest, knee, least energy", "fastest, knee", "knee", "knee, least energy"]
     assert [_short_role(n) for n in names] == ["best in both", "fastest", "knee", "least energy"]
@@ -120,6 +131,6 @@ def test_an_estimate_that_only_follows_the_time_is_no_column():
         today = next(p for p in points if p.configuration == result.baseline.configuration)
         return answer_lines(replace(result, points=points, front_points=points, baseline=today))
 
-    assert any("estimated as 16.0 W x time" in line for line in of_power(1.0))
+    assert any("no meter, 16.0 W x time)" in line for line in of_power(1.0))
     assert not any(line.startswith("> ") and "kJ" in line for line in of_power(1.0))
     assert any("energy, estimated" in line for line in of_power(1.1))

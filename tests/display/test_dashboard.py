@@ -124,7 +124,7 @@ def test_a_graph_stays_small() -> None:
 
 def test_without_optuna_dashboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
-    with pytest.raises(InputError, match=r"joulefront\[dashboard\]"):
+    with pytest.raises(InputError, match=r"\[dashboard\]'"):
         dashboard.serve("sqlite:///none.db", token="t")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.export import rows, write_csv
+from tuner.formatting import settings_text
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
@@ -45,21 +46,27 @@ def test_the_front_is_a_data_frame() -> None:
     result = replace(large_result(), run_dir=None)
     front, table = result.front, result.table
     assert isinstance(front, pandas.DataFrame)
-    assert list(front["clock_MHz"]) == [
-        p.configuration.get("clock_MHz") for p in result.front_points
+    assert list(front["settings"]) == [
+        settings_text(p.configuration, result.baseline.configuration) for p in result.front_points
     ]
     assert front["energy_to_solution_kJ"].is_monotonic_decreasing
     assert len(table) == len(result.points)
     assert list(front.columns)[:3] == ["time_to_solution_s", "energy_to_solution_kJ", "power_W"]
-    assert set(front.columns[3:]) == {"micro_batch", "clock_MHz"}  # the knobs that vary
-    assert set(front.columns) < set(table.columns)
+    assert list(front.columns[3:]) == ["settings"]
+    assert set(front.columns[:3]) < set(table.columns)
+    assert {"micro_batch", "clock_MHz"} < set(table.columns)
+    with pandas.option_context("display.width", 80):
+        shown = str(front).splitlines()
+    assert "energy_to_solution_kJ" in shown[0]
+    assert "..." not in shown[0]
+    assert max(map(len, shown)) <= 80
     for number, time_s in front["time_to_solution_s"].items():
         assert result.point(str(number)).time_to_solution_s == time_s
 
 
 def test_without_pandas_the_extra_is_named(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match=r"joulefront\[notebook\]"):
+    with pytest.raises(InputError, match=r"\[notebook\]"):
         _ = result.front
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.display.live import LiveView, can_be_live, small_plot
-from tuner.display.progress import ProgressPrinter
+from tuner.display.progress import EventLines, ProgressPrinter
 from tuner.search_spaces.configuration import Settings
 from tuner.study.callbacks import Progress
 from tuner.testing.results import ESTIMATED, failed, large_result
@@ -79,6 +79,19 @@ def test_the_view_shows_limits_flights_and_front_and_failures_above() -> None:
     above = console.file.getvalue()  # type: ignore[attr-defined]
     assert "importing torch" in above
     assert "p0001  mb8  failed: out of memory" in above
+
+
+def test_estimated_energies_are_marked_where_the_mark_changes() -> None:
+    lines = EventLines(verbose=False)
+    ended = next(event for event in events() if event.record is not None)
+    record = ended.record
+    assert record is not None
+    marks = []
+    for estimated in (True, True, False, True):
+        meter = replace(record.meter, estimated=estimated)
+        (line, *_) = lines(replace(ended, record=replace(record, meter=meter)))
+        marks.append(line.endswith(" (estimated)"))
+    assert marks == [True, False, False, True]
 
 
 def test_at_80_columns_only_the_launch_setting_is_shortened() -> None:
@@ -197,7 +210,7 @@ def test_only_a_terminal_that_moves_its_cursor_gets_it(monkeypatch: pytest.Monke
 def at_terminal(tmp_path: Path, *more: str) -> tuple[str, str]:
     """(standard output, what the terminal got on standard error) of a replay."""
     master, slave = pty.openpty()
-    words = ["dev", "replay", str(SHIPPED), "--runs-dir", str(tmp_path), "--max-probes", "3", *more]
+    words = ["replay", str(SHIPPED), "--runs-dir", str(tmp_path), "--max-probes", "3", *more]
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "110"}
     got: list[bytes] = []
 
@@ -274,7 +287,7 @@ def test_completion_without_shtab_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert "joulefront[terminal]" in capsys.readouterr().err
+    assert "[terminal]'" in capsys.readouterr().err
 
 
 def test_the_help_says_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from jinja2 import UndefinedError
 from plotly.offline import get_plotlyjs_version
 
-from tuner.display.figures.style import DARK
+from tuner.display.figures.style import DARK, dark_palette
 from tuner.display.html.environment import environment, in_script
 from tuner.display.notebook import result_html
 from tuner.display.plots import (
@@ -460,6 +460,10 @@ def test_every_colour_of_a_figure_has_a_dark_one() -> None:
     for figure in figures(result, records_of(result)).values():
         used = set(re.findall(r"#[0-9a-fA-F]{6}\b", figure.to_json())) - {"#2a3f5f"}
         assert used <= set(DARK)
+        fills = set(re.findall(r"rgba\([^)]*\)", figure.to_json())) - {"rgba(0,0,0,0)"}
+        assert fills <= set(dark_palette())
+        # plotly 5.20 refuses eight digits.
+        assert not re.search(r"#[0-9a-fA-F]{8}\b", figure.to_json())
     assert len(set(DARK.values())) == len(DARK)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report_page import look
+from tests.display.report_page import look
 from tuner.display.plots import front_figure
 from tuner.display.report import write_report
 from tuner.results.parts import Explanation, KnobEffect

@@ -14,16 +14,11 @@ import optuna
 import pytest
 
 from tuner.executors.local import InlineExecutor
-from tuner.executors.ray_cluster import LOOK_S
-from tuner.executors.ray_executor import (
-    _LEASE_S,
-    _NO_NODE_S,
-    _SHORT_MOST,
-    _SHORT_S,
-    Flight,
-    Queued,
-    RayExecutor,
-)
+from tuner.executors.ray_cluster import LOOK_S, JoinedRay
+from tuner.executors.ray_executor import _LEASE_S, _SHORT_MOST, RayExecutor
+from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Queued
+from tuner.executors.ray_head import Head
+from tuner.executors.ray_leases import Leases
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.search.observations import Observations
 from tuner.search_spaces.candidates import Candidates
@@ -41,6 +36,7 @@ from tuner.workload.trace import TraceWriter, recover_pending
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
+HEAD = Head(str, lambda address, timeout_s: None)  # it answers
 SPEEDS = tuple(Settings(speed=speed) for speed in (1, 2, 3))
 SHAPE = Settings(shape=1)
 
@@ -178,14 +174,17 @@ class Nodes(RayExecutor):
         )
         self.pool.slots = [Slot(name, name, name, None, 8.0) for name in names]
         self.pool.meter = METER
+        self._link = JoinedRay(False, lambda: None, HEAD)
         self._say = lambda sentence: None
-        self._flights, self._queue, self._done = [], deque(), deque()
+        self._flights, self._queue, self._done, self._held = [], deque(), deque(), set()
         self.leased: list[tuple[str, list[str]]] = []
 
     def _lease(self, queued: Queued, slots: list[Slot]) -> None:
         self.leased.append((queued.request.probe_id, [slot.node for slot in slots]))
         for slot in slots:
             slot.taken = True
+        now_s = time.monotonic()
+        self._flights.append(Flight(queued.request, slots, None, now_s, now_s))
 
     def wants(self, name: str, gpus: int) -> Queued:
         nodes = -(-gpus // self._cluster.devices_per_node)
@@ -216,11 +215,70 @@ def test_a_probe_that_only_waits_for_busy_nodes_keeps_its_place() -> None:
     assert executor.capacity == 2  # and nothing more is asked for
 
 
+def four_nodes_of_which_one_measures_since(ago_s: float) -> Nodes:
+    executor = Nodes("a", "b", "c", "d", nodes=4)
+    (slot,) = taken = executor.pool.slots[:1]
+    slot.take()
+    begin_s = time.monotonic() - ago_s
+    executor._flights.append(Flight(record().request, taken, None, begin_s, begin_s))
+    return executor
+
+
+def test_a_probe_that_begins_with_those_that_a_wide_one_waits_for_goes_before_it() -> None:
+    executor = four_nodes_of_which_one_measures_since(1.0)
+    wide = executor.wants("wide", 32)
+    assert executor.capacity == 5  # what measures, the wide one, and three free nodes
+    executor.wants("small", 8)
+    assert executor.leased == [("small", ["b"])]
+    executor.wants("pair", 16)
+    assert executor.leased[1:] == [("pair", ["c", "d"])]
+    assert executor.capacity == executor.in_flight
+    # A second one that waits is not asked to be passed by.
+    executor.pool.slots[3].taken = False
+    assert executor.capacity == executor.in_flight + 1
+    executor.wants("wide too", 32)
+    assert executor.capacity == executor.in_flight
+    for slot in executor.pool.slots:
+        slot.taken = False
+    executor._flights.clear()
+    executor._dispatch()
+    assert executor.leased[-1] == (wide.request.probe_id, ["a", "b", "c", "d"])
+
+
+@pytest.mark.parametrize(("began_ago_s", "waits_s"), [(TOGETHER_S + 1, 0.0), (1.0, TOGETHER_S + 1)])
+def test_a_wide_probe_is_not_passed_for_long(began_ago_s: float, waits_s: float) -> None:
+    """By one that would end long after those that it waits for, or by many short ones in turn."""
+    executor = four_nodes_of_which_one_measures_since(began_ago_s)
+    executor.wants("wide", 32).since_s -= waits_s
+    assert executor.capacity == executor.in_flight
+    executor.wants("small", 8)
+    assert executor.leased == []
+
+
+def test_only_probes_that_have_the_nodes_of_a_wide_one_count() -> None:
+    executor = four_nodes_of_which_one_measures_since(TOGETHER_S + 1)
+    last = executor.pool.slots[3]
+    last.take()  # has just begun; the wide one needs the nodes before it
+    now_s = time.monotonic()
+    executor._flights.append(Flight(record().request, [last], None, now_s, now_s))
+    executor.wants("wide", 24)
+    executor.wants("small", 8)
+    assert executor.leased == []
+
+
+def test_nodes_that_others_hold_come_free_at_no_time_that_is_known() -> None:
+    executor = Nodes("a", "b")
+    executor.pool.slots[0].aside_s = time.monotonic() + 30
+    executor.wants("wide", 16)
+    executor.wants("small", 8)
+    assert executor.leased == []
+
+
 def test_a_probe_that_too_few_nodes_are_left_for_fails_with_a_sentence() -> None:
     executor = Nodes("a")
     waits = executor.wants("wide", 16)
     assert not executor._done
-    waits.short_s -= _SHORT_S + 1
+    waits.short_s -= SHORT_S + 1
     executor._dispatch()
     failure = executor._done[0].failure
     assert failure is not None
@@ -235,14 +293,14 @@ def test_its_wait_begins_when_the_node_is_lost_and_ends_when_it_is_back() -> Non
     executor = Nodes("a", "b")
     executor.pool.slots[0].taken = True
     waits = executor.wants("wide", 16)
-    waits.since_s -= _SHORT_S + 1
+    waits.since_s -= SHORT_S + 1
     lost = executor.pool.slots.pop()
     executor._dispatch()
     assert waits.short_s > time.monotonic() - 10
     executor.pool.slots.append(lost)
     executor._dispatch()
     assert waits.short_s == 0.0
-    waits.since_s -= _NO_NODE_S
+    waits.since_s -= NO_NODE_S
     executor._dispatch()
     failure = executor._done[0].failure
     assert failure is not None
@@ -292,11 +350,13 @@ class Ray:
 def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> None:
     executor, ray = Nodes("a", "b"), Ray()
     executor._ray = executor.pool._ray = ray
+    executor._leases = Leases(ray, HEAD, "GPU")
     first, second = executor.pool.slots
     first.agent, second.agent = Agent(), lost
     request = ProbeRequest("wide", Settings(data_parallel=16))
     lease = SimpleNamespace(wait=lambda timeout_seconds: False)
-    flight = Flight(request, [first, second], lease, time.monotonic() - _LEASE_S - 1)
+    now_s = time.monotonic()
+    flight = Flight(request, [first, second], lease, now_s, now_s - _LEASE_S - 1)
     executor._flights.append(flight)
     executor._await_lease(flight)
     assert (ray.killed, executor.pool.names) == ([lost], ("a",))
@@ -304,7 +364,7 @@ def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> Non
     executor._dispatch()
     (waits,) = executor._queue
     assert waits.short_s > 0
-    waits.short_s -= _SHORT_S + 1
+    waits.short_s -= SHORT_S + 1
     executor._dispatch()
     assert executor._done[0].failure is not None
     assert "no more than 1 is left" in executor._done[0].failure.message
@@ -314,6 +374,7 @@ def test_second_day_10_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -
     """Ray 2.60 reports an actor that its monitor ended by OutOfMemoryError, no RayActorError."""
     executor, ray = Nodes("a"), Ray()
     executor._ray = executor.pool._ray = ray
+    executor._leases = Leases(ray, HEAD, "GPU")
     (slot,) = executor.pool.slots
     replaced: list[Slot] = []
     executor.pool.replace_agent = replaced.append  # type: ignore[method-assign]
@@ -325,7 +386,9 @@ def test_second_day_10_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -
         )
 
     ray.get = full  # type: ignore[method-assign]
-    flight = Flight(ProbeRequest("offload", SHAPE), [slot], None, time.monotonic(), result=Agent())
+    now_s = time.monotonic()
+    request = ProbeRequest("offload", SHAPE)
+    flight = Flight(request, [slot], None, now_s, now_s, result=Agent())
     executor._flights.append(flight)
     executor._land(flight)
     failure = executor._done[0].failure
@@ -337,6 +400,7 @@ def test_second_day_10_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -
 def test_nodes_whose_agents_answer_are_busy_with_others() -> None:
     executor, ray = Nodes("a", "b"), Ray()
     executor._ray = executor.pool._ray = ray
+    executor._leases = Leases(ray, HEAD, "GPU")
     for slot in executor.pool.slots:
         slot.agent = Agent()
     assert not executor.pool.drop_unreachable(executor.pool.slots)

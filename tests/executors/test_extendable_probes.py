@@ -7,21 +7,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import optuna
 import pytest
 
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
-from tuner.problem.settings import SamplerDesign
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import measured, run_replay, write_table
 from tuner.workload.node.probe_run import Probe
-from tuner.workload.probe import Measurement, ProbeRequest, WindowPolicy
+from tuner.workload.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
 from tuner.workload.replay import TableRunner
 from tuner.workload.table import load_table
 from tuner.workload.trace import read_trace
@@ -132,6 +131,7 @@ class Visited(Probe):
 
     def __init__(self, request: ProbeRequest) -> None:
         self.node = Checked()  # type: ignore[assignment]
+        self.meter = SimpleNamespace(info=MeterInfo("counter", "gpu", "a count"))  # type: ignore
         self.request, self.measurements = request, []
         self._began_s = time.monotonic()
         self.visits: list[Settings] = []
@@ -178,9 +178,9 @@ def test_what_is_not_open_is_visited_in_an_order_of_its_own_and_nobody_asked() -
 # -- the sampler -----------------------------------------------------------------------------------
 
 
-def planner_of(runner: TableRunner, **design: Any) -> CandidatePlanner:
+def planner_of(runner: TableRunner) -> CandidatePlanner:
     every = Candidates.from_configurations(point.configuration for point in runner.group.points)
-    return CandidatePlanner(every, seed=0, design=SamplerDesign(**design))
+    return CandidatePlanner(every, seed=0)
 
 
 def measured_shapes(runner: TableRunner, *shapes: int) -> PlanningState:
@@ -213,18 +213,11 @@ def test_asking_about_a_running_probe_changes_no_later_plan(runner: TableRunner)
     assert plans[0].score == pytest.approx(plans[1].score)
 
 
-def test_without_the_choice_the_whole_sweep_is_planned_before_the_launch(
-    runner: TableRunner,
-) -> None:
+def test_a_launch_begins_with_one_setting(runner: TableRunner) -> None:
     opened = planner_of(runner).plan(PlanningState())
     assert opened is not None
     assert opened.extendable
     assert len(opened.live) == 1
-    whole = planner_of(runner, extend_launches=False)
-    closed = whole.plan(PlanningState())
-    assert closed is not None
-    assert not closed.extendable
-    assert whole.plan_continuation(PlanningState(), runner.run(request(shape=4))) is None
 
 
 # -- the study -------------------------------------------------------------------------------------
@@ -293,11 +286,27 @@ def test_a_probe_that_may_go_on_has_time_for_it(runner: TableRunner, tmp_path: P
 
 
 def test_a_probe_waits_while_those_in_flight_would_teach_much(runner: TableRunner) -> None:
-    planner, greedy = planner_of(runner), planner_of(runner, in_flight_share=math.inf)
+    planner = planner_of(runner)
     one, two = (Configuration(Settings(shape=shape), SPEEDS[0]) for shape in (1, 2))
     assert not planner.better_to_wait(PlanningState())
     assert planner.better_to_wait(PlanningState(in_flight=(one,)))
-    assert not greedy.better_to_wait(PlanningState(in_flight=(one,)))
     records = (runner.run(request(shape=1)),)
     assert not planner.better_to_wait(PlanningState(records))
     assert planner.better_to_wait(PlanningState(records, (two,)))
+
+
+def test_waiting_is_weighed_against_what_an_idle_node_draws(runner: TableRunner) -> None:
+    planner = planner_of(runner)
+    shapes = [Configuration(Settings(shape=shape), SPEEDS[0]) for shape in (1, 2, 3, 4)]
+    records = (runner.run(request(shape=1)),)
+
+    def waits(in_flight: int, idle_share: float) -> bool:
+        flying = tuple(shapes[1 : 1 + in_flight])
+        state = PlanningState(records, flying, idle_share=idle_share)
+        return planner.better_to_wait(state)
+
+    assert waits(1, idle_share=0.0)
+    assert waits(1, idle_share=0.1)
+    assert not waits(1, idle_share=0.8)
+    # However much it draws, one result is not enough for many probes.
+    assert waits(2, idle_share=1.0)

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from tuner.executors.ray_executor import Flight, RayExecutor
+from tuner.executors.ray_cluster import JoinedRay
+from tuner.executors.ray_executor import RayExecutor
+from tuner.executors.ray_flights import Flight
+from tuner.executors.ray_head import Head
+from tuner.executors.ray_leases import Leases
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.study.rules import node_failures
 from tuner.testing.studies import record, request
@@ -25,10 +29,12 @@ def executor_with(slots: list[Slot], answer: dict[str, Any], said: list[str]) ->
         exceptions=ray.exceptions,
         util=SimpleNamespace(remove_placement_group=lambda lease: None),
     )
+    made._link = JoinedRay(False, lambda: None, Head(str, lambda *_: None))
+    made._leases = Leases(made._ray, made._link.head, "GPU")
     made._say, made._done, made.pool = said.append, deque(), object.__new__(NodePool)
     made.pool.slots = slots
     made.pool._say = said.append
-    made._flights = [Flight(request(), slots[:1], None, 0.0)]
+    made._flights = [Flight(request(), slots[:1], None, 0.0, 0.0)]
     slots[0].taken = True
     return made
 
@@ -78,7 +84,7 @@ def test_nodes_that_leave_at_once_do_not_end_the_search() -> None:
     executor._ray.nodes = list
     executor.pool._listed, executor._refresh_nodes = {}, lambda: None  # type: ignore[method-assign]
     for slot in slots[:3]:
-        executor._lost(Flight(request(), [slot], None, 0.0), "the actor died")
+        executor._lost(Flight(request(), [slot], None, 0.0, 0.0), "the actor died")
     records = list(executor._done)
     assert [one.host for one in records] == ["node0", "node1", "node2"]
     assert node_failures(records, 0) is None

@@ -53,7 +53,7 @@ from dataclasses import replace
 from pathlib import Path
 import ray, tuner
 from tuner.deploy.launch_files import write_launch_files
-from tuner.executors import ray_executor
+from tuner.executors import ray_flights
 from tuner.problem.settings import SearchSettings
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.trace import read_trace
@@ -67,7 +67,7 @@ def kill_the_other_node():
     named = subprocess.run(["ip", "netns", "pids", os.environ["JF_SECOND"]], capture_output=True)
     for pid in named.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    ray_executor._NO_NODE_S = 5.0  # what needs two nodes is given up sooner
+    ray_flights.NO_NODE_S = 5.0  # what needs two nodes is given up sooner
 
 ray.init(address="{HEAD}:6399")
 while sum(node["Alive"] for node in ray.nodes()) < 2:

@@ -23,7 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(900)
 def test_sixty_four_nodes_answer_a_thousand_probes() -> None:
     done = finished(
-        [sys.executable, "-m", "benchmarks.cluster", "--probes", "1000", "--raylets", "2"],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.cluster.ray_driver",
+            "--probes",
+            "1000",
+            "--raylets",
+            "2",
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -26,9 +26,10 @@ pytest.importorskip("ray")
 
 import ray
 
-from tuner.executors import ray_security
+from tuner.executors import ray_cluster, ray_private, ray_security
 from tuner.executors.ray_cluster import NodeAgent, Survey, join_ray
 from tuner.executors.ray_executor import RayExecutor
+from tuner.executors.ray_head import Head
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
@@ -59,6 +60,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
         )
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_cluster, "_head_of", lambda ray: Head(str, lambda *_: None))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "numpy.py").touch()
     return calls
@@ -116,6 +118,57 @@ def test_a_ray_of_ours_is_private(started: list[dict[str, Any]]) -> None:
     assert not seen["folder"].exists()
     assert join_ray(None).started
     assert started[1]["environment"]["RAY_AUTH_TOKEN"] != seen["environment"]["RAY_AUTH_TOKEN"]
+
+
+@pytest.mark.parametrize("before", ["default", "ignored", "own"])
+def test_sigterm_is_handled_by_python_after_ray_is_started(
+    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Ray sets a function of its own, and then a handler in C++ in its place."""
+    own, rays = (lambda *_: None for _ in range(2))
+    handlers = {"default": signal.SIG_DFL, "ignored": signal.SIG_IGN, "own": own}
+    handler_in_c: list[bool] = []
+    plain = signal.signal
+
+    def init(**options: Any) -> None:
+        plain(signal.SIGTERM, rays)
+        handler_in_c.append(True)
+
+    def installs(number: int, handler: Any) -> Any:
+        handler_in_c.clear()
+        return plain(number, handler)
+
+    monkeypatch.setattr(ray, "init", init)
+    kept = signal.signal(signal.SIGTERM, handlers[before])
+    try:
+        monkeypatch.setattr(signal, "signal", installs)
+        join_ray(None).leave()
+        assert signal.getsignal(signal.SIGTERM) is (
+            rays if before == "default" else handlers[before]
+        )
+        assert not handler_in_c
+    finally:
+        plain(signal.SIGTERM, kept)
+
+
+def test_sigterm_while_ray_starts_interrupts_a_program_that_handles_it(
+    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of Ray's exits with the signal's number at that time."""
+
+    def init(**options: Any) -> None:
+        sys.exit(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    kept = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            join_ray(None)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(SystemExit):
+            join_ray(None)
+    finally:
+        signal.signal(signal.SIGTERM, kept)
 
 
 def test_the_users_own_token_is_put_aside_and_comes_back(
@@ -182,6 +235,7 @@ def test_a_joined_ray_does_not_import_from_the_current_folder(
     started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cwd = Path.cwd()
+    monkeypatch.setattr(ray_cluster, "require_node_here", lambda address: None)
     with socket.create_server(("127.0.0.1", 0)) as head:
         assert not join_ray(f"127.0.0.1:{head.getsockname()[1]}").started
         assert started[0]["cwd"] == ray_security.PACKAGES_FOLDER  # this is a checkout
@@ -197,7 +251,8 @@ def test_sockets_fit_below_the_private_folder(
     long = tmp_path / ("x" * 40)
     long.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(long))
-    with ray_security.private_folder() as folder:
+    with ray_security.private_folder() as made:
+        folder = made.path
         names = "r/session_2026-11-21_23-04-46_265481_4194304/sockets/plasma_store"
         assert len(os.fsencode(f"{folder}/{names}")) <= 107
         assert Path(folder).stat().st_mode & 0o777 == 0o700
@@ -234,11 +289,11 @@ def test_what_lets_others_in_is_told(
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)
-        ray_security.reload_authentication()
+        ray_private.reload_authentication()
         seen = ray_security.exposures()
         ray_security.strip_token()
         assert not [name for name in os.environ if name.startswith("RAY_AUTH")]
-    ray_security.reload_authentication()
+    ray_private.reload_authentication()
     assert len(seen) == bool(words)
     assert all(word in seen[0] for word in words)
 
@@ -249,7 +304,9 @@ def test_doctor_and_a_study_warn_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen.to_json()["exposures"] == ["the door is open"]
     said: list[str] = []
     monkeypatch.setattr(ray, "init", lambda **options: None)
+    monkeypatch.setattr(ray_cluster, "_head_of", lambda ray: Head(str, lambda *_: None))
     monkeypatch.setattr(ray, "nodes", lambda: [])
+    monkeypatch.setattr("tuner.executors.ray_autoscaling.NodeDemand.meet", lambda self: None)
     monkeypatch.setattr("tuner.executors.ray_executor.exposures", lambda: ("the door is open",) * 2)
     with pytest.raises(InputError, match="no node of the Ray cluster has"):
         RayExecutor(
@@ -276,6 +333,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tuner.search_spaces.job import load_job
 from tuner.executors.ray_executor import RayExecutor
+from tuner.executors.ray_head import Head
 from tuner.workload.node.machine import detect_cluster
 
 INTRUDER = '''

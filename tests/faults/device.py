@@ -46,18 +46,29 @@ def stands(node: TwinNode) -> list[tuple[object, ...]]:
 
 
 @contextlib.contextmanager
-def on_twin_node(folder: Path, gpus: Sequence[TwinGpu]) -> Iterator[TwinNode]:
-    """Put this process on a node of busy GPUs."""
+def on_twin_node(
+    folder: Path, gpus: Sequence[TwinGpu], *, children: bool = False
+) -> Iterator[TwinNode]:
+    """Put this process on a node of busy GPUs; with `children`, what it starts, too."""
     node = TwinNode(
         folder / "twin-node", [replace(gpu, load=1.0) for gpu in gpus], virtual_time=False
     )
-    with node.joined():
+    with node.joined(children=children):
         yield node
     node.close()
 
 
-def clocked(folder: Path, clocks: tuple[int, ...]) -> LocalRunner:
-    """Return the real runner on this machine's cores, metered and clocked by NVML."""
+def clocked(
+    folder: Path, clocks: tuple[int, ...], *, guarded: bool = False, shared: bool = True
+) -> LocalRunner:
+    """Return the real runner on this machine's cores, metered and clocked by NVML.
+
+    Args:
+        folder: the fault's.
+        clocks: that the device offers, MHz.
+        guarded: a guard of its own restores the clocks if this process ends without doing so.
+        shared: as in `real_runner`.
+    """
     from tuner.workload.clocks.governor import NvmlGovernor
     from tuner.workload.meters.nvml import NvmlMeter
     from tuner.workload.node.machine import detect_cluster
@@ -66,9 +77,10 @@ def clocked(folder: Path, clocks: tuple[int, ...]) -> LocalRunner:
     device = replace(here.device, clocks_MHz=clocks, default_clock_MHz=clocks[-1])
     runner = real_runner(
         folder,
+        shared=shared,
         cluster=replace(here, device=device, clock_control=True, devices_per_node=2),
         meter=NvmlMeter(environ={}),
-        governor=NvmlGovernor(environ={}, guarded=False),
+        governor=NvmlGovernor(environ={}, guarded=guarded),
     )
     # A meter that lost joules is opened anew, as one that the runner opened itself.
     runner._open_meter = lambda: NvmlMeter(environ={})

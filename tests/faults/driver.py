@@ -7,7 +7,7 @@ killed at one point of its cycle by a wrapper around that point, and is then ask
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -23,14 +23,18 @@ from tests.faults.harness import (
     LedgerRunner,
     Outcome,
     count_losses,
+    fill,
     fork,
     in_child,
     joined,
     phrases,
     sentence,
+    small_disk,
 )
+from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
+from tuner.testing.studies import LONG_JOB, ModelRunner
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.trace import read_trace
 
@@ -57,24 +61,30 @@ def optimize(
     cluster: str = "cpu-2",
     space: str = "default",
     job: str | None = None,
+    model: type[ModelRunner] = ModelRunner,
+    executor: Callable[[], Executor] | None = None,
 ) -> int:
-    """One session of the study, as the command runs it; its exit code. Notes go to stdout.
+    """One session of the study, as the command runs it; its exit code.
 
-    Without a job its training is so long that every probe repays itself.
+    Notes and the front go to stdout. Without a job its training is so long that every probe repays
+    itself. The model answers in the ranks' place, in this process unless an executor is made.
     """
     import tuner
     from tuner.search_spaces.errors import InputError
     from tuner.study.session import Interrupted
-    from tuner.testing.studies import LONG_JOB, ModelRunner
 
     runs_dir = runs_dir or folder / "runs"
-    runner = LedgerRunner(ModelRunner(cluster=cluster), folder / "ledger", before)
+
+    def inline() -> Executor:
+        runner = LedgerRunner(model(cluster=cluster), folder / "ledger", before)
+        return InlineExecutor(runner, keep_in=runs_dir / "study")
+
     try:
         result = tuner.optimize(
             job or LONG_JOB,
             cluster=cluster,
             space=space,
-            executor=InlineExecutor(runner, keep_in=runs_dir / "study"),
+            executor=(executor or inline)(),
             runs_dir=runs_dir,
             name="study",
             storage=storage,
@@ -89,6 +99,16 @@ def optimize(
     except Interrupted:
         print("tuner: interrupted")
         return 130
+    except OSError as error:  # as `tuner.cli.main` does with those of a file
+        if error.filename is None:
+            raise
+        print(f"tuner: cannot use {error.filename}: {error.strerror}")
+        return 2
+    points = [
+        (point.configuration.key, point.energy_to_solution_kJ, point.time_to_solution_s)
+        for point in result.front_points
+    ]
+    print("front " + json.dumps(points))
     print(f"done {result.spent.probes}", flush=True)
     return 0
 
@@ -313,7 +333,6 @@ def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SI
 def _as_command(folder: Path, strike: Callable[[ProbeRequest], None]) -> int:
     """Do what `tuner optimize` does, with the faults' own runner."""
     import tuner
-    from tuner.testing.studies import LONG_JOB, ModelRunner
 
     runs_dir = folder / "runs"
     runner = LedgerRunner(ModelRunner(), folder / "ledger", strike)
@@ -332,37 +351,12 @@ def _as_command(folder: Path, strike: Callable[[ProbeRequest], None]) -> int:
 # ---- the disk
 
 
-@contextlib.contextmanager
-def _small_disk(folder: Path) -> Any:
-    """Mount a file system of 2 MB; yield None where mounting is not permitted."""
-    disk = folder / "runs"
-    disk.mkdir(exist_ok=True)
-    words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(words, capture_output=True, check=False).returncode == 0
-    except OSError:
-        mounted = False
-    try:
-        yield disk if mounted else None
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(disk)], check=False)
-
-
-def _fill(disk: Path) -> None:
-    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(b"\0" * 4096)
-
-
 def _full_disk(folder: Path) -> Outcome:
-    with _small_disk(folder) as disk:
-        if disk is None:
-            return Outcome(skipped="no permission to mount a small file system")
+    with small_disk(folder) as disk:
 
         def strike(request: ProbeRequest) -> None:
             if request.probe_id == f"p{AT:04d}":
-                _fill(disk)
+                fill(disk)
 
         child = in_child(partial(optimize, folder, before=strike), folder)
         still = in_child(partial(optimize, folder), folder)  # there is no room yet
@@ -394,9 +388,7 @@ def _file_limit(folder: Path) -> Outcome:
 
 
 def _read_only(folder: Path, *, midway: bool) -> Outcome:
-    with _small_disk(folder) as disk:
-        if disk is None:
-            return Outcome(skipped="no permission to mount a file system")
+    with small_disk(folder) as disk:
 
         def remount(how: str) -> None:
             subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)

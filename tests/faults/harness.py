@@ -45,7 +45,9 @@ class Outcome:
         lost: measurements made that are neither in the trace nor in the study at the end.
         told_twice: measurements that the trace or the study holds twice.
         clocks_wrong: GPUs whose clocks or limits are not what they were.
-        processes_left: processes of the fault that still live.
+        processes_left: processes of the fault that still live, and its temporary folders.
+        front_differs: 1 if the search that continued ended with another front than one that
+            nothing disturbed.
         wrong: what else is not as it should be, a phrase each: the study did not go on, the
             sentence is missing, ...
         recovery_s: from a rank's death to the next probe's start; None where no rank died.
@@ -57,6 +59,7 @@ class Outcome:
     told_twice: int = 0
     clocks_wrong: int = 0
     processes_left: int = 0
+    front_differs: int = 0
     wrong: tuple[str, ...] = ()
     recovery_s: float | None = None
     skipped: str = ""
@@ -64,6 +67,7 @@ class Outcome:
     @property
     def survived(self) -> bool:
         counts = self.lost + self.told_twice + self.clocks_wrong + self.processes_left
+        counts += self.front_differs
         return counts == 0 and bool(self.said) and not self.wrong and not self.skipped
 
 
@@ -75,11 +79,17 @@ class Fault:
         name: as in the table.
         cause: makes it happen in an empty folder.
         fast: well under two seconds and without torch: tried in the everyday suite.
+        often: tried by CI; else by `make long` and the benchmark only.
     """
 
     name: str
     cause: Callable[[Path], Outcome]
     fast: bool = True
+    often: bool = True
+
+
+class Unavailable(Exception):
+    """This machine cannot have this fault, with the reason."""
 
 
 class LedgerRunner:
@@ -265,6 +275,33 @@ def wait_gone(mark: str, keep: int | None = None, *, limit_s: float = 5.0) -> in
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return len(left)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Mount a file system of 2 MB where the runs go."""
+    disk = folder / "runs"
+    disk.mkdir(exist_ok=True)
+    words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        raise Unavailable("no permission to mount a small file system")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def fill(disk: Path) -> Path:
+    """Write a file until no byte is free; return its path."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return filler
 
 
 def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tuple[int, int, int]:

@@ -72,7 +72,7 @@ micro_batch = [1, 2, 4]
 
 
 @functools.cache
-def _without_deepspeed() -> str:
+def without_deepspeed() -> str:
     """Make a folder for PYTHONPATH that hides DeepSpeed: torch alone starts faster."""
     folder = Path(tempfile.mkdtemp(prefix="joulefront-fault-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -83,7 +83,7 @@ def _without_deepspeed() -> str:
 def _torch_alone(server: RankServer) -> None:
     """Let a fork server import torch, and nothing that takes longer."""
     server._needs, server._optional = ("torch",), ()
-    server._env["PYTHONPATH"] = _without_deepspeed()
+    server._env["PYTHONPATH"] = without_deepspeed()
 
 
 @functools.cache
@@ -308,6 +308,22 @@ open("record.json", "w").write("{}")
 open("ds_config.json", "w").write("not JSON")
 os.close(0)
 """
+_STOPPED = """
+if rank == 0:
+    subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+_HANGS_AT_EXIT = """
+import atexit, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+atexit.register(time.sleep, 3600)
+threading.Thread(target=time.sleep, args=(3600,)).start()
+"""
+_NO_NUMBERS = """
+for line in (b"step 5 nan", b"step 6 inf", b"at 5 nan", b"step 7 -inf", b"phase forward nan",
+             b'peak {"memory_bytes": NaN}', b'peak {"memory_bytes": [Infinity]}'):
+    hook.state.link._socket.sendall(line + b"\\n")
+"""
 _MEMORY = """
 import resource
 if rank == 0:
@@ -354,6 +370,16 @@ BODIES: tuple[tuple[str, str | None, str, str], ...] = (
     ("out of memory on the host", "out_of_memory", "MemoryError", _MEMORY),
     ("script forks children that leave", "crash", "left its children behind", _STRAYS),
     ("script scribbles on the agent's line", None, "", _SCRIBBLES),
+    ("script sends numbers that are none", None, "", _NO_NUMBERS),
+    ("rank stopped and continued", None, "", _STOPPED),
+    ("rank hangs at its exit", None, "", _HANGS_AT_EXIT),
+    ("rank closes its output", None, "", "os.close(1); os.close(2)"),
+    (
+        "rank leaves a child and trains on",
+        None,
+        "",
+        "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+    ),
     (
         "fork server killed",
         "crash",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from tests.faults.harness import (
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
+from tuner.testing.studies import ModelRunner
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.runners import Runner
 from tuner.workload.trace import read_trace
@@ -43,10 +45,10 @@ PROBES, PROBE_S = 6, 1.0
 Strike = Callable[[Any, Any, str, int], bool]
 
 
-def runner(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
+def runner(
+    job: TrainingJob, cluster: Cluster, run_dir: str, model: type[ModelRunner] = ModelRunner
+) -> Runner:
     """Make the runner that every agent answers by; it notes which process has which probe."""
-    from tuner.testing.studies import ModelRunner
-
     folder = Path(run_dir).parents[1]
 
     def before(request: ProbeRequest) -> None:
@@ -54,10 +56,10 @@ def runner(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
             file.write(f"{request.probe_id} {os.getpid()} {time.monotonic()}\n")
         time.sleep(PROBE_S)
 
-    return LedgerRunner(ModelRunner(cluster=cluster.name), folder / "ledger", before)
+    return LedgerRunner(model(cluster=cluster.name), folder / "ledger", before)
 
 
-def _started(folder: Path) -> list[tuple[str, int, float]]:
+def started(folder: Path) -> list[tuple[str, int, float]]:
     path = folder / "started"
     lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
     return [(probe, int(pid), float(at_s)) for probe, pid, at_s in lines]
@@ -81,7 +83,8 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
     from tuner.study.loop import SearchLoop
     from tuner.testing.studies import LONG_JOB
 
-    nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    # Without handlers of signals: the thread that strikes cannot add a node with them.
+    nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2}, shutdown_at_exit=False)
     # With GPUs, which nobody looks for, the second is the only one that is used.
     second = nodes.add_node(num_cpus=2, num_gpus=8 * asked)
     # Of which there are two: two in flight.
@@ -96,7 +99,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
     )
 
     def offered(probe: str) -> bool:
-        pid = next(pid for name, pid, _ in reversed(_started(folder)) if name == probe)
+        pid = next(pid for name, pid, _ in reversed(started(folder)) if name == probe)
         if not strike(nodes, second, probe, pid):
             return False
         (folder / "struck").write_text(str(time.monotonic()))
@@ -105,7 +108,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
     def watch() -> None:
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            if any(offered(probe) for probe, _, _ in _started(folder)):
+            if any(offered(probe) for probe, _, _ in reversed(started(folder))):
                 return
             time.sleep(0.02)
 
@@ -135,7 +138,8 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
 
 def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) -> Outcome:
     with marked() as mark:
-        child = in_interpreter(partial(_study, folder, strike, asked=asked), folder)
+        study = partial(_study, folder, strike, asked=asked)
+        child = in_interpreter(study, folder, limit_s=300.0)
     run = RunFolder(folder / "runs" / "study")
     lost, twice, running = count_losses(run, folder / "ledger")
     records = read_trace(run.trace).records
@@ -143,16 +147,16 @@ def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) ->
     kept = [record for record in records if record.failure and record.measurements]
     struck = folder / "struck"
     struck_s = float(struck.read_text()) if struck.exists() else math.inf
-    later = [at_s for _, _, at_s in _started(folder) if at_s > struck_s]
+    later = [at_s for _, _, at_s in started(folder) if at_s > struck_s]
     return Outcome(
-        said="; ".join(failures),
+        said="; ".join(failures) or "nothing: no probe was lost",
         lost=lost,
         told_twice=twice,
         processes_left=wait_gone(mark, limit_s=10.0),
         wrong=phrases(
             (struck.exists(), f"no probe came to be struck: {child.said[-600:]}"),
             (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
-            (any(words in said for said in failures), f"it said {failures}"),
+            (not words or any(words in said for said in failures), f"it said {failures}"),
             # A search that goes on in its launches may have visited everything with fewer.
             (len(records) == PROBES or asked, f"{len(records)} probes were made"),
             (sum(record.ok for record in records) >= PROBES - 2, f"others failed: {failures}"),
@@ -193,7 +197,35 @@ def _replace_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
     return struck
 
 
+_first_offer_s: list[float] = []
+
+
+def _at_moment(strike: Strike, number: int, nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    """Strike at a moment that is drawn from the number, whatever the cluster does just then."""
+    _first_offer_s.append(time.monotonic())
+    wait_s = random.Random(f"Ray {number}").uniform(0.0, 0.4 * PROBES * PROBE_S)
+    if time.monotonic() < _first_offer_s[0] + wait_s:
+        return False
+    return strike(nodes, second, probe, pid)
+
+
+def _kill_any_agent(nodes: Any, second: Any, probe: str, pid: int) -> bool:
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+#: At random moments; fronts are not compared, since the launch is not made again.
+MOMENTS = 4
 FAULTS: tuple[Fault, ...] = (
+    *(
+        Fault(
+            f"Ray agent killed, moment {number}",
+            partial(_struck, partial(_at_moment, _kill_any_agent, number), ""),
+            fast=False,
+            often=False,
+        )
+        for number in range(1, MOMENTS + 1)
+    ),
     Fault(
         "Ray agent killed while it measures",
         partial(_struck, _kill_agent, "the node agent died"),

@@ -7,8 +7,18 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults import device, driver, open_launch, probe, ray_cluster, storage
-from tests.faults.harness import Fault, Outcome
+from tests.faults import (
+    device,
+    driver,
+    moments,
+    open_launch,
+    probe,
+    ray_cluster,
+    ray_moments,
+    real_moments,
+    storage,
+)
+from tests.faults.harness import Fault, Outcome, Unavailable
 
 
 def all_faults() -> Sequence[Fault]:
@@ -20,6 +30,9 @@ def all_faults() -> Sequence[Fault]:
         *probe.FAULTS,
         *device.FAULTS,
         *ray_cluster.FAULTS,
+        *ray_moments.FAULTS,
+        *moments.FAULTS,
+        *real_moments.FAULTS,
     )
 
 
@@ -28,5 +41,7 @@ def try_fault(fault: Fault) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="joulefront-fault-") as folder:
         try:
             return fault.cause(Path(folder))
+        except Unavailable as why:
+            return Outcome(skipped=str(why))
         except Exception:
             return Outcome(wrong=(traceback.format_exc(),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults import ray_cluster
+from tests.faults import ray_cluster, ray_moments
 from tests.faults.harness import Fault, count_losses, sentence
 from tests.faults.table import all_faults, try_fault
 
@@ -43,7 +43,7 @@ def _check(fault: Fault) -> None:
         pytest.skip(outcome.skipped)
     assert outcome.wrong == ()
     assert (outcome.lost, outcome.told_twice) == (0, 0)
-    assert (outcome.clocks_wrong, outcome.processes_left) == (0, 0)
+    assert (outcome.clocks_wrong, outcome.processes_left, outcome.front_differs) == (0, 0, 0)
     assert outcome.said
 
 
@@ -52,6 +52,7 @@ def _named(fault: Fault) -> str:
 
 
 FAULTS = all_faults()
+RAY = (*ray_cluster.FAULTS, *ray_moments.FAULTS)
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.name in EVERYDAY], ids=_named)
@@ -62,8 +63,8 @@ def test_the_everyday_faults_are_survived(fault: Fault) -> None:
 def _marks(fault: Fault) -> list[pytest.MarkDecorator]:
     """Return the marks for what a fault needs; those of PostgreSQL skip by themselves."""
     marks = [] if fault.fast else [pytest.mark.real]
-    marks += [pytest.mark.long] * (fault.name in LONG)
-    return [*marks, pytest.mark.ray] if fault in ray_cluster.FAULTS else marks
+    marks += [pytest.mark.long] * (fault.name in LONG or not fault.often)
+    return [*marks, pytest.mark.ray] if fault in RAY else marks
 
 
 @pytest.mark.slow
@@ -107,6 +108,16 @@ def test_a_marked_process_that_stays_is_counted() -> None:
     assert wait_gone(mark, limit_s=0.2) == 1
     assert sleeper.wait() == -9
     assert wait_gone(mark, limit_s=0.2) == 0
+
+
+def test_fronts_are_compared_by_their_configurations_and_figures() -> None:
+    from tests.faults.moments import same_front
+
+    front = [("a", 2.0, 1.0), ("b", 1.0, 2.0)]
+    assert same_front(front, [("b", 1.0, 2.0001), ("a", 2.0, 1.0)])
+    for other in (None, front[:1], [*front, ("c", 1.5, 1.5)], [("a", 2.0, 1.0), ("c", 1.0, 2.0)]):
+        assert not same_front(other, front)
+    assert not same_front([("a", 2.0, 1.0), ("b", 1.0, 2.1)], front)
 
 
 def test_a_traceback_is_no_sentence() -> None:

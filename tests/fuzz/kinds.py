@@ -55,8 +55,8 @@ class Kind:
 
 
 @functools.cache
-def _parser() -> Any:
-    """Return the command's parser, made once, since that takes longer than most inputs."""
+def parser() -> Any:
+    """Return the command's parser, made once in a place: it takes longer than most inputs."""
     from tuner.cli.main import command_parser
 
     return command_parser()
@@ -70,7 +70,7 @@ def command(*words: str) -> None:
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        mock.patch.object(cli, "command_parser", return_value=_parser()),
+        mock.patch.object(cli, "command_parser", return_value=parser()),
     ):
         try:
             code = cli.main(words)
@@ -283,9 +283,7 @@ def _tables(folder: Path) -> Callable[[random.Random], Any]:
             (table / "table.csv").write_bytes(torn("\n".join(cells).encode(), draw))
         if draw.random() < 0.03:
             words_ = ["--max-probes", "2", "--quiet", "--runs-dir", str(folder / "runs")]
-            command(
-                "dev", "replay", str(table), "--name", f"r{draw.random()}".replace(".", ""), *words_
-            )
+            command("replay", str(table), "--name", f"r{draw.random()}".replace(".", ""), *words_)
             return
         loaded = load_table(table)
         for group in loaded.groups:
@@ -364,15 +362,15 @@ def _urls(folder: Path) -> Callable[[random.Random], Any]:
 
 KINDS: tuple[Kind, ...] = (
     Kind("jobs", _jobs),
-    Kind("model configs", _models),
-    Kind("clusters", _clusters),
-    Kind("devices", _devices),
+    Kind("model configs", _models, 0.5),
+    Kind("clusters", _clusters, 0.5),
+    Kind("devices", _devices, 0.5),
     Kind("spaces", _spaces),
     Kind("configurations", _words),
     Kind("traces", _traces, 0.5),
     Kind("study.toml", _studies, 0.5),
     Kind("power samples", _powers, 2.0),
-    Kind("recorded tables", _tables),
+    Kind("recorded tables", _tables, 0.5),
     Kind("DeepSpeed JSON", _deepspeed, 2.0),
     Kind("storage URLs", _urls, 0.5),
 )

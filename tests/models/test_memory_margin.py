@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.validation.out_of_memory import failures
+from tests.models.memory_studies import failures
 from tuner.models.memory_margin import MEMORY_BIAS, MEMORY_SPREAD, MemoryMargin, learned_margin
 from tuner.testing.studies import problem_of_job
 

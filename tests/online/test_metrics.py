@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -215,7 +216,7 @@ def test_without_prometheus_client_the_extra_is_named(
     assert main(words) == 2
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert "joulefront[metrics]" in captured.err
+    assert "[metrics]'" in captured.err
     assert len(captured.err.splitlines()) == 1
 
 
@@ -234,3 +235,25 @@ def test_a_port_that_is_taken_starts_nothing(
     assert not path.exists()
     assert main(["run", "--metrics-port", port, "study"]) == 2
     assert "for --tune" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        *(("attacker.example", 403), ("attacker.example:{port}", 403), ("127.0.0.1.x.org", 403)),
+        *(("localhost", 200), ("LOCALHOST:{port}", 200), ("127.0.0.1:9", 200), ("[::1]", 200)),
+        *(("localhost:1@evil.com", 403), ("", 403)),
+    ],
+)
+def test_metrics_on_loopback_are_not_for_pages_of_other_sites(asked: str, status: int) -> None:
+    said: list[str] = []
+    with Metrics(say=said.append).served("0"):
+        url = said[0].rpartition(" ")[2]
+        port = url.split(":")[2].partition("/")[0]
+        request = urllib.request.Request(url, headers={"Host": asked.format(port=port)})
+        if status == 200:
+            urllib.request.urlopen(request, timeout=10).close()
+            return
+        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+            urllib.request.urlopen(request, timeout=10)
+        assert refused.value.read() == b"These metrics are read as localhost only.\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import install
 from benchmarks.figures import ROOT
+from tests.packaging import builds
 from tests.test_docs import PAGES, PARSED, RUN, blocks_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,18 +32,18 @@ def index() -> None:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> install.Built:
-    return install.build(tmp_path_factory.mktemp("dist"))
+def built(tmp_path_factory: pytest.TempPathFactory) -> builds.Built:
+    return builds.build(tmp_path_factory.mktemp("dist"))
 
 
 def test_the_metadata_names_the_interpreters_and_extras_that_are_tried() -> None:
     prefix = "Programming Language :: Python :: "
     named = {word.removeprefix(prefix) for word in PROJECT["classifiers"] if prefix in word}
-    assert named - {"3"} == set(install.PYTHONS)
-    assert PROJECT["requires-python"] == f">={install.PYTHONS[0]}"
+    assert named - {"3"} == set(builds.PYTHONS)
+    assert PROJECT["requires-python"] == f">={builds.PYTHONS[0]}"
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) - NOT_ALONE == set(install.EXTRAS)
-    assert PROJECT["name"] + "[" + ",".join(install.EXTRAS) + "]" in extras["all"]
+    assert set(extras) - NOT_ALONE == set(builds.EXTRAS)
+    assert PROJECT["name"] + "[" + ",".join(builds.EXTRAS) + "]" in extras["all"]
 
 
 def test_the_version_is_that_of_the_changelog() -> None:
@@ -53,8 +53,8 @@ def test_the_version_is_that_of_the_changelog() -> None:
 
 
 def test_each_interpreter_is_found_or_missing_with_a_reason() -> None:
-    found = install.find_interpreters()
-    assert [each.version for each in found] == list(install.PYTHONS)
+    found = builds.find_interpreters()
+    assert [each.version for each in found] == list(builds.PYTHONS)
     for each in found:
         assert (each.path is None) == bool(each.why_not)
     assert any(each.path for each in found)
@@ -67,8 +67,8 @@ def test_no_page_has_a_block_that_no_test_reads() -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("index")
-def test_the_archives_pass_twine(built: install.Built, tmp_path: Path) -> None:
-    assert install.packaging_errors(built, tmp_path) == ""
+def test_the_archives_pass_twine(built: builds.Built, tmp_path: Path) -> None:
+    assert builds.packaging_errors(built, tmp_path) == ""
 
 
 @pytest.mark.slow
@@ -76,12 +76,12 @@ def test_the_archives_pass_twine(built: install.Built, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "machine"),
     [
-        pytest.param(install.PYTHONS[0], "aarch64", marks=pytest.mark.long),
-        (install.PYTHONS[-1], "x86_64"),
+        pytest.param(builds.PYTHONS[0], "aarch64", marks=pytest.mark.long),
+        (builds.PYTHONS[-1], "x86_64"),
     ],
 )
 def test_the_core_has_wheels(version: str, machine: str, tmp_path: Path) -> None:
-    assert install.resolves(version, machine, tmp_path) == ""
+    assert builds.resolves(version, machine, tmp_path) == ""
 
 
 @pytest.mark.long
@@ -89,23 +89,23 @@ def test_the_core_has_wheels(version: str, machine: str, tmp_path: Path) -> None
 def test_a_requirement_without_a_wheel_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install, "core_requirements", lambda: ["docopt"])  # sources alone
-    assert "docopt" in install.resolves("3.11", "aarch64", tmp_path)
+    monkeypatch.setattr(builds, "core_requirements", lambda: ["docopt"])  # sources alone
+    assert "docopt" in builds.resolves("3.11", "aarch64", tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("index")
 @pytest.mark.parametrize("extra", [pytest.param("postgresql", marks=pytest.mark.long), "terminal"])
-def test_an_extra_installs_alone(extra: str, built: install.Built, tmp_path: Path) -> None:
-    assert install.extra_alone(extra, built.wheel, tmp_path) == ""
+def test_an_extra_installs_alone(extra: str, built: builds.Built, tmp_path: Path) -> None:
+    assert builds.extra_alone(extra, built.wheel, tmp_path) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("index")
-def test_the_core_runs_on_the_newest_interpreter_here(built: install.Built, tmp_path: Path) -> None:
-    newest = [each for each in install.find_interpreters() if each.path is not None][-1]
-    python = install.empty_environment(tmp_path / "environment", newest.path)
-    assert install.install(python, built.wheel, pinned=False) == ""
-    assert install.core_works(python, tmp_path / "work") == ""
+def test_the_core_runs_on_the_newest_interpreter_here(built: builds.Built, tmp_path: Path) -> None:
+    newest = [each for each in builds.find_interpreters() if each.path is not None][-1]
+    python = builds.empty_environment(tmp_path / "environment", newest.path)
+    assert builds.install(python, built.wheel, pinned=False) == ""
+    assert builds.core_works(python, tmp_path / "work") == ""

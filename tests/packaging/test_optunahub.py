@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from pathlib import Path
 from types import ModuleType
@@ -11,26 +10,19 @@ import optuna
 import pytest
 import yaml
 
+from tests.by_path import module_at
+
 ROOT = Path(__file__).resolve().parents[2] / "contrib" / "optunahub"
 FOLDER = ROOT / "package" / "samplers" / "joulefront"
 LAUNCH = {"batch_size": [16, 32, 64, 128, 256]}
 LIVE = {"power_limit_W": [100, 150, 200, 250]}
 
 
-def load(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def package() -> ModuleType:
     """The package as `optunahub.load_local_module` loads it: its __init__.py, by path."""
     name = "optunahub_registry.package.samplers.joulefront"
-    return load(FOLDER / "__init__.py", name)
+    return module_at(FOLDER / "__init__.py", name)
 
 
 def test_the_folder_holds_what_the_registry_asks_for() -> None:

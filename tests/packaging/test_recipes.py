@@ -54,15 +54,13 @@ def test_the_job_starts_a_command_and_mounts_what_it_declares() -> None:
     assert shm["emptyDir"]["medium"] == "Memory"
 
 
-def test_every_pod_of_the_ray_job_has_the_token_and_no_usage_statistics() -> None:
+def test_the_ray_job_runs_a_command_and_sends_no_usage_statistics() -> None:
     (job,) = documents(CONTRIB / "kubernetes" / "tune-rayjob.yaml")
     assert is_a_command(shlex.split(job["spec"]["entrypoint"])[1:])
     found = containers(job)
     assert len(found) == 2
     for container in found:
         environment = {each["name"]: each for each in container["env"]}
-        assert environment["RAY_AUTH_MODE"]["value"] == "token"
-        assert "secretKeyRef" in environment["RAY_AUTH_TOKEN"]["valueFrom"]
         assert environment["RAY_USAGE_STATS_ENABLED"]["value"] == "0"
 
 
@@ -72,7 +70,7 @@ def test_the_container_recipes_install_the_wheel_where_it_is_copied() -> None:
     copied = re.search(r"^COPY \S+ (\S+)$", steps, re.M)
     assert copied is not None
     (run,) = [line for line in steps.splitlines() if "pip install" in line and "RUN" in line]
-    assert f"{copied[1]}joulefront-*.whl" in run
+    assert f'wheel="$(ls {copied[1]}joulefront-*.whl)"' in run
     assert re.search(r'^ENTRYPOINT \["tuner"\]$', text, re.M)
     for script in re.findall(r"^RUN (.*)$", steps, re.M):
         subprocess.run(["bash", "-n", "-c", script], check=True)

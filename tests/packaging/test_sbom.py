@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.by_path import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
@@ -16,13 +16,7 @@ PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().
 
 @pytest.fixture(scope="module")
 def sbom() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sbom", ROOT / ".ci" / "sbom.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sbom"] = module  # dataclasses looks for it there
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / ".ci" / "sbom.py")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.environments import environment_with, run
+from tests.packaging.environments import clean_environment, environment_with, run
 
+#: Modules of `tuner.testing` that users import; the others are not in the wheel.
+FOR_USERS = {"tuner/testing/__init__.py", "tuner/testing/meters.py"}
 SOURCE_ARCHIVE = "from setuptools import build_meta; build_meta.build_sdist({folder!r})"
 
 
@@ -26,13 +29,19 @@ def package_files(root: Path) -> set[str]:
     }
 
 
-def test_the_wheel_holds_the_whole_of_tuner_and_nothing_else(clone: Path, wheel: Path) -> None:
+def fakes(files: set[str]) -> set[str]:
+    """Return the files that serve the tests and benchmarks alone."""
+    return {name for name in files if name.startswith("tuner/testing/")} - FOR_USERS
+
+
+def test_the_wheel_holds_tuner_without_its_fakes_and_nothing_else(clone: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entries = archive.infolist()
     assert not [entry for entry in entries if stat.S_ISLNK(entry.external_attr >> 16)]
     names = {entry.filename for entry in entries}
     held = {name for name in names if not name.startswith("joulefront-")}
-    assert held == package_files(clone)
+    assert held == package_files(clone) - fakes(package_files(clone))
+    assert held > FOR_USERS
     assert {name.partition("/")[0].partition("-")[2] for name in names - held} == {
         f"{wheel.name.split('-')[1]}.dist-info"
     }
@@ -54,7 +63,9 @@ def test_the_source_archive_makes_the_same_wheel(clone: Path, wheel: Path, tmp_p
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         assert not [member.name for member in opened if member.issym() or member.islnk()]
-        tops = {"/".join(name.split("/")[1:2]) for name in opened.getnames()}
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    tops = {name.partition("/")[0] for name in names}
+    assert "tuner/testing/twin/csrc/nvml.h" in fakes(package_files(clone)) <= names
     assert tops - {""} == {
         "LICENSE",
         "MANIFEST.in",
@@ -73,7 +84,7 @@ def test_the_source_archive_makes_the_same_wheel(clone: Path, wheel: Path, tmp_p
     assert package_files(packages) == wanted
 
 
-SIMULATED = ("--cluster", "h200-8", "--executor", "simulated")
+SIMULATED = ("opt-350m", "--cluster", "h200-8", "--executor", "simulated")
 
 
 @pytest.mark.slow
@@ -82,14 +93,26 @@ def test_the_installed_command_runs_without_the_repository(installed: Path, tmp_
     few = ("--max-probes", "3", "--no-verify", "--json")
     planned = json.loads(run([tuner, "optimize", *SIMULATED, "--name", "plan", *few], tmp_path))
     assert planned["points"]
-    replayed = json.loads(
-        run([tuner, "dev", "replay", "runs/plan", "--name", "again", *few], tmp_path)
-    )
+    replayed = json.loads(run([tuner, "replay", "runs/plan", "--name", "again", *few], tmp_path))
     assert replayed["points"]
     report = tmp_path / "runs" / "again" / "report.html"
     report.unlink()
     run([tuner, "show", "--html", "again"], tmp_path)
     assert report.stat().st_size > 100_000
+    assert "Train with" in run([tuner, "demo"], tmp_path)
+    run([installed / "bin" / "python", "-c", "import tuner.testing.meters"], tmp_path)
+    # Also on a machine with nothing to tune, which exit code 1 says.
+    doctor = subprocess.run(
+        [tuner, "doctor"],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert doctor.returncode in (0, 1), doctor.stderr
+    assert "Traceback" not in doctor.stderr
 
 
 def test_an_editable_install_of_a_clone_is_imported_through_its_links(

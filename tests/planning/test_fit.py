@@ -168,3 +168,16 @@ def test_ranks_of_a_cpu_node_share_its_memory() -> None:
 def test_nonsense_is_refused(words: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error):
         fit(JOB, **{"cluster": CLUSTER, **words})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "bytes_each"),
+    [
+        ("dp8 mb1 zero3", 2),  # gathered in 16 bits by DeepSpeed
+        ("dp8 mb1 zero0 fsdp2", 4),  # fp32 on the shards of FSDP
+        ("dp8 mb1 zero2", 0),  # every rank has the parameters
+    ],
+)
+def test_a_whole_model_is_saved_through_the_first_ranks_host(knobs: str, bytes_each: int) -> None:
+    prediction = fit("qwen2.5-7b", configuration=knobs, cluster="a100-8")
+    assert prediction.saving_bytes == bytes_each * prediction.parameter_count

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import tuner
 from tuner.cli.main import main
 from tuner.display.text import answer_lines, summary_lines
 from tuner.results.result import Result
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.job import TrainingJob
 from tuner.testing.studies import LONG_JOB
 from tuner.workload.trace import read_trace
 
@@ -55,6 +58,31 @@ def test_a_ratio_is_surer_than_its_parts(planned: Result) -> None:
     assert differences is not None
     low, high = best.energy_interval_kJ
     assert differences[0].high - differences[0].low < math.log(high / low)
+
+
+def test_two_points_are_compared_without_the_error_that_they_share(planned: Result) -> None:
+    one, other = planned.front_points[0], planned.front_points[-1]
+    to_one, to_other = (planned.compare(b=p.configuration.short).step_time for p in (one, other))
+    between = planned.compare(one.configuration.short, other.configuration.short).step_time
+    width, of_one, of_other = (
+        math.log1p(each.high) - math.log1p(each.low) for each in (between, to_one, to_other)
+    )
+    # No more than the two together (triangle inequality), and no less than their difference.
+    assert abs(of_one - of_other) - 1e-9 <= width <= of_one + of_other + 1e-9
+    low, high = other.time_interval_s
+    assert width < math.log(high / low)
+
+
+def test_a_change_below_one_per_cent_is_no_finding(planned: Result) -> None:
+    today = planned.baseline
+    assert today is not None
+    chosen = planned.choose(deadline_s=1.005 * today.time_to_solution_s)
+    assert chosen.energy is not None
+    assert chosen.time is not None
+    assert max(abs(chosen.energy.relative), abs(chosen.time.relative)) < 0.01
+    assert "Against today: no difference worth a change (0." in str(chosen)
+    saving = planned.choose(deadline_s=2 * today.time_to_solution_s)
+    assert "Against today: 2" in str(saving)
 
 
 def test_limits_choose_on_the_front(runs: Path, planned: Result) -> None:
@@ -106,7 +134,9 @@ def test_a_limit_that_nothing_meets_is_exit_code_3(
 ) -> None:
     words = ["plan", "opt-350m", "--cluster", "a100-8", "--runs-dir", str(runs), "--quiet"]
     assert main([*words, "--deadline", "1s", "--name", "unmet"]) == 3
-    assert "Nothing predicted meets the deadline: the least found is" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Nothing predicted meets the deadline: 1.00 s is out of reach, and the least" in told
+    assert told.splitlines()[0].endswith("541 others, and nothing meets the limits.")
 
 
 @pytest.mark.parametrize(
@@ -173,3 +203,31 @@ def test_a_damaged_plan_is_one_sentence(runs: Path) -> None:
     path.write_text(path.read_text()[:-200])
     with pytest.raises(tuner.InputError, match="cannot read the plan"):
         tuner.load_result("torn", runs_dir=runs)
+
+
+def test_over_a_slow_network_the_plan_says_to_shard_within_the_node(runs: Path) -> None:
+    """On Ethernet of 25 Gbit/s a GPU a second copy pays; on rails of 400 it is not worth a word."""
+    fast = load_cluster("h100-32")
+    for cluster, said in ((replace(fast, network_Bps=3.1e9), True), (fast, False)):
+        plan = tuner.plan("qwen2.5-7b", cluster=cluster, runs_dir=runs)
+        assert plan.recommended is not None
+        assert (plan.recommended.configuration.get("zero_hpz_partition_size") == 8) is said
+        assert any("Shard within the node (hpz8)" in line for line in answer_lines(plan)) is said
+
+
+def test_nothing_of_a_doubted_plan_is_a_probability(runs: Path) -> None:
+    pytest.importorskip("transformers")
+    mamba = {"model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 5000}
+    job = TrainingJob("mamba", mamba, sequence_length=512, global_batch=64, steps=100)
+    data = tuner.plan(job, cluster="a100-8", runs_dir=runs, report=False).to_json()
+    assert data["doubts"]
+
+    def probabilities(value: object) -> list[object]:
+        if isinstance(value, dict):
+            named = [v for name, v in value.items() if name.startswith("p_")]
+            return named + [p for v in value.values() for p in probabilities(v)]
+        return [p for v in value for p in probabilities(v)] if isinstance(value, list) else []
+
+    found = probabilities(data)
+    assert found
+    assert set(found) == {None}

@@ -100,6 +100,24 @@ def test_two_files_and_a_missing_one_are_said(tmp_path: Path) -> None:
         read_baseline([tmp_path / "no.json"], JOB, CPU)
 
 
+def test_what_runs_today_is_measured_though_no_search_would_try_it(tmp_path: Path) -> None:
+    """ZeRO over one rank shards nothing, and DeepSpeed trains with it all the same."""
+    path = config(tmp_path, train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 1})
+    result = run_optimize(
+        executor=SimulatedExecutor(ModelRunner()),
+        baseline=[path, "data_parallel=1"],
+        runs_dir=tmp_path / "runs",
+        cluster="cpu-2",
+        max_probes=3,
+    )
+    assert result.baseline is not None
+    today = result.baseline.configuration
+    assert (today.zero_stage, today.data_parallel) == (1, 1)
+    others = [point.configuration for point in result.points if point.configuration != today]
+    assert others
+    assert not any(each.zero_stage and each.world_size == 1 for each in others)
+
+
 def test_a_study_measures_it_and_names_it(tmp_path: Path) -> None:
     path = config(tmp_path, train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 1})
     options = {"runs_dir": tmp_path / "runs", "cluster": "cpu-2", "report": False, "max_probes": 2}

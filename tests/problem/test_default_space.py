@@ -69,7 +69,8 @@ def test_the_space_of_experts_is_the_large_one_with_expert_parallelism() -> None
 def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:
     large, default = load_space("large").choices, load_space("default").choices
     assert default.keys() < large.keys()
-    assert large.keys() - default.keys() == {"tensor_parallel", "pipeline_parallel"}
+    between = {"tensor_parallel", "pipeline_parallel", "zero_hpz_partition_size"}
+    assert large.keys() - default.keys() == between
 
 
 def test_an_existing_run_keeps_the_space_that_it_names(tmp_path) -> None:

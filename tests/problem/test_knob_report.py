@@ -28,7 +28,7 @@ def test_the_default_space_on_a_cpu_says_what_it_leaves_out() -> None:
     assert "tensor_parallel" not in turned
     assert absent == (
         "not in space 'default': tensor_parallel, pipeline_parallel, sequence_parallel, "
-        "expert_parallel and 8 others (`tuner list spaces` lists others)"
+        "expert_parallel and 9 others (`tuner list spaces` lists others)"
     )
     assert left == "not in play: global_batch: the job says its steps at one size only"
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 
 import pytest
 
 from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, list_runs
+from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, write_table
 
 
@@ -19,7 +26,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULEFRONT_RUNS", str(tmp_path / "mine"))
     table = str(write_table(tmp_path / "table", shapes=(1, 4)))
     for name in ("one", "two"):
-        assert main(["dev", "replay", table, "--max-probes", "2", "--quiet", "--name", name]) == 0
+        assert main(["replay", table, "--max-probes", "2", "--quiet", "--name", name]) == 0
     return tmp_path / "mine"
 
 
@@ -97,3 +104,108 @@ def test_other_folders_and_links_are_kept(runs, capsys, tmp_path):
     assert main(["runs", "rm"]) == 2
     assert main(["runs", "list", "one"]) == 2
     assert listed(capsys).keys() >= {"one", "two"}
+
+
+PIPES = [
+    *("study.toml", ".lock", "trace/probes.jsonl", "plan.json", "study.journal", "report.html"),
+    *("trace/power/p0000.csv.gz", "probes/p0000/.joulefront-record.json"),
+]
+TUNER = [sys.executable, "-c", "import sys, tuner.cli.main as m; sys.exit(m.main(sys.argv[1:]))"]
+
+
+def tuner(*words):
+    """Run a command that must end by itself."""
+    return subprocess.run([*TUNER, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def put_pipe(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_in_a_run_does_not_block_the_others(runs, name):
+    put_pipe(runs / "one" / name)
+    done = tuner("runs")
+    assert done.returncode == 0, done.stderr
+    assert "two" in done.stdout
+    if name == ".lock":
+        assert tuner("runs", "rm", "one").returncode == 0
+        assert not (runs / "one").exists()
+
+
+@pytest.mark.parametrize("name", ["trace/probes.jsonl", "plan.json"])
+def test_a_pipe_in_a_run_is_refused_where_that_run_is_shown(runs, name):
+    put_pipe(runs / "one" / name)
+    done = tuner("show", "one")
+    assert done.returncode == 2
+    assert name in done.stderr
+    assert "it is not a regular file" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("closed", ["trace", ".", "trace/probes.jsonl"])
+def test_a_closed_folder_of_another_user_does_not_hide_the_others(runs, closed):
+    """The list is read by a process without root's right to enter every folder."""
+    for path in [runs, *runs.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for parent in runs.parents:
+        if parent.stat().st_uid == os.geteuid() and parent.is_relative_to(tempfile.gettempdir()):
+            parent.chmod(parent.stat().st_mode | 0o755)
+    list_runs(runs)  # what it imports may lie in a folder that the other user cannot enter
+    (runs / "one" / closed).chmod(0)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        text = "failed"
+        try:
+            if os.geteuid() == 0:
+                os.setuid(4242)
+            text = json.dumps({entry.name: entry.state for entry in list_runs(runs)})
+        finally:
+            os.write(write, text.encode())
+            os._exit(0)
+    os.close(write)
+    with open(read) as pipe:
+        states = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+    (runs / "one" / closed).chmod(0o755)
+    assert states["two"] == "done"
+    assert states.get("one", "unreadable") == "unreadable"
+
+
+def test_files_that_vanish_meanwhile_do_not_end_the_list(runs):
+    going = True
+
+    def replace_files():
+        while going:
+            for number in range(20):
+                draft = runs / "one" / f"draft-{number}"
+                draft.touch()
+                draft.replace(runs / "one" / "kept")
+
+    thread = threading.Thread(target=replace_files)
+    thread.start()
+    try:
+        for _ in range(100):
+            assert {entry.name for entry in list_runs(runs)} == {"one", "two"}
+    finally:
+        going = False
+        thread.join()
+
+
+def test_a_search_starts_while_another_process_looks_at_its_run(runs):
+    folder = RunFolder(runs / "one")
+    with folder.locked():
+        pass
+    with open(folder.path / ".lock") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        timer = threading.Timer(0.2, looked_at.close)
+        timer.start()
+        with folder.locked():  # which waits for the look
+            began_s = time.monotonic()
+            with pytest.raises(InputError, match="is being run by process"), folder.locked():
+                pass
+            assert time.monotonic() - began_s < 10
+        timer.join()

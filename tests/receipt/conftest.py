@@ -76,7 +76,7 @@ class UserFolder:
     ) -> Measured:
         """Run `tuner run -- WORDS` to its end."""
         process = self.start(*words, options=options, env={**self.environment, **env})
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         return Measured(process.returncode, out, err, self.read())
 
     def read(self) -> dict[str, Any]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 
 import pytest
 
+from tuner.display.export import rows
+from tuner.display.report import render_report
 from tuner.search_spaces.errors import UnknownName
 from tuner.testing.studies import modelled_study, run_replay, table_point, write_table
+
+PARTS_W = {"gpu": 400.0, "grace": 90.0, "backward: gpu": 600.0}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +44,36 @@ def test_it_can_be_read_and_sent(modelled) -> None:
     assert again["point"]["configuration"] == modelled.baseline.configuration.to_json()
     with pytest.raises(UnknownName):
         modelled.explain("nothing")
+
+
+@pytest.fixture(scope="module")
+def on_a_superchip(modelled):
+    windows = dict(modelled.windows)
+    best = modelled.best.configuration
+    told = replace(windows[best][0], parts_W=PARTS_W)
+    shorter = replace(told, window_s=told.window_s / 2, parts_W={"gpu": 1.0})
+    windows[best] = (windows[best][0], shorter, told)
+    return replace(modelled, windows=windows)
+
+
+def test_the_parts_of_a_superchip_are_those_of_its_longest_window(on_a_superchip, modelled) -> None:
+    said = on_a_superchip.explain("best")
+    assert said.parts_W == PARTS_W
+    assert "window          GPU 400 W, Grace 90 W" in str(said)
+    assert "backward        GPU 600 W" in str(said)
+    assert json.loads(json.dumps(said.to_json()))["parts_W"] == PARTS_W
+    assert "Power by part" not in str(modelled.explain("best"))
+
+
+def test_the_parts_of_a_superchip_stand_in_page_and_file(on_a_superchip, modelled) -> None:
+    page = render_report(on_a_superchip)
+    assert "<h2>Power by part" in page
+    assert re.search(r">600 W</td><td[^>]*></td></tr>", page)
+    assert "Power by part" not in render_report(modelled)
+    told = [row for row in rows(on_a_superchip) if row["gpu_W"] is not None]
+    assert [(row["gpu_W"], row["grace_W"], row["chosen"]) for row in told] == [(400, 90, True)]
+    assert "cpu_W" not in told[0]
+    assert not any(name.endswith("gpu_W") for name in rows(modelled)[0])
 
 
 def test_what_a_knob_bought_covers_the_truth(tmp_path) -> None:

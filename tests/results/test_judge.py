@@ -144,8 +144,8 @@ def test_limits_are_judged_together() -> None:
     best, _ = judge.choose()
     limits = Constraints(budget_kJ=best.energy_to_solution_kJ, deadline_s=best.time_to_solution_s)
     met, every = judge.chance(best, limits)
-    assert met["budget_kJ"] == pytest.approx(0.5, abs=0.15)
-    assert met["deadline_s"] == pytest.approx(0.5, abs=0.15)
+    assert met["budget_kJ"] == pytest.approx(0.5, abs=0.2)
+    assert met["deadline_s"] == pytest.approx(0.5, abs=0.2)
     assert max(met["budget_kJ"] * met["deadline_s"], 0.26) < every <= min(met.values())
 
 

@@ -70,6 +70,15 @@ def test_the_spread_of_launches_is_learned() -> None:
         assert found.launch_sd(0.0, 1.0) == pytest.approx(spread, rel=0.7)
 
 
+def test_exact_launches_count_as_such_and_launches_far_apart_do_not() -> None:
+    """On a shared machine launches differ by 20 %: six of them have to tell so."""
+    rng = np.random.default_rng(3)
+    exact = posterior([launch(rng, i, i % 3, 0.0005) for i in range(9)])
+    assert exact.launch_sd(0.0, 1.0) < 0.01
+    shared = posterior([launch(rng, i, i % 3, 0.2) for i in range(6)])
+    assert shared.launch_sd(0.0, 1.0) > 0.1
+
+
 def test_second_visits_in_one_launch_say_nothing_of_launches() -> None:
     rng = np.random.default_rng(3)
     one = posterior([launch(rng, 0, 0, 0.0, lives=(1,))])

@@ -18,6 +18,7 @@ from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.results.choice import front_of
 from tuner.results.judge import Judge
 from tuner.results.parts import AnsweredRequest, Evidence, Point, Spent, Verification
+from tuner.results.recommendation import EVEN
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.probe import MeterInfo
@@ -95,7 +96,9 @@ def test_a_saving_is_recommended_in_one_sentence_with_how_sure_it_is() -> None:
 def test_what_is_free_comes_first_and_a_trade_stands_beside_it() -> None:
     found = result((11.0, 80.0))
     assert found.recommendation.action == "keep"
-    assert found.headline == "Keep what you run today: nothing better was found among 1 other."
+    assert found.headline == (
+        "Keep what you run today: nothing better in both energy and time was found among 1 other."
+    )
     (trade,) = details(found)
     assert trade == (
         "A trade: zero0 optim-none takes 20 % less time for 10 % more energy than today "
@@ -120,27 +123,63 @@ def test_probably_better_and_not_better_have_other_headlines() -> None:
     assert f"{advice.more.launches} more launch" in found.headline
     assert details(found)[-1].startswith("The same command with --name study and higher limits")
     worse = result_of(judge_of([*records[:2], records[3]]))
-    assert worse.headline == "Keep what you run today: nothing better was found among 1 other."
+    assert worse.headline == (
+        "Keep what you run today: nothing better in both energy and time was found among 1 other."
+    )
 
 
+SMALL = "Keep what you run today: no difference worth a change was found among 1 other."
+
+
+@pytest.mark.parametrize("source", ["measured", "predicted"])
 @pytest.mark.parametrize(
-    ("other", "source", "words"),
+    ("other", "constraints"),
     [
-        ((9.91, 100.4), "measured", "may save 0.9 % energy (probability 50 %)."),
-        ((9.91, 100.4), "predicted", "is predicted to save 0.9 % energy, which is within the "),
-        ((9.97, 99.7), "measured", "may be better (probability 5"),
-        ((9.97, 99.7), "predicted", "is predicted to be better, which is within the models' "),
-        ((9.91, 99.1), "measured", "probably saves 0.9 % energy and 0.9 % time (8"),
-        ((9.91, 99.1), "predicted", "probably saves 0.9 % energy and 0.9 % time (8"),
+        ((9.91, 100.4), Constraints()),
+        ((9.97, 99.7), Constraints()),
+        ((9.91, 99.1), Constraints()),  # 84 % sure
+        ((9.92, 50.0), Constraints(objective="energy")),  # half the time was not asked for
     ],
 )
-def test_even_odds_are_not_told_as_likely(
-    other: tuple[float, float], source: str, words: str
+def test_a_change_that_is_small_or_at_even_odds_is_no_finding(
+    other: tuple[float, float], constraints: Constraints, source: str
 ) -> None:
-    found = result(other, source=source)
+    found = result(other, source=source, constraints=constraints)
     assert found.recommendation.action == "keep"
-    assert found.headline.startswith(f"Keep what you run today for now: zero0 optim-none {words}")
-    assert ("sure" in found.headline) == (found.recommendation.p_better >= 2 / 3)
+    assert found.recommendation.promising is None
+    assert found.headline == SMALL
+    assert str(found).startswith(SMALL)
+    assert found.choose().point == found.baseline
+    assert "Keep what you run today" in found.choose().choice.sentence
+
+
+@pytest.mark.parametrize(("energy_kJ", "keeps"), [(9.92, True), (9.88, False)])
+def test_a_sure_saving_below_one_per_cent_is_no_reason_to_change(
+    energy_kJ: float, keeps: bool
+) -> None:
+    today, other = (
+        replace(
+            point(each, energy, 100.0),
+            energy_interval_kJ=(energy * (1 - 1e-5), energy * (1 + 1e-5)),
+            time_interval_s=(99.999, 100.001),
+        )
+        for each, energy in ((TODAY, 10.0), (OTHER, energy_kJ))
+    )
+    judged = Judge([other, today], today, Constraints(), 100)
+    assert judged.p_better(other) > 0.95
+    found = result_of(judged)
+    assert (found.recommendation.action == "keep") == keeps
+    assert (found.headline == SMALL) == keeps
+
+
+def test_a_prediction_at_even_odds_is_not_named() -> None:
+    named = set()
+    for time_s in (99.9, 100.2, 100.5, 100.8):
+        found = result((9.89, time_s), source="predicted")
+        even = found.judged.p_better(found.best) < EVEN
+        assert even == (found.recommendation.promising is None) == (found.headline == SMALL)
+        named.add(even)
+    assert named == {True, False}
 
 
 def test_an_unfinished_verification_throws_no_evidence_away() -> None:

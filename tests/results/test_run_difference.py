@@ -71,9 +71,7 @@ def test_the_command_takes_two_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = str(write_table(tmp_path / "table", shapes=(1, 4)))
     for name, probes in (("one", "2"), ("two", "4")):
-        assert (
-            main(["dev", "replay", table, "--max-probes", probes, "--quiet", "--name", name]) == 0
-        )
+        assert main(["replay", table, "--max-probes", probes, "--quiet", "--name", name]) == 0
     capsys.readouterr()
     assert main(["compare", "one", "two", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -56,7 +56,5 @@ def test_a_prediction_has_no_p_value() -> None:
     assert "p = 0.31" in measured.sentence
     assert measured.to_json()["p_value"] == 0.31
     predicted = replace(measured, predicted=True)
-    assert predicted.sentence == (
-        "step time: 3.00 % less predicted, within [-9.00, +3.00] % by the models' known error"
-    )
+    assert predicted.sentence == "step time: 3.0 % less (-9 to +3 %), predicted"
     assert predicted.to_json()["p_value"] is None

@@ -11,7 +11,6 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume
 from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.settings import SamplerDesign
 from tuner.search.acquisition import (
     CandidateView,
     FrontEstimate,
@@ -67,8 +66,7 @@ def choose(
 ) -> Scored:
     front, view, surrogates = view_of(measured)
     draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)
-    design = SamplerDesign(max_live=max_live)
-    acquisition = ProbeAcquisition(surrogates, cost, design, CONFIGURATIONS, draws)
+    acquisition = ProbeAcquisition(surrogates, cost, max_live, CONFIGURATIONS, draws)
     return acquisition.best(front, view, running_launch)
 
 

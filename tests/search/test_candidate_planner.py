@@ -15,7 +15,6 @@ import pytest
 
 from tuner.pareto import hypervolume, reference_point
 from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.settings import SamplerDesign
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -78,10 +77,10 @@ def probe(planner: CandidatePlanner, records: list[ProbeRecord]) -> ProbePlan:
 
 
 def test_the_start_spreads_over_launches_and_then_the_surrogates_choose() -> None:
-    planner = CandidatePlanner(CANDIDATES, seed=0, design=SamplerDesign(start_launches=4))
+    planner = CandidatePlanner(CANDIDATES, seed=0)  # of 48 launches, whose fourth root is 2
     records: list[ProbeRecord] = []
-    start = [probe(planner, records) for _ in range(4)]
-    assert len({plan.launch for plan in start}) == 4
+    start = [probe(planner, records) for _ in range(2)]
+    assert len({plan.launch for plan in start}) == 2
     assert {plan.reason for plan in start} == {"space-filling start"}
     assert all(math.isinf(plan.expected_gain) for plan in start)
     assert all(1 <= len(plan.live) <= 3 for plan in start)
@@ -105,7 +104,7 @@ def proposed_until_the_end(
 
 def test_nothing_is_proposed_twice_and_in_the_end_nothing_is_left() -> None:
     few = Candidates.from_configurations(CANDIDATES.configurations[:15])
-    planner = CandidatePlanner(few, seed=0, design=SamplerDesign(max_live=3))
+    planner = CandidatePlanner(few, seed=0)
     proposed = proposed_until_the_end(planner, [])
     assert len(proposed) == len(set(proposed)) == 15
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from tuner.problem.settings import SamplerDesign
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.crash_causes import ACCIDENT, CrashCauses
 from tuner.search.planner import PlanningState
@@ -101,9 +100,8 @@ def test_the_sentence_names_the_value_and_the_probe() -> None:
 def planned(
     probes: Sequence[tuple[int, Failure | None]], in_flight: Sequence[int] = ()
 ) -> Configuration:
-    planner = CandidatePlanner(
-        Candidates.from_configurations(EVERY), seed=0, design=SamplerDesign(one_new_value=True)
-    )
+    every = Candidates.from_configurations(EVERY)
+    planner = CandidatePlanner(every, seed=0, one_new_value=True)
     flying = tuple(EVERY[each] for each in in_flight)
     plan = planner.plan(PlanningState(tuple(records_of(*probes)), in_flight=flying))
     assert plan is not None

@@ -25,7 +25,7 @@ def sweep_of(level: float, launch_J: float = 10.0) -> Sweep:
 def test_a_launch_that_is_surely_good_is_expected_whole_and_a_poor_one_is_worth_little() -> None:
     good, poor = sweep_of(-0.8), sweep_of(0.2)
     for sweep in (good, poor):
-        sweep.grow(8, 1.0)
+        sweep.grow(8)
     assert sorted(good.added) == [0, 1, 2, 3, 4]
     assert good.cost_J == pytest.approx(10.0 + WINDOWS_J.sum(), rel=0.05)
     assert good.needed == 1.0
@@ -36,7 +36,7 @@ def test_a_launch_that_is_surely_good_is_expected_whole_and_a_poor_one_is_worth_
 
 def test_the_joules_foresee_that_a_launch_may_be_left_after_its_first_window() -> None:
     doubtful = sweep_of(-0.02)
-    doubtful.grow(8, 1.0)
+    doubtful.grow(8)
     assert 0 < doubtful.needed < 1
     assert len(doubtful.added) > 2
     assert doubtful.cost_J < 10.0 + WINDOWS_J[doubtful.added].sum()
@@ -44,7 +44,7 @@ def test_the_joules_foresee_that_a_launch_may_be_left_after_its_first_window() -
 
 def test_a_launch_begins_at_the_setting_that_costs_the_least() -> None:
     sweep = sweep_of(-0.8)
-    sweep.grow(2, 1.0)
+    sweep.grow(2)
     added = set(sweep.added)
     sweep.begin_cheaply()
     assert sweep.added[0] == 0  # the cheapest, whether it is worth its own window or not
@@ -55,7 +55,7 @@ def test_a_launch_begins_at_the_setting_that_costs_the_least() -> None:
 
 def test_in_a_running_launch_only_what_is_worth_its_own_window_is_added() -> None:
     running, new = sweep_of(-0.3, 0.0), sweep_of(-0.3, 1000.0)
-    running.grow(8, 1.0)
-    new.grow(8, 1.0)
+    running.grow(8)
+    new.grow(8)
     assert len(running.added) < len(new.added)
     assert len(sweep_of(-0.3).added) == 0

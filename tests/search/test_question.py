@@ -30,7 +30,7 @@ SCATTERED = [4, 13, 22, 26, 18, 8]
 def best_for(constraints: Constraints, measured: list[int], running: int | None = None) -> Scored:
     front, view, surrogates = view_of(measured)
     draws = normal_draws(64, 1, 0)
-    acquisition = AnswerAcquisition(surrogates, ProbeCost(), Question(constraints, 1), 1.0, draws)
+    acquisition = AnswerAcquisition(surrogates, ProbeCost(), Question(constraints, 1), draws)
     return acquisition.best(front, view, running)
 
 
@@ -106,7 +106,7 @@ def test_nothing_improves_an_answer_that_is_far_inside_the_limits() -> None:
 def test_a_chance_weighs_the_score_and_not_the_expected_gain() -> None:
     front, view, surrogates = view_of(MIDDLE)
     asked = Question(Constraints(objective="energy"), 1)
-    acquisition = AnswerAcquisition(surrogates, ProbeCost(), asked, 1.0, normal_draws(64, 1, 0))
+    acquisition = AnswerAcquisition(surrogates, ProbeCost(), asked, normal_draws(64, 1, 0))
     usual = acquisition.best(front, view)
     weighted = acquisition.best(front, replace(view, chances=np.full(len(view.chances), 1e-4)))
     assert weighted.members == usual.members

@@ -70,7 +70,7 @@ DEVICE = (
     [
         (DEVICE.replace("= 8", "= '8'"), ["memory_bytes", "'8'", "integer"]),
         (DEVICE.replace("= 8", "= true"), ["memory_bytes", "True"]),
-        (DEVICE.replace("cuda", "tpu"), ["tpu", "cuda or cpu"]),
+        (DEVICE.replace("cuda", "tpu"), ["tpu", "cuda or rocm or cpu"]),
         (DEVICE.replace("= 5", "= -5"), ["max_W", "-5"]),
         (DEVICE + "clocks_MHz = [5, 3]", ["clocks_MHz", "ascending"]),
         (DEVICE + "clocks_MHz = [true]", ["clocks_MHz"]),

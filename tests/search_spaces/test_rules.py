@@ -12,7 +12,14 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.program import LoRA, Program
-from tuner.search_spaces.rules import _COMPUTED, _LIMITS, RULES, broken_rules, unrunnable
+from tuner.search_spaces.rules import (
+    _COMPUTED,
+    _LIMITS,
+    RULES,
+    broken_rules,
+    unrunnable,
+    why_it_cannot_run,
+)
 
 H100 = load_cluster("h100-32")
 CORE = Device("core", "cpu", 4 << 30, 5e10, 1e10, 2.0, 8.0)
@@ -98,6 +105,10 @@ CASES = [
     ),
     case("selective_offload", QWEN, H100, "ckpt-selective act-sync", "ckpt-full act-sync"),
     case("sharding_stage", QWEN, H100, "dp8 zero1 fsdp2", "dp8 fsdp2"),
+    case("second_copy", QWEN, H100, "dp32 zero2 hpz8", "dp32 zero3 hpz8"),
+    case("second_copy_in_node", QWEN, H100, "dp32 zero3 hpz4", "dp32 zero3 hpz8"),
+    case("second_copy_in_node", QWEN, H100, "dp8 zero3 hpz8", "dp16 zero3 hpz8"),
+    case("second_copy_in_node", QWEN, H100, "dp16 zero3 hpz8 param-cpu", "dp16 zero3 param-cpu"),
     case("hsdp_sharding", QWEN, H100, "dp8 hsdp2", "dp8 fsdp2 hsdp2"),
     case("hsdp_groups", QWEN, H100, "dp8 fsdp2 hsdp8", "dp8 fsdp2 hsdp4"),
     case("sharding_experts", OLMOE, H100, "dp8 ep2 fsdp2", "dp8 fsdp2"),
@@ -201,6 +212,13 @@ def test_rule_refuses_what_it_must_and_nothing_else(rule, bad, good):
     assert broken_rules(Configuration.parse(knobs), job, cluster) == [phrase]
     job, cluster, knobs = good
     assert broken_rules(Configuration.parse(knobs), job, cluster) == []
+
+
+@pytest.mark.parametrize(("rule", "bad", "good"), CASES)
+def test_what_runs_today_may_be_what_no_search_would_try(rule, bad, good):
+    job, cluster, knobs = bad
+    runs = rule in ("zero_replicas", "tensor_in_node", "second_copy_in_node")
+    assert bool(why_it_cannot_run(Configuration.parse(knobs), job, cluster)) is not runs
 
 
 def test_every_rule_is_tested_and_gives_its_reason():

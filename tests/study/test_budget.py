@@ -8,7 +8,7 @@ import pytest
 
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import StopReason, stop_sentence
-from tuner.study.budget import Budget, SearchStatus
+from tuner.study.budget import Budget, CostEstimate, SearchStatus
 from tuner.testing.studies import record, request
 from tuner.workload.probe import Failure
 
@@ -33,6 +33,18 @@ def test_without_limits_nothing_is_forbidden():
     assert Budget(SearchSettings()).check(status(1000), 1e6, reserve=True) is None
 
 
+def test_builds_are_summed_by_host_and_the_longest_counts():
+    """Hosts build at the same time: their sum would leave out more than the search has waited."""
+    estimate = CostEstimate(None)  # type: ignore[arg-type]
+    assert estimate.built_s == 0.0
+    for host, built_s in (("a", 300.0), ("b", 200.0), ("a", 0.0), ("b", 50.0), ("c", None)):
+        environment = {} if built_s is None else {"built_s": built_s}
+        estimate.learn(replace(record("p"), host=host, environment=environment), 1.0)
+    assert estimate.built_s == 300.0
+    assert record("p").built_s == 0.0
+    assert replace(record("p"), environment={"built_s": "long"}).built_s == 0.0
+
+
 def test_the_number_of_probes_counts_those_in_flight_and_not_the_cancelled_ones():
     budget = Budget(SearchSettings(max_probes=3))
     assert budget.check(status(2), 0.0) is None
@@ -51,7 +63,7 @@ def test_reserved_probes_are_left_and_said():
     assert budget.check(status(20 - kept - 1), 0.0, reserve=True) is None
     reason = budget.check(status(20 - kept), 0.0, reserve=True)
     assert reason == StopReason("max_probes", {"max_probes": 20, "reserved": kept})
-    assert "the last 5 of its 20 probes are for" in stop_sentence(reason)
+    assert "the last 5 of its 20 probes are kept to verify the choice" in stop_sentence(reason)
     again = record("p0099", request=replace(request("p0099"), purpose="verify"))
     due = replace(status(0), records=[*status(20 - kept - 1).records, again])
     assert budget.check(due, 0.0, reserve=True) is None  # one of the reserved is made
@@ -140,9 +152,9 @@ def test_time_includes_the_expected_length_of_the_next_probes():
                 "not_worth_it",
                 {"regret": 0.02, "probability": 0.06, "expected_gain": 0.01, "needed_kJ": 3.2},
             ),
-            "The search ended: more than 2.0 % of the front's hypervolume is left to find with a "
-            "probability of 6.0 %; trying another configuration takes 3.20 kJ and is expected to "
-            "add 1.0 % to the front's hypervolume.",
+            "The search ended: more than 2.0 % of the front is left to find with a probability of "
+            "6.0 %; trying another configuration takes 3.20 kJ and is expected to move the front "
+            "by 1.0 %.",
         ),
         (
             StopReason("node_failures", {"failures": 3}, "no GPU"),
@@ -150,18 +162,15 @@ def test_time_includes_the_expected_length_of_the_next_probes():
         ),
         (
             StopReason("max_probes", {"max_probes": 8, "reserved": 1}),
-            "The search ended: the last of its 8 probes is for fresh launches of the choice and of "
-            "today.",
+            "The search ended: the last of its 8 probes is kept to verify the choice.",
         ),
         (
             StopReason("time", {"search_s": 80.0, **NEXT, "of_answer": 0.0}),
-            "The search ended: its 80 s are over; another one takes 2.00 kJ and would hardly "
-            "change the front.",
+            "The search ended: its 80 s are over.",
         ),
         (
             StopReason("max_probes", {"max_probes": 8, "reserved": 0, **NEXT, "of_answer": 1.0}),
-            "The search ended: all 8 probes that it may make are made; another one takes 2.00 kJ "
-            "and would hardly change the choice.",
+            "The search ended: all 8 probes that it may make are made.",
         ),
         (
             StopReason(
@@ -183,7 +192,7 @@ def test_time_includes_the_expected_length_of_the_next_probes():
                 },
             ),
             "The search ended: another probe takes about 2.00 kJ, and 1.00 kJ of the probe budget "
-            "of 9.00 kJ are left; it would hardly change the front.",
+            "of 9.00 kJ are left.",
         ),
     ],
 )

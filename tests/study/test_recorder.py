@@ -16,7 +16,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
-from tuner.storage import open_storage
+from tuner.storage import open_storage, storage_name
 from tuner.study.recorder import METRICS, StudyRecorder
 from tuner.study.session import Interrupted
 from tuner.testing.studies import (
@@ -203,9 +203,9 @@ def test_a_crash_anywhere_repeats_no_finished_probe(
     result = optimize(runner, options, capacity=capacity)
 
     finished = {c for r in kept for c in r.request.configurations()}
-    again = {
-        c for r in runner.asked[first:] if r.purpose != "remeasure" for c in r.configurations()
-    }
+    # Today is launched again on purpose.
+    asked = [r for r in runner.asked[first:] if r.purpose != "verify"]
+    again = {c for r in asked for c in r.configurations()}
     assert not finished & again
     assert {r.request.probe_id for r in kept}.isdisjoint(r.probe_id for r in runner.asked[first:])
     # The trace and the study say the same.
@@ -352,6 +352,52 @@ def test_a_database_by_url_holds_the_study(options, run, tmp_path):
     runner = TalliedRunner(ModelRunner())
     optimize(runner, options, storage=url)
     assert len(runner.asked) == 4
+
+
+def test_a_run_that_changes_its_storage_says_so(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    url = "sqlite:///my study.db"
+
+    def again(storage):
+        said.clear()
+        optimize(
+            ModelRunner(),
+            {
+                **options,
+                "storage": storage,
+                "on_progress": lambda event: said.append(event.message),
+            },
+            max_probes=2,
+        )
+        return [sentence for sentence in said if "differs from the last one" in sentence]
+
+    assert not again(url)
+    assert not again(url)
+    (sentence,) = again(None)
+    there = f"storage was sqlite:///{tmp_path / 'my study.db'} and is the journal in the run folder"
+    assert there in sentence
+    assert not again(None)
+    (sentence,) = again(url)
+    monkeypatch.chdir(tmp_path.parent)  # the same words are another file here
+    (sentence,) = again(url)
+    assert str(tmp_path.parent / "my study.db") in sentence
+
+
+def test_a_limit_that_is_not_given_again_is_named(options, tmp_path):
+    said: list[str] = []
+    receive = {"on_progress": lambda event: said.append(event.message)}
+    optimize(
+        ModelRunner(), {**options, **receive}, max_probes=2, constraints=Constraints(deadline_s=9e6)
+    )
+    assert not any("differs from" in sentence for sentence in said)
+    optimize(ModelRunner(), {**options, **receive}, max_probes=3)
+    assert any("deadline_s was 9000000.0 and is not given" in sentence for sentence in said)
+
+
+def test_the_name_of_a_storage_has_no_secret():
+    url = "postgresql://me:secret@db.example/tunes?password=secret"
+    assert storage_name(url) == "postgresql://db.example/tunes"
 
 
 def test_a_second_driver_of_a_study_is_refused_and_the_first_goes_on(options, tmp_path):

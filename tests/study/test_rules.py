@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,31 +11,42 @@ import optuna
 import pytest
 
 from tests.search.test_acquisition import CONFIGURATIONS
+from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import table_problem
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
 from tuner.results.state import StudyState
-from tuner.search.planner import ProbePlan
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate
+from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.study.loop import SearchLoop
 from tuner.study.rules import (
+    idle_share,
     node_failures,
     peak_limit_of,
     reason_to_stop,
+    repeat_due,
     with_next_probe,
 )
 from tuner.testing.studies import (
+    ModelRunner,
     measured,
+    problem_of_job,
     record,
     request,
     run_optimize,
     run_replay,
     write_table,
 )
-from tuner.workload.probe import Failure, MeterInfo, Scope
+from tuner.workload.probe import Failure, MeterInfo, ProbeRequest, Scope
+from tuner.workload.replay import TableRunner
+from tuner.workload.runners import Continuation, Runner
+from tuner.workload.table import load_table
 
 
 def spec_of(folder: Path) -> StudySpec:
@@ -49,7 +61,7 @@ def test_the_share_that_a_search_ends_on_is_the_one_that_was_tested(tmp_path: Pa
     reason = reason_to_stop(StudyState(spec_of(tmp_path), [record()]), plan, 1.0)
     assert reason is not None
     assert reason.figures["regret"] == pytest.approx(0.1)
-    assert "more than 10 % of the front's hypervolume" in stop_sentence(reason)
+    assert "more than 10 % of the front is left to find" in stop_sentence(reason)
 
 
 @pytest.mark.parametrize(
@@ -132,3 +144,94 @@ def test_a_search_ends_when_one_node_fails_again_and_again(hosts: str, ends: boo
     if reason is not None:
         assert failed.message in stop_sentence(reason)
     assert node_failures(records, len(records) - 2) is None
+
+
+class CertainPlanner(ProbePlanner):
+    """Planner that expects nothing more, with one setting next to the front left to confirm."""
+
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        first, beside = self._configurations[:2]
+        nothing = RegretEstimate(*np.zeros((3, 8)))
+        known = {c for one in state.records for c in one.request.configurations()}
+        confirming = ProbePlan((beside,), "next to the front", regret=nothing, confirms=True)
+        return ProbePlan(
+            (first,),
+            "expected improvement",
+            regret=nothing,
+            before_end=None if beside in known else confirming,
+        )
+
+
+def test_a_search_confirms_the_front_before_it_ends(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    table = load_table(tmp_path)
+    loop = SearchLoop(
+        spec=spec,
+        executor=SimulatedExecutor(TableRunner(table, table.groups[0].name, seed=0)),
+        planner_of=lambda problem: CertainPlanner(problem.candidates),
+        records=(),
+    )
+    assert loop.run().kind == "not_worth_it"
+    beside = spec.problem.candidates.configurations[1]
+    searched = [r.request.configurations() for r in loop.records if r.request.purpose == "search"]
+    assert searched == [(beside,)]
+
+
+def test_the_share_of_an_idle_node_is_measured_or_stated_and_unknown_for_a_recording(
+    tmp_path: Path,
+) -> None:
+    cluster = load_cluster("a100-8")
+    problem = problem_of_job("opt-350m", cluster, plan=True)
+    on_a_node = replace(request(), launch=Settings(data_parallel=8, micro_batch=4))
+    made = record(request=on_a_node, wall_s=10.0, energy_J=20_000.0)
+    assert idle_share(problem, []) == 0.0
+    stated_W = 8 * cluster.device.idle_W + cluster.host_W
+    assert idle_share(problem, [made]) == pytest.approx(stated_W / 2000)
+    assert idle_share(problem, [replace(made, idle_W=500.0)]) == pytest.approx(0.25)
+    # A probe over two nodes draws the power of two.
+    wide = replace(on_a_node, launch=Settings(data_parallel=16, micro_batch=4))
+    assert idle_share(problem, [replace(made, request=wide, idle_W=500.0)]) == 0.0
+    table, _ = table_problem(write_table(tmp_path), None, None)
+    assert idle_share(table, [made]) == 0.0
+
+
+def test_a_repeat_of_today_is_due_early_only_as_often_as_it_is_due_at_all(tmp_path: Path) -> None:
+    problem = spec_of(tmp_path).problem
+    again = record(request=replace(request(), purpose="verify"))
+    assert not repeat_due(problem, [record()])
+    assert repeat_due(problem, [record()], early=True)
+    assert repeat_due(problem, [record(), again], early=True)
+    assert not repeat_due(problem, [record(), again, again], early=True)
+
+
+def test_a_node_that_would_wait_launches_today_again_beside_the_others(tmp_path: Path) -> None:
+    """The repeats of a search on one node stand alone; on four nodes no node waits for them."""
+    runs = {}
+    for nodes in (1, 4):
+        executor = Overlapping(ModelRunner("opt-350m", "a100-8"), capacity=nodes)
+        run_optimize(
+            replace(load_job("opt-350m"), steps=10**8),
+            cluster="a100-8",
+            executor=executor,
+            max_probes=9,
+            runs_dir=tmp_path,
+            name=f"on-{nodes}",
+            report=False,
+            progress=False,
+        )
+        runs[nodes] = executor
+    assert runs[1].beside["verify"] == [0] * len(runs[1].beside["verify"])
+    assert max(runs[4].beside["verify"]) > 0
+    assert len(runs[4].beside["verify"]) >= len(runs[1].beside["verify"])
+
+
+class Overlapping(SimulatedExecutor):
+    """Executor that counts, by purpose, the probes beside which each one begins."""
+
+    def __init__(self, runner: Runner, *, capacity: int) -> None:
+        super().__init__(runner, capacity=capacity)
+        self.beside: dict[str, list[int]] = defaultdict(list)
+
+    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+        self.beside[request.purpose].append(self.in_flight)
+        super().submit(request, extend)

@@ -121,7 +121,7 @@ def test_a_table_may_say_which_job_on_which_cluster_it_recorded(tmp_path):
         (TOML, "shape,speed,t,p\n1,1,1\n", "line 2 has 3 values"),
         (TOML, "shape,speed,t,p\n1,1,1,9\n1,2,fast,9\n", "line 3.*t is 'fast'"),
         (TOML, "shape,speed,t,p\n1,1,0,9\n", "line 2.*positive"),
-        (TOML, "shape,speed,t,p\n1,1,nan,9\n", "line 2.*positive"),
+        (TOML, "shape,speed,t,p\n1,1,nan,9\n", "line 2 .t is 'nan'"),
         (
             TOML,
             "shape,speed,t,p\n1,1,1e-300,1e-300\n",
@@ -129,7 +129,7 @@ def test_a_table_may_say_which_job_on_which_cluster_it_recorded(tmp_path):
         ),
         (TOML, "shape,speed,t,p\n1,1,1,1e200\n", "line 2: p is '1e200'.*from 1e-12 to 1e.15"),
         (TOML, "shape,speed,t,p,t\n1,1,1,9,1\n", "twice"),
-        (TOML, 'shape,speed,t,p\n1,1,1,"9\n', "not a CSV"),
+        (TOML, 'shape,speed,t,p\n1,1,1,"9\n', "line 2 is not a CSV"),
     ],
 )
 def test_a_malformed_table_is_one_sentence(tmp_path, toml, csv, told):

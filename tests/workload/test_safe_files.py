@@ -342,7 +342,7 @@ def test_another_users_run_can_be_read_and_copied(run: Path, tmp_path: Path) -> 
         ["choose", str(run)],
         ["show", "--html", str(run), "--out", str(tmp_path / "report.html")],
         ["export", str(run), "--to", "csv", "--out", str(tmp_path / "front.csv")],
-        ["dev", "replay", str(run), "--runs-dir", str(tmp_path / "replays"), "--max-probes", "1"],
+        ["replay", str(run), "--runs-dir", str(tmp_path / "replays"), "--max-probes", "1"],
     ):
         assert main(words) == 0, words
     mine = tmp_path / "mine"
@@ -361,7 +361,7 @@ def test_a_link_of_another_user_to_a_folder_of_ours(run: Path, tmp_path: Path) -
 
 def table_study(folder: Path, name: str) -> list[str]:
     table = write_table(folder / "table")
-    words = ["dev", "replay", str(table), "--runs-dir", str(folder / "runs"), "--name", name]
+    words = ["replay", str(table), "--runs-dir", str(folder / "runs"), "--name", name]
     return [*words, "--max-probes", "1", "--no-verify"]
 
 

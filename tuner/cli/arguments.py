@@ -62,7 +62,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--trust": {
         "action": "store_true",
-        "help": "start what a driver, or a file of knobs or of a job, names, without asking",
+        "help": "start what a driver, or a file of knobs or of a job, sets, without asking",
     },
     "--device-kind": {"metavar": "NAME", "help": "kind of device of the Ray cluster to use"},
     "--runs-dir": {"metavar": "DIR", "help": f"folder of the runs (default: ${RUNS}, else runs)"},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from tuner.cli.options import OK, answer, columns
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.extras import install_command
 
 SHELLS = ("bash", "zsh")
 #: What a kind of thing holds as JSON, and its lines.
@@ -28,11 +28,12 @@ def _jobs(name: str | None) -> Listing:
     from tuner.search_spaces.job import job_names, load_job
 
     jobs = [load_job(each) for each in _named("job", job_names(), name)]
-    rows = [
+    rows = [("job", "model", "tokens", "sequences a step", "steps", "precision")]
+    rows += [
         (
             *(job.name, str(job.model.get("model_type"))),
-            f"sequences of {job.sequence_length} tokens, {job.global_batch} a step",
-            *(f"{job.steps:,} steps", job.precision),
+            *(f"{job.sequence_length:,}", f"{job.global_batch:,}", f"{job.steps:,}"),
+            job.precision,
         )
         for job in jobs
     ]
@@ -73,11 +74,10 @@ def _knobs(name: str | None) -> Listing:
     packs = [load_pack(each) for each in _named("pack", pack_names(), name)]
     lines = []
     for pack in packs:
-        rows = [
-            (f"  {knob.name}", ", ".join(map(str, knob.values)), knob.how or "placeholder or hook")
-            for knob in pack.knobs
-        ]
-        lines += [f"{pack.name}: {pack.what}", *columns(rows)]
+        lines.append(f"{pack.name}: {pack.what}")
+        for knob in pack.knobs:
+            lines.append(f"  {knob.name}  {', '.join(map(str, knob.values))}")
+            lines.append(f"    {knob.how or 'placeholder or hook'}")
     data = [
         {"name": p.name, "what": p.what, "knobs": {k.name: k.to_table() for k in p.knobs}}
         for p in packs
@@ -95,7 +95,7 @@ def _frameworks(name: str | None) -> Listing:
     for driver in drivers:
         knobs = ", ".join([*driver.knobs, *driver.declared])
         lines += [f"{driver.name} {driver.versions}".strip(), f"  {driver.what}"]
-        lines += textwrap.wrap(knobs, 96, initial_indent="  knobs: ", subsequent_indent="    ")
+        lines.append(f"  knobs: {knobs}")
     data = [
         {
             **{"framework": d.name, "versions": d.versions, "what": d.what},
@@ -136,14 +136,14 @@ def _completion(args: argparse.Namespace) -> int:
         import shtab
     except ImportError as error:
         raise InputError(
-            "shtab is not installed; install it with pip install 'joulefront[terminal]'"
+            f"shtab is not installed; install it with {install_command('terminal')}"
         ) from error
 
     parser = copy.copy(args.parser)
     parser.prog = "tuner"
     _complete_runs(parser)
     script = shtab.complete(parser, args.shell, preamble=_RUN_NAMES[args.shell])
-    answer(args, {"shell": args.shell, "script": script}, [script])
+    answer(args, {"shell": args.shell, "script": script}, [script], fit=False)
     return OK
 
 

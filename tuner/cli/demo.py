@@ -104,7 +104,7 @@ def _demo(args: argparse.Namespace) -> int:
             progress=False,
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), [f"{LABEL}.", "", *answer_lines(result)], fit=True)
+    answer(args, result.to_json(), [f"{LABEL}.", "", *answer_lines(result)])
     return OK
 
 

@@ -40,6 +40,7 @@ def _apply(args: argparse.Namespace) -> int:
     from tuner.api import load_result
     from tuner.deploy.launch_files import clock_settings, synthetic_notice, write_launch_files
     from tuner.display.advice import advice_lines, evidence_sentence
+    from tuner.display.text import legend_lines
     from tuner.display.view import View
     from tuner.problem.run_folder import find_run
     from tuner.search_spaces.safe_files import make_folder, require_own
@@ -52,7 +53,10 @@ def _apply(args: argparse.Namespace) -> int:
     out = Path(args.out or folder.path / tidy)
     if not args.out:
         make_folder(out, inside=folder.path)
-    files = [str(path) for path in write_launch_files(result, out, point=args.point)]
+    files = [
+        str(path)
+        for path in write_launch_files(result, out, point=args.point, ray_train=args.ray_train)
+    ]
     point = result.point(args.point)
     lines = advice_lines(result)
     lines += [sentence] if (sentence := evidence_sentence(result)) else []
@@ -66,6 +70,7 @@ def _apply(args: argparse.Namespace) -> int:
     if unmet:
         found = View(result).found
         lines.append(f"No {found} configuration meets the limits; these files start the nearest:")
+    lines += legend_lines([*lines, point.configuration.short])
     lines += [*files, *([f"{notice}."] if notice else [])]
     data = {
         "files": files,
@@ -74,7 +79,8 @@ def _apply(args: argparse.Namespace) -> int:
         "recommendation": result.recommendation.to_json() if result.recommendation else None,
         **{"synthetic": bool(notice), "met": not unmet},
     }
-    answer(args, data, [*lines, f"Start it with: cd {shlex.quote(str(out))} && {start}"])
+    lines.append(f"Start it with: cd {shlex.quote(str(out))} && {start}")
+    answer(args, data, lines)
     return UNMET if unmet else OK
 
 
@@ -83,7 +89,7 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.online.agent import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
-    from tuner.problem.file_starts import of_knobs
+    from tuner.problem.file_starts import of_files
     from tuner.search_spaces.declared import load_pack, parse_knob
 
     what = "--tune" if args.tune else "--follow-power"
@@ -101,7 +107,7 @@ def _tune(args: argparse.Namespace) -> int:
         Path(args.runs_dir) / "tuned" if args.tune else None,
         (*(k for pack in args.knobs for k in load_pack(pack).knobs), *map(parse_knob, args.knob)),
     )
-    require_trust(args, [*of_knobs(request.knobs)])
+    require_trust(args, of_files(args.knobs, None, None))
     output = 2 if args.json else None  # with --json standard output is the answer alone
     say = say_of(args, "tuner: ")
     with ExitStack() as publishing:
@@ -175,6 +181,8 @@ def add(commands: Commands) -> None:
     apply = commands.of_run("apply", _apply, "write the files that start the job as recommended")
     add_shared(apply, "--point")
     apply.add_argument("--out", metavar="DIR", help="output folder (default: best in the run)")
+    text = "also write what Ray Train's TorchTrainer takes: ray_train.json"
+    apply.add_argument("--ray-train", action="store_true", help=text)
 
     run = commands.of_run(
         "run",

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 from tuner.cli import catalog, demo, deploy, optimize, plan, probe, runs
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
-from tuner.cli.parser import GROUPS, Commands, Parser, print_latest
+from tuner.cli.parser import GROUPS, Commands, Parser, print_latest, take_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
-from tuner.terminal import visible_streams
+from tuner.terminal import OUTPUT, visible_streams
 from tuner.workload.node.rights import refuse_sudo
 
 EXIT_CODES = """\
@@ -35,7 +35,7 @@ Answers go to standard output (with --json as JSON), progress to standard error.
 """
 
 #: Commands that a user's program may follow, after `--`.
-_WITH_PROGRAM = (["run"], ["optimize"], ["dev", "probe"])
+_WITH_PROGRAM = (["run"], ["optimize"], ["fit"], ["plan"], ["dev", "probe"])
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -51,10 +51,9 @@ def command_parser() -> argparse.ArgumentParser:
     commands = Commands(parser)
     for module in (optimize, plan, demo, runs, deploy, catalog, probe):
         module.add(commands)
-    dev = commands.family("dev", "tools to develop with: one probe, recorded tables, drivers")
-    optimize.add_replay(dev)
+    dev = commands.family("dev", "tools to develop with: one probe, drivers")
     probe.add_dev(dev)
-    dev.describe({"commands": ("probe", "replay", "frameworks")})
+    dev.describe({"commands": ("probe", "frameworks")})
     commands.describe(GROUPS)
     return parser
 
@@ -100,7 +99,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Control characters in what it prints are shown as text (`tuner.terminal`).
     """
     with visible_streams():
-        return _main(argv)
+        try:
+            try:
+                return _main(argv)
+            finally:
+                sys.stdout.flush()  # of --help and --version, too
+        except BrokenPipeError:
+            _leave_output()
+            return OK
+        except OSError as error:
+            if error.filename != OUTPUT:
+                raise
+            _leave_output()
+            print(f"tuner: the output cannot be written: {error.strerror}", file=sys.stderr)
+            return FAILED
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -112,7 +124,9 @@ def _main(argv: Sequence[str] | None) -> int:
         words, program = words[:cut], words[cut + 1 :]
     numbers = (signal.SIGINT, signal.SIGTERM)
     ignored = [n for n in numbers if signal.getsignal(n) == signal.SIG_IGN]
-    args = parser.parse_args(words, argparse.Namespace(program=program, ignored_signals=ignored))
+    args = parser.parse_args(
+        words, argparse.Namespace(program=program, ignored_signals=ignored, latest="")
+    )
     if args.command is None:
         parser.print_help()
         return OK
@@ -126,17 +140,19 @@ def _main(argv: Sequence[str] | None) -> int:
             args.script = shlex.join(args.program)
         alone = args.program or any(getattr(args, each, None) for each in ("tune", "follow_power"))
         if getattr(args, "of_run", False) and args.run is None and not alone:
-            print_latest(args)
+            take_latest(args)
+            if args.command == "run":
+                print_latest(args)
         code: int = args.run_command(args)
-        if sys.stdout is not None:  # it may be closed
-            sys.stdout.flush()
+        print_latest(args)
+        sys.stdout.flush()
         return code
     except NothingToTry as error:
         print(f"tuner: {error}", file=sys.stderr)
         return FAILED
     except InputError as error:
-        # One line, even where a name in a file holds several.
-        print(f"tuner: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        latest = f" ({args.latest})" if args.latest else ""
+        print(f"tuner: {error}{latest}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
         run, said = getattr(error, "run", None), "interrupted"
@@ -147,16 +163,21 @@ def _main(argv: Sequence[str] | None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read the output has gone; nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()
         return OK
     except OSError as error:
-        if error.filename is None:  # no file that the user named: ours to mend
+        if error.filename in (None, OUTPUT):  # no file that the user named: ours to mend
             raise
         print(f"tuner: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
         return BAD_INPUT
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_output() -> None:
+    # What is still buffered goes nowhere, or Python would try again at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`tuner optimize` and `tuner dev replay`: a study on processes or on a recording."""
+"""`tuner optimize` and `tuner replay`: a study on processes or on a recording."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def _optimize(args: argparse.Namespace) -> int:
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")
     script = script_of(args)
+    if not args.job and script is None:
+        raise InputError(
+            "name what to tune: tuner optimize --steps N -- torchrun ... train.py, or a built-in "
+            "job: tuner optimize tiny-gpt"
+        )
     request = made_of_options(
         args,
         StudyRequest,
@@ -55,7 +60,7 @@ def _optimize(args: argparse.Namespace) -> int:
     )
     if args.dry_run:
         described = dry_run(request)
-        answer(args, described.to_json(), described.lines())
+        answer(args, described.to_json(), described.lines(), fit=False)
         return OK
     if args.executor != "simulated":
         starts = of_files(args.knobs, script.framework if script else None, args.job)
@@ -64,7 +69,7 @@ def _optimize(args: argparse.Namespace) -> int:
         result = search_for(request, progress=False, on_progress=on_progress)
     from tuner.display.text import answer_lines  # a command that fails needs none of it
 
-    answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
+    answer(args, result.to_json(), ["", *answer_lines(result)])
     return _exit_code(result)
 
 
@@ -84,6 +89,7 @@ def _replay(args: argparse.Namespace) -> int:
             run if run.is_dir() and not Path(args.path).exists() else args.path,
             group=args.group,
             steps=args.steps,
+            recorded_order=args.recorded_order,
             in_flight=args.in_flight,
             constraints=made_of_options(args, Constraints),
             search=made_of_options(args, SearchSettings),
@@ -93,7 +99,7 @@ def _replay(args: argparse.Namespace) -> int:
             on_progress=on_progress,
             **{name: getattr(args, name) for name in (*_OF_SEARCH, "name")},
         )
-    answer(args, result.to_json(), ["", *answer_lines(result)], fit=True)
+    answer(args, result.to_json(), ["", *answer_lines(result)])
     return _exit_code(result)
 
 
@@ -127,6 +133,7 @@ def add(commands: Commands) -> None:
         "optimize",
         _optimize,
         "tune a job on this machine or cluster",
+        hint="put -- before your command: tuner optimize [OPTIONS] -- {command}",
         usage="tuner optimize [OPTIONS] [JOB | -- COMMAND ...]",
     )
     job = optimize.add_argument_group("the job and what to try")
@@ -155,15 +162,23 @@ def add(commands: Commands) -> None:
         "tuner optimize --steps 5000 -- torchrun --nproc-per-node 8 train.py --lr 3e-4",
         "tuner optimize --max-slowdown 5% -- torchrun train.py --batch-size {micro_batch=32}",
     )
+    _add_replay(commands)
 
 
-def add_replay(commands: Commands) -> None:
-    """Add the command `tuner dev replay`."""
-    replay = commands.command("replay", _replay, "run a study on a trace or a recorded table")
+def _add_replay(commands: Commands) -> None:
+    """Add the command `tuner replay`."""
+    replay = commands.command(
+        "replay", _replay, "search a recorded run or table again; nothing is started"
+    )
     add = replay.add_argument
-    add("path", metavar="PATH", help="folder of a table, run or its folder, or trace")
+    add("path", metavar="PATH", help="a run, the folder of a recorded table, or a trace")
     add("--group", metavar="NAME", help="search problem of a table that holds several")
     add("--steps", type=int, metavar="N", help="steps of the whole training")
+    add(
+        "--recorded-order",
+        action="store_true",
+        help="make the recorded probes in their order (default: the search chooses)",
+    )
     add(
         "--in-flight",
         type=int,
@@ -173,7 +188,15 @@ def add_replay(commands: Commands) -> None:
     )
     _add_study(replay)
     replay.show_first(
-        ("path", "--group", "--steps", "--max-probes", "--deadline", "--minimize", "--name"),
-        "tuner dev replay my-table --steps 1000",
-        "tuner dev replay runs/first --max-probes 10 --name again",
+        (
+            "path",
+            "--recorded-order",
+            "--steps",
+            "--max-probes",
+            "--deadline",
+            "--minimize",
+            "--name",
+        ),
+        "tuner replay my-table --steps 1000",
+        "tuner replay runs/first --max-probes 10 --name again",
     )

@@ -22,16 +22,18 @@ from tuner.search_spaces.options import EXAMPLES, Option, declared_options, pars
 from tuner.workload.node.rights import STORAGE
 
 if TYPE_CHECKING:
+    from tuner.problem.file_starts import FileStart
     from tuner.workload.scripts.command import Script
 
 Made = TypeVar("Made")
 OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bool = False) -> None:
+def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bool = True) -> None:
     """Print the answer: the data as JSON with --json (a list as "items"), else the lines.
 
-    With `fit` they fit into a terminal: they hold no commands or files to copy.
+    They are fitted to a terminal without breaking a word: a path stays whole. Lines of a shell,
+    which are copied, are printed as they are (`fit=False`).
     """
     if args.json:
         from tuner.search_spaces.typed import JSON_SCHEMA, strict_json
@@ -286,16 +288,22 @@ def script_of(args: argparse.Namespace) -> Script | None:
     return None
 
 
-def require_trust(args: argparse.Namespace, starts: Sequence[str]) -> None:
-    """Print what a file starts; without --trust, continue only after a yes at a terminal."""
+def require_trust(args: argparse.Namespace, starts: Sequence[FileStart]) -> None:
+    """Print what files start and set; without --trust, continue only after a yes at a terminal.
+
+    What can run code needs --trust: a yes is typed too soon.
+    """
     if not starts:
         return
     print("tuner: a file that you name starts or sets this, with your rights:", file=sys.stderr)
-    print(*(f"  {line}" for line in starts), sep="\n", file=sys.stderr, flush=True)
+    print(*(f"  {start}" for start in starts), sep="\n", file=sys.stderr, flush=True)
     if args.trust:
         return
+    if any(start.runs_code for start in starts):
+        raise InputError("nothing was started, as this can run code; add --trust if you trust it")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError("nothing was started; add --trust if you trust what is listed")
-    print("Start it? [y/N] ", end="", file=sys.stderr, flush=True)
+    count = f"these {len(starts)} lines" if len(starts) > 1 else "this line"
+    print(f"Start with {count}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise InputError("nothing was started")

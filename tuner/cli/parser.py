@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence, and whose arguments come in any order.
 
     An abbreviated option would drop the unit from its name, so none is taken; `hint` is said of
-    one word too many.
+    one word too many; "{command}" in it is the words that are not options.
     """
 
     def __init__(self, *, hint: str = "", **more: Any) -> None:
@@ -75,10 +76,26 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
             hint = f"; {self._hint}" if self._hint else ""
+            if "{command}" in hint:  # what was typed without --
+                typed = [*filter(None, [getattr(found, "job", None)]), *unknown]
+                starts = not unknown[0].startswith("-")
+                hint = hint.replace("{command}", shlex.join(typed)) if starts else ""
             if options:
                 hint = did_you_mean(options[0], self._option_string_actions) or hint
             self.error(f"unknown arguments: {' '.join(unknown)}{hint.rstrip('?')}")
         return found, unknown
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        # argparse says "invalid int value".
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            kinds: dict[Any, str] = {int: "a whole number, such as 20000", float: "a number"}
+            if action.type not in kinds:
+                raise
+            flag = "/".join(action.option_strings) or str(action.metavar or action.dest)
+            sentence = f"{flag}: {arg_string!r} must be {kinds[action.type]}"
+            raise argparse.ArgumentError(None, sentence) from error
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # The error names the nearest choice, where argparse lists all of them.
@@ -115,12 +132,13 @@ def usage_of(parser: argparse.ArgumentParser) -> str:
     return " ".join([parser.prog, "[OPTIONS]", *words])
 
 
-#: Commands that `tuner --help` shows, by what they are for.
+#: Commands that `tuner --help` shows, by what they are for: a new user's first ones first.
 GROUPS = {
-    "tune": ("optimize", "plan", "fit", "demo"),
+    "begin": ("doctor", "run", "plan", "demo"),
+    "tune": ("optimize", "fit", "replay"),
     "look": ("show", "choose", "explain", "compare"),
-    "use": ("apply", "run", "export", "import"),
-    "more": ("runs", "list", "doctor", "dev"),
+    "use": ("apply", "export", "import"),
+    "more": ("runs", "list", "dev"),
 }
 
 
@@ -188,11 +206,21 @@ class Commands:
         self.parser.description = "\n".join(lines)
 
 
-def print_latest(args: argparse.Namespace) -> None:
-    """Print which run is meant where none is named: another folder has another latest one."""
+def take_latest(args: argparse.Namespace) -> None:
+    """Note which run is meant where none is named: another folder has another latest one.
+
+    The command prints `args.latest` at its end, or within its one sentence of an error.
+    """
     if getattr(args, "quiet", False):
         return
     from tuner.problem.run_folder import find_run
 
     path = find_run(None, args.runs_dir).path.resolve()
-    print(f"tuner: no run is named; the latest in {path.parent} is {path.name!r}", file=sys.stderr)
+    args.latest = f"no run is named; the latest in {path.parent} is {path.name!r}"
+
+
+def print_latest(args: argparse.Namespace) -> None:
+    """Print the run that is meant, once, before the command starts what may take long."""
+    if args.latest:
+        print(f"tuner: {args.latest}", file=sys.stderr)
+    args.latest = ""

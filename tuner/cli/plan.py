@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
@@ -19,21 +21,35 @@ from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed import whole_number
 from tuner.study.request import PlanRequest
+
+if TYPE_CHECKING:
+    from tuner.search_spaces.job import TrainingJob
 
 
 def _plan(args: argparse.Namespace) -> int:
-    named = any((args.job, args.space, args.baseline, args.cluster != "auto"))
-    if args.run is not None and (named or given_options(args, JobRequest)):
+    given = any((args.job, args.space, args.baseline, args.cluster != "auto"))
+    if args.run is not None and (given or given_options(args, JobRequest)):
         raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.api import plan_for
     from tuner.display.text import answer_lines
 
+    job, lines = args.job, list[str]()
+    if named := _recipe_named(args.job, args):
+        if args.run is not None:
+            raise InputError("--run says what is trained; leave the file or the command out")
+        job, lines = _job_of_recipe(named, args)
+    if job is None and args.run is None:
+        raise InputError(
+            "name what to plan: tuner plan opt-350m --cluster a100-8 (`tuner list jobs` and "
+            "`tuner list clusters` list more), or a file of yours"
+        )
     request = made_of_options(
         args,
         PlanRequest,
         name=args.name,
-        job=args.job,
+        job=job,
         cluster=args.cluster,
         space=args.space,
         constraints=made_of_options(args, Constraints),
@@ -44,8 +60,25 @@ def _plan(args: argparse.Namespace) -> int:
     )
     with progress(args) as on_progress:
         result = plan_for(request, progress=False, on_progress=on_progress)
-    answer(args, result.to_json(), answer_lines(result), fit=True)
+    data = {**result.to_json(), "read": lines} if lines else result.to_json()
+    answer(args, data, [*lines, *answer_lines(result)])
     return OK if result.choice.met else UNMET
+
+
+def _job_of_recipe(
+    named: str | list[str], args: argparse.Namespace
+) -> tuple[TrainingJob, list[str]]:
+    """Return the job of a framework's file or command, and lines on what was read.
+
+    Its configuration is what is run today, if --today names no other.
+    """
+    from tuner.planning.recipes import planned
+
+    found = planned(named, args.cluster, model_config=args.model_config)
+    if args.baseline is None:
+        args.baseline = found.configuration
+    doubts = [f"Doubtful: {sentence}." for sentence in found.recipe.doubts]
+    return found.job, [*doubts, *found.sentences]
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -54,10 +87,23 @@ def _numbers(text: str | None) -> list[int]:
         return []
     found = []
     for word in text.split(","):
-        if not word.strip().isdecimal() or int(word) < 1:
+        if not (number := whole_number(word.strip())):
             raise InputError(f"--gpus takes numbers such as 8,16,32, not {word.strip()!r}")
-        found.append(int(word))
+        found.append(number)
     return found
+
+
+def _recipe_named(job: str | None, args: argparse.Namespace) -> str | list[str] | None:
+    """Return the framework's file or the command that is asked about; None for a job."""
+    from tuner.workload.scripts.recipes import is_recipe_file
+
+    program: list[str] = args.program
+    if program and job:
+        raise InputError(f"give either {job!r} or a command after --")
+    named = program or (job if job is not None and is_recipe_file(job) else None)
+    if args.model_config is not None and not named:
+        raise InputError("--model-config is for a framework's file or command")
+    return named
 
 
 def _fit(args: argparse.Namespace) -> int:
@@ -70,15 +116,21 @@ def _fit(args: argparse.Namespace) -> int:
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:
         raise InputError(f"{jobs[1]!r} is a second job; tuner fit takes one job and KNOB=VALUE")
-    prediction = fit(
-        jobs[0] if jobs else None,
-        cluster=args.cluster,
-        configuration=Configuration.of(values_of(knobs)) if knobs else None,
-        space=args.space,
-        gpus=args.gpus,
-        sequence_length=args.sequence_length,
-        global_batch=args.global_batch,
-    )
+    changed = Configuration.of(values_of(knobs)) if knobs else None
+    options: dict[str, Any] = {
+        "cluster": args.cluster,
+        "space": args.space,
+        "gpus": args.gpus,
+        "sequence_length": args.sequence_length,
+        "global_batch": args.global_batch,
+    }
+    if named := _recipe_named(jobs[0] if jobs else None, args):
+        from tuner.planning.recipes import fit_recipe
+
+        options["model_config"] = args.model_config
+        prediction = fit_recipe(named, changed=changed, **options)
+    else:
+        prediction = fit(jobs[0] if jobs else None, configuration=changed, **options)
     windows: dict[str, Any] = {}
     if args.run is not None:
         from tuner.problem.run_folder import find_run
@@ -105,9 +157,11 @@ def add(commands: Commands) -> None:
         "what",
         nargs="*",
         metavar="[JOB] KNOB=VALUE",
-        help="job file or name, or a model's config.json, folder or name in transformers' cache; "
-        "and knobs (default: plain data parallelism)",
+        help="job file or name, a model's config.json, folder or name in transformers' cache, or a "
+        "YAML file of a framework; or a command after --; and knobs (default: plain data "
+        "parallelism)",
     )
+    _add_model_config(add)
     add_shared(parser, "--cluster")
     add(
         "--gpus",
@@ -137,6 +191,15 @@ def add(commands: Commands) -> None:
     add_shared(parser, "--runs-dir")
 
 
+def _add_model_config(add: Callable[..., Any]) -> None:
+    add(
+        "--model-config",
+        type=Path,
+        metavar="FILE",
+        help="config.json of the model that a framework's file or a command after -- names",
+    )
+
+
 def _add_plan(commands: Commands) -> None:
     parser = commands.command(
         "plan", _plan, "predict every configuration for a cluster; nothing is measured"
@@ -145,6 +208,7 @@ def _add_plan(commands: Commands) -> None:
     add = job.add_argument
     add_shared(job, "JOB")
     add_shared(job, "--cluster", "--space")
+    _add_model_config(add)
     add("--gpus", metavar="N,N,...", help="numbers of GPUs to compare, up to the cluster's")
     add(
         "--run",

@@ -60,7 +60,7 @@ def _probe(args: argparse.Namespace) -> int:
     from datetime import datetime
 
     from tuner.search_spaces.errors import InvalidConfiguration
-    from tuner.search_spaces.rules import broken_rules
+    from tuner.search_spaces.rules import why_it_cannot_run
     from tuner.search_spaces.safe_files import require_own
     from tuner.workload.built_in_job import launchable
     from tuner.workload.node.runner import LocalRunner
@@ -84,14 +84,14 @@ def _probe(args: argparse.Namespace) -> int:
             job = inspected = _inspected(script, blank, runner, cluster, folder, say)
             configuration = _changed(inspected, args.what)
         phrases = launchable(job, cluster).refused(configuration)
-        if phrases := phrases or broken_rules(configuration, job, cluster):
+        if phrases := phrases or why_it_cannot_run(configuration, job, cluster):
             raise InvalidConfiguration(configuration.short, phrases)
         runner.prepare()
         say(f"probing {configuration.short}")
         record = runner.run(_request(job, cluster, configuration, args.time_limit_s))
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
         writer.append(record)
-    from tuner.display.text import record_lines
+    from tuner.display.record_text import record_lines
 
     answer(args, record.to_json(), [*record_lines(record), f"record: {writer.path}"])
     return OK if record.ok else FAILED
@@ -172,7 +172,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from tuner.workload.node.facts import look
 
     with own_meter(args.meter):
-        facts = look()
+        facts = look(imports=not args.brief)
     answer(args, facts.to_json(), facts.lines(verbose=args.verbose))
     return OK if facts.ready or args.brief else FAILED
 

@@ -9,34 +9,64 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tuner.cli.main import command_parser
-from tuner.cli.parser import HelpAll, usage_of, words_of
+from tuner.cli.parser import HelpAll, words_of
 
 HEAD = """\
 # Commands
 
 <!-- Written by `make docs` from the parser; edit the help texts in tuner/cli instead. -->
 
-```text
-{description}
+Every command with its options. `tuner COMMAND --help` shows the options that are needed first, with examples.
 
+```text
 {epilog}
 ```
-"""
+"""  # noqa: E501 - one paragraph a line, as in every page
 
 
 def reference_page() -> str:
     """Return the page as Markdown; what several commands have is explained once, at the end."""
     parser = command_parser()
-    page = HEAD.format(description=parser.description, epilog=(parser.epilog or "").strip())
     commands = list(commands_of(parser))
-    counts = Counter(line for command in commands for line in _lines(command._actions))
-    shared = [line for line, number in counts.items() if number > 1]
+    shared = Shared.of(commands)
+    page = HEAD.format(epilog=(parser.epilog or "").strip())
     sections = [line for command in commands for line in _section(command, shared)]
-    sections += ["## Arguments of several commands", "\n".join(shared)]
+    sections += ["## Arguments of several commands", "\n".join(shared.single)]
+    for title, lines in shared.groups.items():
+        sections += [f"### {_title(title)}", "\n".join(lines)]
     return page + "".join(f"\n{line}\n" for line in sections)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several commands have: whole groups by their title, and single arguments."""
+
+    groups: Mapping[str, Sequence[str]]
+    single: Sequence[str]
+    of_every_command: Collection[str]
+
+    @classmethod
+    def of(cls, commands: Sequence[argparse.ArgumentParser]) -> Shared:
+        """Return the groups and arguments that more than one of these commands has."""
+        groups = Counter(
+            (group.title or "", tuple(_lines(group._group_actions)))
+            for command in commands
+            for group in command._action_groups[2:]
+        )
+        whole = {title: lines for (title, lines), number in groups.items() if number > 1}
+        counts = Counter(line for command in commands for line in _lines(command._actions))
+        grouped = {line for lines in whole.values() for line in lines}
+        single = [line for line, number in counts.items() if number > 1 and line not in grouped]
+        every = {line for line in single if counts[line] == len(commands)}
+        return cls(whole, single, every)
+
+    def explained(self) -> set[str]:
+        """Return every line that is explained at the end of the page."""
+        return {*self.single, *(line for lines in self.groups.values() for line in lines)}
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -47,25 +77,41 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPa
                 yield from list(commands_of(command)) or [command]
 
 
-def _section(parser: argparse.ArgumentParser, shared: Collection[str]) -> Iterator[str]:
+def _section(parser: argparse.ArgumentParser, shared: Shared) -> Iterator[str]:
     yield f"## {parser.prog}"
-    yield f"`{parser.usage or usage_of(parser)}`"
+    if parser.usage:  # else the arguments below are all of it
+        yield f"`{parser.usage}`"
     yield _sentence(parser.description or "")
-    first, options, *groups = parser._action_groups
-    own = [
-        (group, [line for line in _lines(group._group_actions) if line not in shared])
-        for group in (first, options, *groups)
+    later, taken, elsewhere = shared.explained(), set[str](), []
+    own: list[str] = []
+    titled = []
+    for group in parser._action_groups:
+        lines = _lines(group._group_actions)
+        if shared.groups.get(group.title or "") == tuple(lines):
+            elsewhere.append(f"[{group.title}](#{_anchor(group.title or '')})")
+            taken.update(lines)
+        elif group in parser._action_groups[:2]:
+            own += [line for line in lines if line not in later]
+        elif rest := [line for line in lines if line not in later]:
+            titled += [f"### {_title(group.title or '')}", "\n".join(rest)]
+    if own:
+        yield "\n".join(own)
+    yield from titled
+    elsewhere += [
+        re.sub(r"(--[\w-]+).*", r"\1", line.partition("`:")[0][2:]) + "`"
+        for line in _lines(parser._actions)
+        if line in later and line not in taken and line not in shared.of_every_command
     ]
-    if lines := own[0][1] + own[1][1]:
-        yield "\n".join(lines)
-    for group, lines in own[2:]:
-        if lines:
-            yield f"### {_sentence(group.title or '').rstrip('.')}"
-            yield "\n".join(lines)
-    if others := [
-        line.partition("`:")[0][2:] + "`" for line in _lines(parser._actions) if line in shared
-    ]:
-        yield f"[Explained below](#arguments-of-several-commands): {', '.join(others)}."
+    if elsewhere:
+        yield f"[Also](#arguments-of-several-commands): {', '.join(elsewhere)}."
+
+
+def _title(text: str) -> str:
+    return _sentence(text).rstrip(".")
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def _lines(actions: Sequence[argparse.Action]) -> list[str]:

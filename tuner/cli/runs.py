@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tuner.cli.options import (
     columns,
     made_of_options,
 )
-from tuner.cli.parser import Commands, print_latest
+from tuner.cli.parser import Commands, print_latest, take_latest
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.study.csv_import import CsvOptions
@@ -35,7 +36,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.out:
         raise InputError("--out is for --html")
     result = load_result(args.run, runs_dir=args.runs_dir)
-    answer(args, result.to_json(), summary_lines(result), fit=True)
+    answer(args, result.to_json(), summary_lines(result))
     return OK
 
 
@@ -68,7 +69,7 @@ def _import(args: argparse.Namespace) -> int:
         name=args.name,
         runs_dir=args.runs_dir,
     )
-    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)], fit=True)
+    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)])
     return OK
 
 
@@ -77,7 +78,7 @@ def _choose(args: argparse.Namespace) -> int:
 
     result = load_result(args.run, runs_dir=args.runs_dir)
     chosen = result.choose(made_of_options(args, Constraints))
-    answer(args, chosen.to_json(), str(chosen).splitlines(), fit=True)
+    answer(args, chosen.to_json(), str(chosen).splitlines())
     return OK if chosen.met else UNMET
 
 
@@ -101,11 +102,15 @@ def _compare(args: argparse.Namespace) -> int:
     if len(points) > 2:
         raise InputError("tuner compare takes two runs, or a run and at most two of its points")
     if points and points == words:
-        print_latest(args)
+        take_latest(args)
     result = load_result(None if points == words else words[0], runs_dir=args.runs_dir)
     a, b = points if len(points) == 2 else ("today", *(points or ["best"]))
     comparison = result.compare(a, b)
-    answer(args, comparison.to_json(), comparison.lines(), fit=True)
+    from tuner.formatting import settings_legend
+
+    legend = settings_legend([comparison.a, comparison.b])
+    lines = [*comparison.lines(), *([f"({legend})"] if legend else [])]
+    answer(args, comparison.to_json(), lines)
     return OK
 
 
@@ -124,7 +129,7 @@ def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
             f"for the run, or two points: tuner compare {one} today {other}"
         )
     comparison = compare_runs(first, second)
-    answer(args, comparison.to_json(), comparison.lines(), fit=True)
+    answer(args, comparison.to_json(), comparison.lines())
     return OK
 
 
@@ -138,6 +143,7 @@ def _dashboard(args: argparse.Namespace) -> int:
     url = args.storage
     alone = url is not None and args.run is None
     if args.run is None and not alone:
+        take_latest(args)
         print_latest(args)
     folder = None if alone else find_run(args.run, args.runs_dir)
     storage: Any
@@ -176,6 +182,9 @@ def _export(args: argparse.Namespace) -> int:
     from tuner.problem.run_folder import find_run
     from tuner.study.load import result_of
 
+    kind = {".csv": "csv", ".zip": "bundle"}.get(Path(args.to).suffix.lower())
+    if kind is not None:
+        raise InputError(f"--to takes the format: --to {kind} --out {shlex.quote(args.to)}")
     run = find_run(args.run, args.runs_dir)
     if args.to == "bundle":
         made = make_bundle(run, Path(args.out) if args.out else None, redact=args.redact)
@@ -200,12 +209,9 @@ def _runs(args: argparse.Namespace) -> int:
         if args.run:
             raise InputError(f"give an action: tuner runs rm {args.run[0]}, or stop")
         entries = list_runs(args.runs_dir)
-        rows = [("name", "job", "cluster", "kind", "state", "probes", "changed", "size")]
+        rows = [("name", "job", "cluster", "kind", "state", "probes", "changed")]
         rows += [
-            (
-                *(e.name, e.job, e.cluster, e.kind, e.state),
-                *(str(e.probes), e.changed, f"{e.size_bytes / 1e6:.1f} MB"),
-            )
+            (e.name, e.job, e.cluster, e.kind, e.state, str(e.probes), e.changed.partition("-")[2])
             for e in entries
         ]
         lines = columns(rows) if entries else [f"no runs in {args.runs_dir}"]

@@ -18,12 +18,14 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from tuner.deploy.script_program import Program, program_of
-from tuner.formatting import one_line
+from tuner.deploy.ray_train import FILE as RAY_TRAIN
+from tuner.deploy.ray_train import ray_train_json
+from tuner.deploy.script_program import HOOK_FOLDER, Program, program_of
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -31,6 +33,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
+from tuner.search_spaces.typed import one_line
 from tuner.workload.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
 from tuner.workload.hook import loopback
 from tuner.workload.node.ops import extensions_dir
@@ -108,6 +111,7 @@ def write_launch_files(
     *,
     script: Sequence[str] = (),
     point: str | Configuration = "recommended",
+    ray_train: bool = False,
 ) -> list[Path]:
     """Write the files that start the job, replacing earlier ones, and return their paths.
 
@@ -117,6 +121,7 @@ def write_launch_files(
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
             `--deepspeed_config ds_config.json` at the end.
+        ray_train: also write what Ray Train's TorchTrainer takes (`tuner.deploy.ray_train`).
 
     Raises:
         InputError: nothing can be started (see `launch_of`), or not at this configuration.
@@ -146,9 +151,13 @@ def write_launch_files(
     texts |= {
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
         "clocks.sh": clocks_sh(configuration, each, cores=cores),
-        "README.txt": _readme(launch, script, program),
     }
+    if ray_train:
+        nodes, deepspeed = _nodes_of(launch), files.get("ds_config.json", "")
+        environment = {} if job.trains_synthetic_data else program.environment
+        texts[RAY_TRAIN] = ray_train_json(*launch, nodes, environment, deepspeed)
     folder.mkdir(parents=True, exist_ok=True)
+    texts["README.txt"] = _readme(launch, script, program, [*texts, *_hook_in(folder, texts)])
     for name, text in texts.items():
         write_text(folder / name, text, mode=SCRIPT_MODE if name.endswith(".sh") else 0o600)
     return [folder / name for name in texts]
@@ -365,7 +374,38 @@ def synthetic_notice(job: TrainingJob) -> str:
     )
 
 
-def _readme(launch: Launch, script: Sequence[str], program: Program) -> str:
+#: What the files are for, in the order in which they are listed.
+_FILES = {
+    "launch.sh": "starts it by {starter}",
+    "job.sbatch": "starts it under Slurm: sbatch job.sbatch",
+    "clocks.sh": "runs a command under these clocks, and restores the earlier ones when it ends, "
+    "in whatever way; to set any it needs root, CAP_SYS_ADMIN or zeusd",
+    "ds_config.json": "DeepSpeed's settings",
+    "options.json": "settings that joulefront_hook gives the script",
+    "attach.json": "settings that joulefront_hook gives the ranks of the command",
+    HOOK_FOLDER: "gives the ranks their settings; needs no joulefront",
+    RAY_TRAIN: "ScalingConfig, RunConfig and train_loop_config of Ray Train's TorchTrainer",
+    "job.json": "the job as joulefront knows it",
+    _LOOPBACK: "starts torchrun so that other machines do not reach its port",
+}
+
+
+def _hook_in(folder: Path, files: Mapping[str, str]) -> list[str]:
+    # The hook's folder, if these files need it: an earlier one may have been left.
+    needs = {"options.json", "attach.json"} & files.keys()
+    return [HOOK_FOLDER] if needs and (folder / HOOK_FOLDER).is_dir() else []
+
+
+def _listed(names: Sequence[str], starter: str) -> list[str]:
+    lines = []
+    for name in sorted(names, key=[*_FILES, *names].index):
+        about = _FILES.get(name, "read by the program, with these settings")
+        wrapped = textwrap.wrap(about.format(starter=starter), 67)
+        lines += [f"{name:<20} {wrapped[0]}", *(f"{'':<20} {line}" for line in wrapped[1:])]
+    return lines
+
+
+def _readme(launch: Launch, script: Sequence[str], program: Program, names: Sequence[str]) -> str:
     configuration, job, _ = launch
     clocks = clock_settings(configuration)
     notice = "" if script else synthetic_notice(job)
@@ -377,6 +417,6 @@ def _readme(launch: Launch, script: Sequence[str], program: Program) -> str:
         LENGTH=f" for {job.steps} optimizer steps" if job.steps else "",
         LIVE=clocks.short if clocks else "clocks left to the device",
         NOTICE=[f"{notice}.", ""] if notice else [],
-        STARTER=starter,
+        FILES=_listed(names, starter),
         **_named(launch),
     )

@@ -13,13 +13,13 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tuner.formatting import one_line
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
+from tuner.search_spaces.typed import one_line
 from tuner.workload.declared_knobs import export_words
 from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.command import Start
@@ -28,6 +28,8 @@ from tuner.workload.scripts.launchers.secrets import shell_line
 
 #: Options and variables in which launchers take the number of the node that they are started on.
 _RANKS = "--node-rank, --node_rank, --machine_rank or NODE_RANK, if the command has one"
+#: Folder of the hook beside the launch files.
+HOOK_FOLDER = "joulefront_hook"
 #: Variables that torchrun itself gives its ranks.
 _OF_TORCHRUN = re.compile("(GROUP|ROLE|TORCHELASTIC)_")
 
@@ -38,6 +40,7 @@ class Program:
 
     Attributes:
         exports: `NAME=VALUE` words, already quoted.
+        environment: variables of every rank that do not depend on the shell.
         steps: length of the training that it takes by `--steps`; None if it does not.
         command: the whole command with its own launcher; empty to start `words` by torchrun.
         line: the user's own command as typed, which is started instead of `words`.
@@ -50,6 +53,7 @@ class Program:
     about: Sequence[str]
     folder: str = ""
     exports: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     steps: int | None = None
     command: Sequence[str] = ()
     line: str = ""
@@ -73,7 +77,9 @@ def program_of(
     if (whole := job.as_typed_line(configuration, folder)) is not None:
         return _typed_line(configuration, job, whole, about, folder, files), files
     words = list(start.words)
-    exports = _quoted({n: text for n, text in start.env.items() if not _OF_TORCHRUN.match(n)})
+    env = {n: text for n, text in start.env.items() if not _OF_TORCHRUN.match(n)}
+    environment = _of_every_rank(env)
+    exports = export_words(environment)
     if job.needs_hook or always:
         words, option = _hooked(words, start, folder, files)
         exports.append(option)
@@ -89,6 +95,7 @@ def program_of(
         about,
         folder="" if start.cwd == str(folder) else start.cwd,
         exports=exports,
+        environment=environment,
         steps=start.steps,
         command=command,
         by_srun=bool(command),
@@ -110,16 +117,19 @@ def _typed_line(
     The hook finds attach.json beside its own folder: launchers that reach other nodes pass on
     PYTHONPATH, and no variable of ours.
     """
-    exports, confirmed = _quoted(start.env), ""
+    environment, confirmed = _of_every_rank(start.env), ""
+    exports = export_words(environment)
     today = job.today()
     changed = any(value != today.get(name) for name, value in configuration.launch.items())
     hooked = "words" in start.options or job.needs_hook
     if (changed and hooked) or any(knob.live for knob in job.knobs):
-        _write_hook(folder / "joulefront_hook")
+        _write_hook(folder / HOOK_FOLDER)
         confirmed = str((folder / "attached").resolve())
         order = {"options": start.options, "confirm": confirmed}
         files["attach.json"] = json.dumps(order, indent=2) + "\n"
-        hook = shlex.quote(str((folder / "joulefront_hook" / "entry").resolve()))
+        entry = str((folder / HOOK_FOLDER / "entry").resolve())
+        hook = shlex.quote(entry)
+        environment["PYTHONPATH"] = entry  # of Ray's workers, which have none of a shell
         exports += [
             f'PYTHONPATH={hook}"${{PYTHONPATH:+:$PYTHONPATH}}"',
             'JOULEFRONT_BASH_ENV="${JOULEFRONT_BASH_ENV:-${BASH_ENV:-}}"',
@@ -137,6 +147,7 @@ def _typed_line(
         about,
         folder=start.cwd,
         exports=exports,
+        environment=environment,
         line=shell_line(start.command),
         confirmed=confirmed,
         by_srun=launcher is not None and launcher.kind == "srun",
@@ -149,16 +160,16 @@ def _hooked(
     words: Sequence[str], start: Start, folder: Path, files: dict[str, str]
 ) -> tuple[list[str], str]:
     # The words with the hook before them, and the variable that it reads.
-    hook = folder / "joulefront_hook"
+    hook = folder / HOOK_FOLDER
     _write_hook(hook)
     files["options.json"] = json.dumps(start.options, indent=2) + "\n"
     option = "JOULEFRONT_OPTIONS=" + shlex.quote(str((folder / "options.json").resolve()))
     return [str((hook / "__main__.py").resolve()), "run", *words], option
 
 
-def _quoted(env: Mapping[str, str]) -> list[str]:
+def _of_every_rank(env: Mapping[str, str]) -> dict[str, str]:
     # What differs from rank to rank is the launcher's to say.
-    return export_words({name: text for name, text in env.items() if "{" not in text})
+    return {name: text for name, text in env.items() if "{" not in text}
 
 
 def _write_hook(folder: Path) -> None:

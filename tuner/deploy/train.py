@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
 from tuner.deploy.launch_files import launch_of
+from tuner.problem.file_starts import of_run
 from tuner.problem.problem import steps_a_job_step
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
@@ -208,9 +209,7 @@ def train(
 
     with closing(make(started.facts, cluster, folder)) as node:
         _require_scope(node.meter.scope, chosen.meter.scope)
-        if configuration.live and not clocks:
-            say(f"the point was measured at {configuration.live.short}, which is not set")
-        say(f"training under {configuration.short}")
+        _say_what_starts(started, configuration, clocks=clocks, say=say)
         failure, interrupted, energy_J, wall_s = None, False, 0.0, 0.0
         try:
             record = node.run_as(training, request)
@@ -219,6 +218,16 @@ def train(
             interrupted = True
     logs = folder / "probes" / request.probe_id
     return TrainingOutcome(monitor.summary(), failure, interrupted, energy_J, wall_s, logs)
+
+
+def _say_what_starts(
+    job: LaunchableJob, configuration: Configuration, *, clocks: bool, say: Callable[[str], None]
+) -> None:
+    for start in of_run(job, configuration):
+        say(str(start))
+    if configuration.live and not clocks:
+        say(f"the point was measured at {configuration.live.short}, which is not set")
+    say(f"training under {configuration.short}")
 
 
 def _local_runner(

@@ -11,10 +11,13 @@ from tuner.formatting import (
     probability,
     settings_text,
 )
-from tuner.problem.stop_reason import no_verdict_phrase
+from tuner.problem.stop_reason import UNFINISHED, no_verdict_phrase
+from tuner.results.choice import BOTH
+from tuner.results.judge import WORTH
 from tuner.results.parts import Evidence, Point, Recommendation
 from tuner.results.recommendation import evidence_of, too_little_tried
 from tuner.results.result import Result
+from tuner.results.significance import Difference
 
 #: Probability from which on a candidate is said to be probably better: "likely" on the scale of
 #: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which
@@ -51,7 +54,7 @@ def _train(result: Result, advice: Recommendation) -> str:
             text += f"nothing {found} trains {_limits(result)}, and this comes nearest"
         return f"{text}. What you run today was not measured, so no saving is known."
     text = f"Train with {settings_text(point.configuration, baseline.configuration)}: "
-    text += _changes(advice, label(point.meter.mark))
+    text += _changes(advice, point)
     if advice.evidence is Evidence.PREDICTED:
         text += " (predicted, not measured)"
     elif not advice.for_limits and advice.p_better is not None:
@@ -66,12 +69,12 @@ def _train(result: Result, advice: Recommendation) -> str:
     return f"{text}."
 
 
-def _changes(advice: Recommendation, estimated: str) -> str:
+def _changes(advice: Recommendation, point: Point) -> str:
     """ "82 % less energy and 12 % more time than today; no difference in ... shown"."""
     if advice.energy is None or advice.time is None:
         return "as today"
     shown, unclear = [], []
-    for found, word in ((advice.energy, f"energy{estimated}"), (advice.time, "time")):
+    for found, word in _told((advice.energy, advice.time), point):
         if found.p_value < UNCLEAR:
             shown.append((found.relative, word))
         else:
@@ -85,6 +88,15 @@ def _changes(advice: Recommendation, estimated: str) -> str:
     return text
 
 
+def _told(
+    energy_and_time: tuple[Difference, Difference], point: Point
+) -> list[tuple[Difference, str]]:
+    """Return the differences that a point's meter tells, each with its word."""
+    energy, time = energy_and_time
+    told = [(energy, f"energy{label(point.meter.mark)}")] if point.meter.tells_energy else []
+    return [*told, (time, "time")]
+
+
 def _keep(result: Result, advice: Recommendation) -> str:
     count = len({point.configuration for point in result.points}) - 1
     found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
@@ -95,12 +107,22 @@ def _keep(result: Result, advice: Recommendation) -> str:
         return f"Keep what you run today: only {tried} configurations were tried."
     among = f"among {count} other{'s' * (count != 1)}"
     promising = advice.promising
-    if result.choice.baseline_met is False:
+    if not result.choice.met:
+        among += ", and nothing meets the limits"
+    elif result.choice.baseline_met is False:
         among += f", although today does not train {_limits(result)}"
     if promising is None:
-        return f"Keep what you run today: nothing better was found {among}."
+        return f"Keep what you run today: {_nothing(result)} was found {among}."
     text = _expected(result, promising, advice.p_better or 0.0)
     return f"Keep what you run today for now: {text}{_more_text(advice)}."
+
+
+def _nothing(result: Result) -> str:
+    assert result.best is not None and result.baseline is not None  # noqa: PT018
+    if result.best.configuration != result.baseline.configuration:
+        return "no difference worth a change"
+    both = result.choice.rule == BOTH
+    return "nothing better in both energy and time" if both else "nothing better"
 
 
 def _expected(result: Result, point: Point, p: float) -> str:
@@ -128,9 +150,8 @@ def _saving(result: Result, point: Point) -> str:
     found = result.judged.differences(point)
     if found is None:
         return ""
-    estimated = label(point.meter.mark)
-    pairs = zip(found, (f"energy{estimated}", "time"), strict=True)
-    saved = [f"{percent(-each.relative)} {word}" for each, word in pairs if each.relative < -0.005]
+    pairs = _told(found, point)
+    saved = [f"{percent(-each.relative)} {word}" for each, word in pairs if each.relative <= -WORTH]
     return f" {' and '.join(saved)}" if saved else ""
 
 
@@ -161,7 +182,9 @@ def details(result: Result) -> tuple[str, ...]:
             "Every figure is predicted by the analytic models; `tuner optimize` on the machine "
             "itself measures."
         )
-    again = f"The same command with --name {result.name} and higher limits"
+    again = f"The same command with --name {result.name}"
+    if result.stop is None or result.stop.kind not in UNFINISHED:
+        again += " and higher limits"
     if advice.more is not None:
         lines.append(f"{again} makes them.")
     elif advice.action == "keep" and too_little_tried(result) and result.spent.probes:

@@ -5,13 +5,15 @@ A new column is a row here, and its place in the tables that are to show it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tuner.display.view import View
 from tuner.formatting import Units, number, percent
 from tuner.results.parts import Point
+from tuner.workload.without_energy import of_energy
 
 Text = Callable[[View, Point], str]
 
@@ -71,19 +73,24 @@ ENERGY = Column(
 POWER = Column(
     "power", "Power", lambda _, point: number(point.power_W), lambda _: "W", _peak, metered=True
 )
-WINDOWS = Column("windows", "Windows", lambda _, point: str(point.windows))
 ON_FRONT = Column("on front", "P(non-dominated)", lambda _, point: percent(point.p_nondominated))
 MEMORY = Column("peak memory", "Peak memory", _memory)
 
 #: Those of a table in text, of a page, of a notebook, of a hover label.
-TEXT = (TIME, ENERGY, POWER, WINDOWS, ON_FRONT)
+TEXT = (TIME, ENERGY, POWER, ON_FRONT)
 PAGE, NOTEBOOK = (ENERGY, TIME, POWER, ON_FRONT, MEMORY), (ENERGY, TIME, POWER, ON_FRONT)
 HOVER = (ENERGY, TIME, POWER, ON_FRONT)
 #: Those whose intervals are columns of their own in a table in text.
 WITH_INTERVAL = (TIME, ENERGY)
 
+
+def told_columns(table: Sequence[Column], view: View) -> list[Column]:
+    """Return the columns of a table that have figures: of time alone, no metered ones."""
+    return [column for column in table if view.tells_energy or not column.metered]
+
+
 #: Columns of a file by name, with its unit.
-FILE: Mapping[str, Callable[[View, Point], Any]] = {
+_FILE: Mapping[str, Callable[[View, Point], Any]] = {
     "energy_to_solution_kJ": lambda view, p: p.energy_to_solution_kJ,
     "energy_low_kJ": lambda view, p: p.energy_interval_kJ.low,
     "energy_high_kJ": lambda view, p: p.energy_interval_kJ.high,
@@ -108,3 +115,10 @@ FILE: Mapping[str, Callable[[View, Point], Any]] = {
     "energy_twin": lambda view, p: p.meter.twin,
     "flags": lambda view, p: "; ".join(p.flags),
 }
+
+
+def file_columns(view: View) -> dict[str, Callable[[Point], Any]]:
+    """Return the columns of a file by name."""
+    told = view.tells_energy
+    names = (name for name in _FILE if told or not of_energy(name))
+    return {name: partial(_FILE[name], view) for name in names}

@@ -29,6 +29,7 @@ from tuner.formatting import label
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.extras import install_command
 from tuner.workload.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _dashboard() -> Any:
         import optuna_dashboard
     except ImportError as error:
         raise InputError(
-            "optuna-dashboard is not installed; install it with pip install 'joulefront[dashboard]'"
+            f"optuna-dashboard is not installed; install it with {install_command('dashboard')}"
         ) from error
     return optuna_dashboard
 
@@ -205,10 +206,10 @@ def note(result: Result) -> str:
         energy = f"{ENERGY.text(view, best)}{label(best.meter.mark)}"
         lines += [
             f"- configuration: `{configuration or 'default'}`",
-            f"- energy to solution: {energy}",
+            *([f"- energy to solution: {energy}"] if view.tells_energy else []),
             f"- time to solution: {TIME.text(view, best)}",
-            f"- search: {result.spent.probes} probes, {result.spent.failed} failed, "
-            f"{view.spent}{view.estimated}",
+            f"- search: {result.spent.probes} probes, {result.spent.failed} failed"
+            + (f", {view.spent}{view.estimated}" if view.tells_energy else ""),
             f"- {_literal(view.payback)}",
             f"- how it was chosen: {_literal(result.choice.sentence)}",
         ]

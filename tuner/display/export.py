@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.display.columns import FILE
+from tuner.display.columns import file_columns
 from tuner.display.view import View
-from tuner.formatting import ordered_knobs, varying_knobs
+from tuner.formatting import ordered_knobs, settings_text
 from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.safe_files import require_own, write_text
+from tuner.workload.measure.parts import PARTS
 
 if TYPE_CHECKING:
     import pandas
@@ -26,20 +28,23 @@ def _cell(value: Any) -> Any:
 
 
 def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str, Any]]:
-    """Return a flat dict for each point, fastest first: its knobs, then the columns of `FILE`.
+    """Return a flat dict for each point, fastest first: its knobs, then the columns of a file.
 
     All have the same keys; a knob that a point leaves alone is None, and one value a stage is
-    joined by commas.
+    joined by commas. Where a meter told the parts of a superchip, their mean powers follow.
     """
     view = View(result)
     known = {p.configuration: p for p in (*result.points, *result.front_points)}
     if points is None:
         points = sorted(known.values(), key=lambda p: p.time_to_solution_s)
     names = ordered_knobs([*known, *(p.configuration for p in points)])
+    parts_W = [result.parts_W(p.configuration) for p in points]
+    parts = [part for part in PARTS if any(part in each for each in parts_W)]
     return [
         {name: _cell(p.configuration.get(name)) for name in names}
-        | {name: value(view, p) for name, value in FILE.items()}
-        for p in points
+        | {name: value(p) for name, value in file_columns(view).items()}
+        | {f"{part}_W": each.get(part) for part in parts}
+        for p, each in zip(points, parts_W, strict=True)
     ]
 
 
@@ -49,18 +54,25 @@ def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataF
         import pandas
     except ImportError as error:
         raise InputError(
-            "pandas is not installed; install it with pip install 'joulefront[notebook]'"
+            f"pandas is not installed; install it with {install_command('notebook')}"
         ) from error
     return pandas.DataFrame(rows(result, points))
 
 
 def front_frame(result: Result) -> pandas.DataFrame:
-    """Return the front as a pandas DataFrame of time, energy, power and the knobs that vary."""
+    """Return the front as a pandas DataFrame of time, energy, power and settings.
+
+    It has few columns, so that pandas shows all of them in 80 columns; `frame` has the rest.
+    """
     table = frame(result, result.front_points)
     table.index += 1
-    names = varying_knobs(p.configuration for p in (*result.points, *result.front_points))
-    figures = ["time_to_solution_s", "energy_to_solution_kJ", "power_W"]
-    return table[[name for name in (*figures, *names) if name in table.columns]]
+    today = result.baseline.configuration if result.baseline is not None else None
+    table["settings"] = [settings_text(p.configuration, today) for p in result.front_points]
+    figures = ["time_to_solution_s"]
+    if "power_W" in table:
+        table["power_W"] = table["power_W"].round(1)
+        figures += ["energy_to_solution_kJ", "power_W"]
+    return table[[*figures, "settings"]]
 
 
 def csv_cell(value: Any) -> Any:

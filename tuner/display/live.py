@@ -123,8 +123,10 @@ class LiveView:
         if front:
             estimated = label(common_mark(p.meter for p in front))
             count = f"{len(front)} point{'s' * (len(front) != 1)}"
-            parts.append(Text(f"front so far: {count}, energy{estimated} over time", style="bold"))
-            plot = small_plot(front) if len(front) >= _PLOTTED else []
+            told = all(p.meter.tells_energy for p in front)
+            what = f"energy{estimated} over time" if told else "by time"
+            parts.append(Text(f"front so far: {count}, {what}", style="bold"))
+            plot = small_plot(front) if told and len(front) >= _PLOTTED else []
             parts += [Text(line, style="cyan", no_wrap=True) for line in plot]
         return Group(*parts)
 
@@ -146,6 +148,8 @@ class LiveView:
             ("energy", last.spent_kJ, most_kJ, energy),
             ("time", last.elapsed_s, last.search_s, passed),
         ):
+            if name == "energy" and last.meter and not last.meter.tells_energy:
+                continue
             bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
             grid.add_row(name, bar, said)
         return grid

@@ -25,15 +25,16 @@ def _fastest(found: MicroBatchAnswer) -> str:
     text += f"; today {_figures(today)}"
     if fastest.time is None or fastest.energy is None:
         return f"{text}."
-    words = f"time {_change(fastest.time)}, energy {_change(fastest.energy)}"
+    words = f"time {_change(fastest.time)}"
+    words += f", energy {_change(fastest.energy)}" if fastest.tells_energy else ""
     unclear = "" if fastest.time.shown else ": no difference in time shown"
     return f"{text} ({words}{unclear})."
 
 
 def _figures(each: MicroBatch) -> str:
     split = f"{each.size} x accumulation {each.accumulation}"
-    joules = f"{number(each.J_per_sample)} J/sample{label(each.energy_mark)}"
-    return f"{split}, {number(each.samples_per_s)} samples/s, {joules}"
+    joules = f", {number(each.J_per_sample)} J/sample{label(each.energy_mark)}"
+    return f"{split}, {number(each.samples_per_s)} samples/s{joules * each.tells_energy}"
 
 
 def _change(difference: Difference) -> str:

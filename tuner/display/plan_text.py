@@ -8,21 +8,33 @@ from collections.abc import Mapping, Sequence
 from tuner.display.view import figure_texts
 from tuner.formatting import (
     Units,
+    counted,
     duration,
     energy_text,
     number,
     percent,
     right_aligned,
+    settings_legend,
     settings_text,
+    signed_percent,
 )
+from tuner.models.analytic.failures import interruptions
 from tuner.planning.fit import SURE, Change, Fit, Most
 from tuner.results.parts import PlanFacts
 from tuner.results.predict import Forecast
 from tuner.results.result import Result
-from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.job import TrainingJob, job_names
 from tuner.search_spaces.knobs import short_word
 from tuner.search_spaces.rules import other_states
 
+#: Nodes from which a plan says what it does not model.
+MANY_NODES = 1000
+#: Unexpected interruptions of Llama 3's training: 419 in 54 days on 16,384 GPUs in nodes of eight
+#: (arXiv 2407.21783, section 3.3.4).
+INTERRUPTIONS_PER_NODE_DAY = 419 / 54 / 2048
+#: Doublings of the probed GPUs from which a prediction says that it is extrapolated.
+FAR_DOUBLINGS = 4
 ASSUMED = "What [program] of the job's file does not state is assumed as in the built-in program."
 
 
@@ -31,7 +43,51 @@ def plan_lines(result: Result) -> list[str]:
     if result.plan is None:
         return []
     counted = _counted(result.plan, len(result.front_points))
-    return [*size_lines(result), counted, *states_lines(result.job), ASSUMED]
+    return [
+        *size_lines(result),
+        counted,
+        *large_lines(result),
+        *states_lines(result.job),
+        *_assumed(result.job),
+    ]
+
+
+def large_lines(result: Result) -> list[str]:
+    """Return what failures add, and what the models leave out that counts on many nodes."""
+    cluster, plan = result.cluster, result.plan
+    if cluster is None or plan is None:
+        return []
+    gpus = max((size.gpus for size in plan.sizes), default=cluster.devices)
+    nodes = max(1, gpus // cluster.devices_per_node)
+    counted, left_out = _failure_lines(cluster, nodes), list[str]()
+    if not counted:
+        a_day = number(INTERRUPTIONS_PER_NODE_DAY * nodes)
+        left_out.append(
+            "failures and restarts (at the rate published for Llama 3, arXiv 2407.21783, "
+            f"{a_day} interruptions a day; a cluster file may state failures_per_node_day)"
+        )
+    if nodes < MANY_NODES:
+        return counted
+    left_out += ["an oversubscribed network", "the slowest of all devices"]
+    what = f"{', '.join(left_out[:-1])}{',' if len(left_out) > 2 else ''} and {left_out[-1]}"
+    makes = f"each makes a training on {nodes:,} nodes longer"
+    return [*counted, f"Not modelled, and {makes}: {what}."]
+
+
+def _failure_lines(cluster: Cluster, nodes: int) -> list[str]:
+    found = interruptions(cluster, nodes)
+    if found is None:
+        return []
+    return [
+        f"Failures are counted: {number(found.a_day)} a day on {counted(nodes, 'node')}, with "
+        f"checkpoints every {duration(found.interval_s)}, make time "
+        f"{signed_percent(found.time_ratio - 1, 1)}."
+    ]
+
+
+def _assumed(job: TrainingJob | None) -> list[str]:
+    # A job that is built in is what the built-in program trains.
+    return [] if job is not None and job.name in job_names() else [ASSUMED]
 
 
 def states_lines(job: TrainingJob | None) -> list[str]:
@@ -49,7 +105,7 @@ def _counted(plan: PlanFacts, front: int) -> str:
     took = duration(plan.seconds) if plan.seconds >= 1 else "less than 1 s"
     return (
         f"Predicted, not measured: {plan.configurations:,} configurations in {took}{out}; "
-        f"{front} are on the front of the models."
+        f"{front} {'is' if front == 1 else 'are'} on the front of the models."
     )
 
 
@@ -105,6 +161,9 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
                 "Faster, with more changes",
                 *(f"  {_change(each, doubted)}" for each in faster),
             ]
+    shown = [said.configuration.short, *changes]
+    if legend := settings_legend(shown):
+        changes = [*changes, "", f"({legend})"]
     return [
         *doubt_lines(said.doubts),
         f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
@@ -125,7 +184,7 @@ def fit_lines(said: Fit, costs: Forecast) -> list[str]:
         *breakdown_lines(costs),
         "",
         "Known error of such predictions",
-        f"  {ASSUMED}",
+        *(f"  {sentence}" for sentence in _assumed(said.job)),
         *(f"  {sentence}" for sentence in costs.known_error),
         *(() if said.known_error else _unknown(said)),
     ]
@@ -160,12 +219,18 @@ def _percent(probability: float) -> str:
 
 def _host(said: Fit) -> list[str]:
     room = said.cluster.host_memory_bytes
-    if not said.host_memory_bytes:
-        return []
-    short = " (DOES NOT FIT)" if room and said.host_memory_bytes > room else ""
     of = f" of {room / GB:.1f}" if room else ""
     unknown = "" if room else " (the cluster file lacks host_memory_bytes: no room is checked)"
-    return [f"  on each node's host: {said.host_memory_bytes / GB:.1f}{of} GB{short}{unknown}"]
+    lines: list[str] = []
+    for where, size in (
+        ("on each node's host", said.host_memory_bytes),
+        ("while the whole model is saved, on the first one", said.saving_bytes),
+    ):
+        if size:
+            peak = size if not lines else size + said.host_memory_bytes
+            short = " (DOES NOT FIT)" if room and peak > room else ""
+            lines.append(f"  {where}: {peak / GB:.1f}{of} GB{short}{unknown}")
+    return lines
 
 
 def _most(most: Most, cap: str, doubted: bool) -> str:
@@ -205,8 +270,7 @@ def _change(change: Change, doubted: bool) -> str:
     chance = "" if doubted else f" ({_percent(change.probability)})"
     return (
         f"{_words(change)}: {change.memory_bytes / GB:.1f} GB"
-        f"{chance}, {100 * time:+.0f} % time and "
-        f"{100 * energy:+.0f} % energy of a step"
+        f"{chance}, {signed_percent(time)} time and {signed_percent(energy)} energy of a step"
     )
 
 
@@ -239,7 +303,12 @@ def _corrected_lines(said: Forecast) -> list[str]:
     return [
         f"  corrected by {said.probes} windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
         f"{t_high:.4g}), {w:,.0f} W ({w_low:,.0f} to {w_high:,.0f}), {j:,.4g} J a step "
-        f"({j_low:,.4g} to {j_high:,.4g})"
+        f"({j_low:,.4g} to {j_high:,.4g})",
+        *(
+            [f"  extrapolated over {said.doublings:.0f} doublings of the GPUs that were probed"]
+            if said.doublings >= FAR_DOUBLINGS
+            else []
+        ),
     ]
 
 

@@ -19,6 +19,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.without_energy import of_energy
 
 #: Logger that gets the lines of a search.
 LOGGER = "tuner.search"
@@ -74,6 +75,7 @@ class EventLines:
         self._verbose = verbose
         self._front: tuple[Configuration, ...] = ()
         self._noted: set[str] = set()
+        self._mark = ""
 
     def __call__(self, event: Progress) -> list[str]:
         """Return the lines of an event."""
@@ -100,8 +102,10 @@ class EventLines:
         front = tuple(point.configuration for point in event.front)
         new = len(set(front) - set(self._front))
         self._front = front
-        parts.append(f"front {len(front)}" + (f" (+{new})" if new else ""))
-        lines = ["  ".join(parts) + mark]
+        parts.append(f"front {len(front)}" + (f", {new} new" if new else ""))
+        # The mark of estimated energies stands where it changes: nodes may differ in their meters.
+        lines = ["  ".join(parts) + (mark if mark != self._mark else "")]
+        self._mark = mark
         if record.failure is not None:
             lines.append(f"  {record.failure.message}")
         for measurement in record.measurements:
@@ -126,9 +130,13 @@ class EventLines:
         for m in record.measurements:
             live = f" at {m.live.short}" if m.live else ""
             found = "predicted" if record.meter.is_simulated else "measured"
+            energy = ""
+            if record.meter.tells_energy:
+                energy = (
+                    f", {number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
+                )
             lines.append(
-                f"{record.request.probe_id} {found}{live} {number(m.step_time_s)} s a step, "
-                f"{number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
+                f"{record.request.probe_id} {found}{live} {number(m.step_time_s)} s a step{energy}"
                 + (f"  [{'; '.join(m.flags)}]" if m.flags else "")
             )
         if record.failure is not None:
@@ -137,9 +145,9 @@ class EventLines:
         limit_kJ = event.probe_budget_kJ
         budget = f" of {units.energy_text(limit_kJ)}" if limit_kJ is not None else ""
         count = f" of at most {event.max_probes}" if event.max_probes is not None else ""
-        spent = f"{units.energy_text(event.spent_kJ)} spent{budget}{estimated}"
+        spent = f", {units.energy_text(event.spent_kJ)} spent{budget}{estimated}"
         lines.append(
-            f"  {event.probes} probes{count}, {spent}; "
+            f"  {event.probes} probes{count}{spent * record.meter.tells_energy}; "
             f"this one {number(record.wall_s)} s, its launch {number(record.launch_s)} s"
         )
         from tuner.display.text import brief_front_lines  # imports SciPy: once there are figures
@@ -167,13 +175,12 @@ def _measured(record: ProbeRecord) -> list[str]:
             f"{numbers[0]}..{numbers[-1]}{unit}" if alone else f"{lives[0]}, ...",
             f"{len(lives)} settings",
         ]
+    steps = f"{_span([m.step_time_s for m in windows])} s/step"
+    if not record.meter.tells_energy:
+        return [*lives, steps]
     unit_kJ = Units.for_values([m.energy_per_step_J / 1000 for m in windows], [])
     joules = [m.energy_per_step_J / 1000 / unit_kJ.kJ for m in windows]
-    return [
-        *lives,
-        f"{_span([m.step_time_s for m in windows])} s/step",
-        f"{_span(joules)} {unit_kJ.energy}/step",
-    ]
+    return [*lives, steps, f"{_span(joules)} {unit_kJ.energy}/step"]
 
 
 def _span(values: list[float]) -> str:
@@ -200,7 +207,9 @@ def metrics_of(event: Progress) -> dict[str, float]:
         metrics["energy_per_step_J"] = min(m.energy_per_step_J for m in record.measurements)
         metrics["step_time_s"] = min(m.step_time_s for m in record.measurements)
         metrics["power_W"] = max(m.power_W for m in record.measurements)
-    return metrics
+    if record.meter.tells_energy:
+        return metrics
+    return {name: value for name, value in metrics.items() if not of_energy(name)}
 
 
 def track(tracker: Any, *, prefix: str = "joulefront/") -> Callable[[Progress], None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tuner.display import plots
 from tuner.display.figures.power import shown_timelines
-from tuner.display.figures.style import DARK
+from tuner.display.figures.style import dark_palette
 from tuner.display.html.answer import front_values, top_values
 from tuner.display.html.details import detail_values
 from tuner.display.html.environment import render
@@ -69,7 +69,7 @@ def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str
         result=result,
         figures=figures,
         left_out=left_out,
-        palette=dict(DARK),
+        palette=dark_palette(),
         plotly=packed_plotly(),
         **top_values(view, figures),
         **front_values(view),

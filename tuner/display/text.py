@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tuner.display.advice import advice_lines, evidence_sentence
-from tuner.display.columns import ENERGY, TEXT, WITH_INTERVAL, Text
+from tuner.display.columns import TEXT, WITH_INTERVAL, Text, told_columns
 from tuner.display.micro_batch_text import micro_batch_lines
 from tuner.display.plan_text import doubt_lines, plan_lines, probe_lines, share_lines
 from tuner.display.view import View, figure_texts
@@ -23,20 +23,24 @@ from tuner.formatting import (
     label,
     number,
     ordered_knobs,
-    percent,
     probability,
     right_aligned,
+    settings_legend,
     settings_text,
     short,
+    signed_percent,
     varying_knobs,
 )
 from tuner.problem.constraints import Constraints
+from tuner.problem.stop_reason import COMPLETE, LIMITS, stop_sentence
+from tuner.results.judge import WORTH
 from tuner.results.parts import AnotherChoice, Evidence, Explanation, Point
 from tuner.results.recommendation import point_name
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import short_word
+from tuner.workload.measure.parts import part_lines
 from tuner.workload.measure.stragglers import sentence
-from tuner.workload.probe import ProbeRecord
 
 _WIDTH, _HEIGHT = 60, 12
 #: Estimated powers within this factor are the estimate's error.
@@ -49,10 +53,9 @@ def front_lines(view: View, points: Sequence[Point], names: Sequence[str]) -> li
     """Return points as aligned columns: those of `TEXT`, with intervals, and the named knobs."""
     if not points:
         return ["nothing measured"]
-    estimated = label(common_mark(point.meter for point in points))
     cells: list[tuple[str, Text]] = []
-    for column in TEXT:
-        cells.append((column.name + estimated * (column is ENERGY), column.text))
+    for column in told_columns(TEXT, view):
+        cells.append((column.name, column.text))
         if column in WITH_INTERVAL:
             cells.append(("90 %", column.below))
     rows = [
@@ -68,6 +71,8 @@ def brief_front_lines(points: Sequence[Point], names: Sequence[str]) -> list[str
     units = Units.of(points)
     estimated = label(common_mark(point.meter for point in points))
     rows = [[*figure_texts(point, units), short(point.configuration, names)] for point in points]
+    if not all(point.meter.tells_energy for point in points):
+        return right_aligned([["time", ""], *([time, names] for time, _, _, names in rows)])
     return right_aligned([["time", f"energy{estimated}", "power", ""], *rows])
 
 
@@ -109,13 +114,13 @@ def plot_lines(view: View) -> list[str]:
     """Return the plot of a result: o front, . dominated, T today, X recommended."""
     result = view.result
     named = [("T", result.baseline), ("X", result.recommended)]
-    shown = [*result.front_points, *(point for _, point in named if point is not None)]
-    if len({point.configuration for point in shown}) < 2:
+    drawn = [*result.front_points, *(point for _, point in named if point is not None)]
+    if len({point.configuration for point in drawn}) < 2 or not view.tells_energy:
         return []
     marks = [(p, "o" if p.configuration in view.front else ".") for p in result.points]
     marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
     marks += [(point, mark) for mark, point in named if point is not None]
-    lines = ascii_plot(marks, shown, view.units, width=_WIDTH, height=_HEIGHT)
+    lines = ascii_plot(marks, drawn, view.units, width=_WIDTH, height=_HEIGHT)
     indent = " " * (lines[-2].index("+") + 2)
     key = f"{indent}o front  . dominated  T today  X recommended"
     return [*lines, f"{indent}energy{view.estimated} over time to solution, log axes", key]
@@ -133,6 +138,7 @@ def summary_lines(result: Result) -> list[str]:
         f"{view.found} configurations, "
         + (f"{result.length:,} x " if result.length else "of one ")
         + str(result.about.get("unit_of_work", "step"))
+        + (f"; energy {view.mark}" if view.mark and view.tells_energy else "")
     )
     lines += front_lines(view, result.front_points, names)
     if result.predicted:
@@ -146,7 +152,7 @@ def summary_lines(result: Result) -> list[str]:
     if (today := result.baseline) is not None:
         name = f" ({result.baseline_name})" if result.baseline_name else ""
         time, energy, _ = figure_texts(today, view.units)
-        figures = f"{energy}{view.estimated} and {time}"
+        figures = f"{energy}{view.estimated} and {time}" if energy else time
         lines += ["", f"Today: {figures} with {short(today.configuration, names)}{name}"]
     lines += ["", *advice_lines(result)]
     lines += [evidence] if (evidence := evidence_sentence(result)) else []
@@ -161,6 +167,7 @@ def summary_lines(result: Result) -> list[str]:
             lines.append(f"Failed: {probe}: {record.failure.sentence}")
     lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
     lines += [*plan_lines(result), *probe_lines(result)]
+    lines += legend_lines(lines)
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
     return lines
@@ -177,62 +184,30 @@ def _same_in_all(result: Result, varying: Sequence[str]) -> str:
     return short(result.points[0].configuration, same)
 
 
-def record_lines(record: ProbeRecord) -> list[str]:
-    """Return a probe's record for people: what was asked, measured, and what it cost."""
-    estimated = label(record.meter.mark)
-    lines = [f"probe {record.request.launch.short}"]
-    for m in record.measurements:
-        error = m.step_time_rse
-        lines += [
-            f"  live            {m.live.short if m.live else 'left to the device'}",
-            f"  step time       {number(m.step_time_s)} s"
-            + (f" +- {percent(error)}" if math.isfinite(error) else ""),
-            f"  power           {number(m.power_W)} W{estimated}",
-            f"  energy a step   {number(m.energy_per_step_J)} J{estimated}",
-            f"  window          {m.steps} steps in {number(m.window_s)} s",
-        ]
-        if m.accumulation is not None:
-            each = ", ".join(number(k) for k in sorted(set(m.accumulation.micro_batches)))
-            lines.append(
-                f"  extrapolated    from steps of {each} micro-batches to "
-                f"{m.accumulation.accumulation}"
-            )
-        if m.delivered:
-            pairs = ", ".join(f"{name} {number(value)}" for name, value in m.delivered.items())
-            lines.append(f"  delivered       {pairs}")
-        if m.peak_memory_bytes is not None:
-            lines.append(f"  peak memory     {number(m.peak_memory_bytes / 1e9)} GB, fullest rank")
-        lines += [f"  note            {flag}" for flag in m.flags]
-    compilation = ""
-    if record.compilation_s:
-        compilation = f" (compilation {number(record.compilation_s)} s of it)"
-    lines += [
-        f"meter {record.meter.name}: {record.meter.scope} scope, {record.meter.source}{estimated}",
-        f"cost {number(record.energy_J)} J{estimated} and {number(record.wall_s)} s, of which the "
-        f"launch {number(record.launch_s)} s{compilation}",
-    ]
-    if record.failure is not None:
-        lines.append(f"failed: {record.failure.sentence}")
-        lines += [f"  | {line}" for line in record.failure.log_tail.splitlines()]
-    return lines
-
-
 def choice_lines(chosen: AnotherChoice) -> list[str]:
     """Return a choice: the answer, today beside it, the evidence, the next step."""
     point, today = chosen.point, chosen.baseline
     units = Units.of([point, *([today] if today else [])])
     estimated = label(point.meter.mark)
     rows = [("today", today)] if today else []
+    keeps = today is not None and point.configuration == today.configuration
     lines = [chosen.choice.sentence]
-    for name, each in [*rows, ("choice", point)]:
+    if keeps and chosen.alone:
+        limits = chosen.limits.phrase(units)
+        lines = [f"Keep what you run today: nothing else trains {limits}."]
+    for name, each in rows if keeps else [*rows, ("choice", point)]:
         before = today.configuration if today and each is not today else None
         time, energy, power = figure_texts(each, units)
-        text = f"{time:>10}  {energy:>12}{estimated}  {power}"
+        text = f"{time:>10}  {energy:>12}{estimated}  {power}" if energy else f"{time:>10}"
         lines.append(f"  {name:<7}{text}  {short(each.configuration, baseline=before)}")
+    lines += legend_lines(lines)
     if chosen.energy is not None and chosen.time is not None:
         energy = change(1 + chosen.energy.relative, 1, "less energy", "more energy")
         time = change(1 + chosen.time.relative, 1, "less time", "more time")
-        lines.append(f"Against today: {energy}{estimated} and {time}.")
+        found = f"{energy}{estimated} and {time}" if point.meter.tells_energy else time
+        if max(abs(chosen.energy.relative), abs(chosen.time.relative)) < WORTH:
+            found = f"no difference worth a change ({found})"
+        lines.append(f"Against today: {found}.")
     lines.append(_evidence(chosen))
     lines.append(f"Launch files: tuner apply {chosen.run} --point {shlex.quote(chosen.name)}")
     return lines
@@ -252,18 +227,25 @@ def _evidence(chosen: AnotherChoice) -> str:
 def explanation_lines(explanation: Explanation) -> list[str]:
     """Return an explanation: where time and energy go, and what each knob bought."""
     point, estimated = explanation.point, label(explanation.mark)
-    lines = [point.configuration.short, f"  {point.how_measured}"]
-    time = "Where the time of a step goes (the model's shares of what was measured)"
-    energy = f"Where the energy of a step goes (likewise){estimated}"
-    where = ((time, explanation.time_s, "s"), (energy, explanation.energy_J, "J"))
+    name = point.configuration.short
+    lines = [name, *legend_lines([name]), f"  {point.how_measured}"]
+    predicted = point.source == "predicted" or point.meter.is_simulated
+    shares = "predicted" if predicted else "the model's shares of what was measured"
+    time = f"Where the time of a step goes ({shares})"
+    energy = f"Where the energy of a step goes ({shares}){estimated}"
+    where = [(time, explanation.time_s, "s"), (energy, explanation.energy_J, "J")]
     for title, parts, unit in where:
         lines += ["", *share_lines(title, parts, unit)] if parts else []
-    if explanation.model_error:
+    if explanation.model_error and not predicted:
         errors = explanation.model_error.items()
-        pairs = ", ".join(f"{name} {100 * share:+.0f} %" for name, share in errors)
+        pairs = ", ".join(f"{name} {signed_percent(share)}" for name, share in errors)
         lines.append(f"  The model alone would have been off by: {pairs}.")
+    if explanation.parts_W:
+        title = "Power by part (measured; a module holds its GPU and Grace, Grace holds the others)"
+        lines += ["", title, *(f"  {line}" for line in part_lines(explanation.parts_W))]
     if explanation.knobs:
-        lines += ["", "What each knob bought here, all else equal (90 % intervals)"]
+        bought = "is predicted to change" if predicted else "bought"
+        lines += ["", f"What each knob {bought} here, all else equal (90 % intervals)"]
         lines += [f"  {effect.sentence}" for effect in explanation.knobs]
     return [*lines, *([""] if explanation.notes else []), *explanation.notes]
 
@@ -273,6 +255,8 @@ def menu(result: Result) -> list[tuple[str, Point]]:
 
     Of energies that look the same in three digits, the fastest stands for the least.
     """
+    if not View(result).tells_energy:
+        return [("fastest", result.choose(Constraints(objective="time")).point)]
     fastest, knee, least = (
         result.choose(Constraints(objective=objective)).point
         for objective in ("time", "knee", "energy")
@@ -288,27 +272,34 @@ def menu(result: Result) -> list[tuple[str, Point]]:
 
 
 def answer_lines(result: Result) -> list[str]:
-    """Return the answer that `tuner optimize` and `tuner dev replay` end with."""
+    """Return the answer that `tuner optimize` and `tuner replay` end with."""
     view = View(result)
-    stopped = [result.stopped] if result.stopped else []
     if not result.points:
         nothing = f"Nothing was {view.found}, so there is nothing to recommend."
-        return [nothing, *_failures(result), *stopped, *_next(result)]
+        return [nothing, *_failures(result), *filter(None, [result.stopped]), *_next(result)]
     lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *advice_lines(result)]
     if (found := result.micro_batch) is not None:
         lines += micro_batch_lines(found)
     if not result.choice.met:
         lines.append(result.choice.sentence)
-    lines += _menu_lines(view)
+    lines += [*_menu_lines(view), *_sharding_lines(result)]
     if result.baseline is not None and result.replaced_baselines:
         lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
     if result.plan is not None:
         lines += plan_lines(result)
     else:
-        lines += [evidence] if (evidence := evidence_sentence(result)) else []
         lines.append(view.spent_line)
     lines += [view.notices] if view.notices else []
-    return [*lines, *_failures(result), *stopped, *_next(result)]
+    return [*lines, *_failures(result), *_stopped(result), *_next(result)]
+
+
+def _stopped(result: Result) -> list[str]:
+    # That more launches would tell is said already: a limit would be a second reason to continue.
+    stop, advice = result.stop, result.recommendation
+    asks_for_more = advice is not None and advice.more is not None
+    if stop is None or stop.kind in COMPLETE or (asks_for_more and stop.kind in LIMITS):
+        return []
+    return [stop_sentence(stop, brief=True)]
 
 
 def _menu_lines(view: View) -> list[str]:
@@ -317,10 +308,12 @@ def _menu_lines(view: View) -> list[str]:
     offered = {point.configuration: (words, point) for words, point in menu(result)}
     points = {p.configuration: p for p in (result.baseline, recommended) if p is not None}
     points |= {configuration: point for configuration, (_, point) in offered.items()}
-    rows = [("", "time", "", f"energy{after_comma(view.mark)}", "", "settings")]
+    watts = _constant_W(list(points.values()))
+    head = "settings" if watts is None else f"settings (energy: no meter, {number(watts)} W x time)"
+    rows = [("", "time", "", f"energy{after_comma(view.mark)}", "", head)]
     for configuration, point in points.items():
         compared = result.judged.differences(point)
-        energy, time = (f"{100 * d.relative:+.0f} %" for d in compared) if compared else ("", "")
+        energy, time = (signed_percent(d.relative) for d in compared) if compared else ("", "")
         chosen = recommended is not None and configuration == recommended.configuration
         words, in_menu = offered.get(configuration, ("", None))
         settings = settings_text(configuration, view.today)
@@ -329,18 +322,51 @@ def _menu_lines(view: View) -> list[str]:
         else:
             name = "recommended" if chosen else _short_role(words)
             known_as = point_name(result, point)
-            if in_menu is not None and known_as.isdigit():
+            if in_menu is not None and known_as.isdigit() and not chosen:
                 settings += f" #{known_as}"
         times, energies, _ = figure_texts(point, view.units)
         rows.append((f"{'>' if chosen else ' '} {name}", times, time, energies, energy, settings))
-    watts = _constant_W(list(points.values()))
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
     widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
-    rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", "settings")
-    lines = [_row(row, widths, energy=watts is None) for row in rows]
-    if watts is not None:
-        lines.append(f"No meter here: energy is estimated as {number(watts)} W x time.")
-    return lines
+    rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", head)
+    told = watts is None and view.tells_energy
+    lines = [_row(row, widths, energy=told) for row in rows]
+    return lines + legend_lines([*(row[-1] for row in rows[1:]), *advice_lines(result)])
+
+
+def legend_lines(settings: Iterable[str]) -> list[str]:
+    """Return "  (mb16 = micro-batch 16; #4 is for --point 4)"; empty without short names."""
+    shown = list(settings)
+    known = settings_legend(shown)
+    numbers = [word for text in shown for word in text.split() if word.startswith("#")]
+    of_point = f"{numbers[0]} is for --point {numbers[0][1:]}" if numbers else ""
+    text = "; ".join(filter(None, [known, of_point]))
+    return [f"  ({text})"] if text else []
+
+
+#: Knobs that shard within groups of ranks, and what then crosses the network.
+_GROUPED = {
+    "zero_hpz_partition_size": "parameters cross the network once a step",
+    "hsdp_replicas": "only gradients cross the network",
+}
+
+
+def _sharding_lines(result: Result) -> list[str]:
+    # Said where a job spans nodes and what is recommended keeps its gathers within them.
+    cluster, recommended = result.cluster, result.recommended
+    if recommended is None or cluster is None:
+        return []
+    configuration, node = recommended.configuration, cluster.devices_per_node
+    ranks = {
+        "zero_hpz_partition_size": configuration.get("zero_hpz_partition_size"),
+        "hsdp_replicas": configuration.data_parallel
+        // int(str(configuration.get("hsdp_replicas"))),
+    }
+    return [
+        f"Shard within the node ({short_word(knob, configuration.get(knob))}): {crosses}."
+        for knob, crosses in _GROUPED.items()
+        if configuration.get(knob) != 1 and int(str(ranks[knob])) <= node < configuration.world_size
+    ]
 
 
 def _row(cells: tuple[str, ...], widths: list[int], *, energy: bool) -> str:
@@ -378,10 +404,7 @@ def _failures(result: Result) -> list[str]:
 
 
 def _next(result: Result) -> list[str]:
-    command = "apply" if result.points and result.job is not None else "show"
-    steps = [f"tuner {command} {result.name}{' [--point N]' if command == 'apply' else ''}"]
-    if result.points:
-        other = "--max-slowdown 5%" if result.baseline is not None else "--minimize energy"
-        steps.append(f"tuner choose {result.name} {other}")
-    lines = [f"{'Next: ' if not i else '      '}{step}" for i, step in enumerate(steps)]
+    advice = result.recommendation
+    trains = advice is not None and advice.action == "train" and result.job is not None
+    lines = [f"Next: tuner {'apply' if trains else 'show'} {result.name}"]
     return lines + ([f"Report: {result.report_path}"] if result.report_path is not None else [])

@@ -31,7 +31,9 @@ _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
 def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
-    """Return a point's time, energy and power with their units."""
+    """Return a point's time, energy and power with their units; "" where none is told."""
+    if not point.meter.tells_energy:
+        return units.time_text(point.time_to_solution_s), "", ""
     return (
         units.time_text(point.time_to_solution_s),
         units.energy_text(point.energy_to_solution_kJ),
@@ -73,6 +75,11 @@ class View:
         return common_mark([point.meter for point in self.points] + failed)
 
     @property
+    def tells_energy(self) -> bool:
+        """False for a study of time alone."""
+        return self.result.tells_energy
+
+    @property
     def estimated(self) -> str:
         """The mark to follow an energy, " (estimated)", or ""."""
         return label(self.mark)
@@ -110,7 +117,7 @@ class View:
             return "", ""
         energy, time = (1 + each.relative for each in found)
         return (
-            change(energy, 1, "less energy", "more energy"),
+            change(energy, 1, "less energy", "more energy") if self.tells_energy else "",
             change(time, 1, "less time", "more time"),
         )
 
@@ -140,9 +147,10 @@ class View:
         """Sentence on the surrogates' errors; "" if there were too few measurements."""
         if (loo := self.result.leave_one_out) is None:
             return ""
+        power = f" and {percent(loo.power_error)} of power" if self.tells_energy else ""
         return (
-            f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time and "
-            f"{percent(loo.power_error)} of power."
+            f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time"
+            f"{power}."
         )
 
     @property
@@ -205,8 +213,8 @@ class View:
             text = f"A real search like this would take about {duration(spent.time_s)} and "
             text += f"{self.spent} of the cluster, in {spent.probes} probes."
             return f"{text} {self.payback}".rstrip()
-        text = f"Spent: {self.spent}{self.estimated} and {duration(spent.time_s)} in "
-        text += f"{spent.probes} probes"
+        energy = f"{self.spent}{self.estimated} and " if self.tells_energy else ""
+        text = f"Spent: {energy}{duration(spent.time_s)} in {spent.probes} probes"
         return f"{text}, repaid {self._repaid}." if self._repaid else f"{text}."
 
     @property

@@ -12,7 +12,6 @@ import io
 import json
 import shlex
 import stat
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own, write_bytes
+from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.search_spaces.typed import strict_json
 from tuner.study.load import result_of
 from tuner.workload.trace import read_trace
@@ -83,15 +83,15 @@ def redacted_copy(run: RunFolder) -> Iterator[RunFolder]:
 
 @contextmanager
 def _copied(members: Mapping[str, bytes], name: str) -> Iterator[RunFolder]:
-    with tempfile.TemporaryDirectory(prefix="joulefront-bundle-") as folder:
-        _unpack(Path(folder) / name, members)
-        yield RunFolder(Path(folder) / name)
+    with TemporaryFolder() as folder:
+        _unpack(folder.path / name, members)
+        yield RunFolder(folder.path / name)
 
 
 def _redactor_of(run: RunFolder) -> Redactor:
     # It knows the hosts and users which the run names.
     redactor = Redactor(dict.fromkeys(record.host for record in run.records()))
-    redactor.learn(run.study_file.read_text(encoding="utf-8"))
+    redactor.learn(run.study_file.read_text(encoding="utf-8", errors="replace"))
     if run.trace.exists():
         redactor.learn(run.trace.read_text(encoding="utf-8", errors="replace"))
     return redactor
@@ -110,7 +110,7 @@ def _files(run: RunFolder, redactor: Redactor | None) -> Iterator[tuple[str, byt
             lines = [json.dumps(redactor.value(strict_json(record))) for record in records]
             yield "trace/probes.jsonl", "".join(f"{line}\n" for line in lines).encode()
         if _is_own(run, plan := run.path / "plan.json"):
-            yield "plan.json", json.dumps(redactor.value(json.loads(_read(plan)))).encode()
+            yield "plan.json", json.dumps(redactor.value(_parsed(plan))).encode()
     for pattern in patterns:
         for path in sorted(run.path.glob(pattern)):
             if _is_own(run, path):
@@ -124,6 +124,15 @@ def _is_own(run: RunFolder, path: Path) -> bool:
     if path.resolve() != run.path.resolve() / path.relative_to(run.path):
         raise InputError(f"{path} is reached by a link, which a bundle does not follow; remove it")
     return True
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}; remove it, or the run") from error
 
 
 def _read(path: Path) -> bytes:

@@ -34,12 +34,13 @@ def how_started(name: str | Executor | None, address: str | None) -> str:
 
 def simulated_executor(problem: Problem, *, seed: int = 0) -> SimulatedExecutor:
     """Return a simulated cluster, which runs as many probes as its nodes hold of the baseline."""
-    from tuner.models.simulated import SimulatedRunner
+    from tuner.models.simulated import AS_PREDICTED, SimulatedRunner
 
     job, cluster = _measured(problem)
     ranks = problem.baseline.world_size if problem.baseline else cluster.devices
     capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
-    return SimulatedExecutor(SimulatedRunner(job, cluster, seed=seed), capacity=capacity)
+    runner = SimulatedRunner(job, cluster, seed=seed, conditions=AS_PREDICTED)
+    return SimulatedExecutor(runner, capacity=capacity)
 
 
 def _measured(problem: Problem) -> tuple[TrainingJob, Cluster]:

@@ -12,22 +12,28 @@ import atexit
 import contextlib
 import logging
 import os
-import socket
-from collections.abc import Callable, Sequence
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from tuner.executors.ray_autoscaling import NodeDemand
+from tuner.executors.ray_head import Head, address_of, check_address, require_node_here
+from tuner.executors.ray_private import has_tokens, quiet, reload_authentication
 from tuner.executors.ray_security import (
     PACKAGES_FOLDER,
     exposures,
     foreign_package,
     import_folder,
     private_folder,
-    reload_authentication,
     starting,
     strip_token,
 )
+from tuner.formatting import counted
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.agent import Agent, Entered, unusable
@@ -38,8 +44,8 @@ from tuner.workload.node.facts import NodeFacts
 
 #: A node that has not answered by then (worker start, imports) is left out.
 LOOK_S = 120.0
-#: Limit for connecting to a head node.
-CONNECT_S = 10.0
+#: Most characters of a sentence of Ray's that are shown.
+_LONGEST = 300
 
 
 def import_ray() -> Any:
@@ -50,7 +56,7 @@ def import_ray() -> Any:
         raise InputError(
             "Ray is not installed; install joulefront[ray], or run with --executor inline"
         ) from None
-    if not hasattr(ray._raylet, "AuthenticationTokenLoader"):
+    if not has_tokens():
         raise InputError(
             f"Ray {ray.__version__} has no token authentication, so other users could run code "
             "through it; install ray>=2.52, or run with --executor inline"
@@ -64,6 +70,7 @@ class JoinedRay:
 
     started: bool
     leave: Callable[[], None]
+    head: Head
 
 
 def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
@@ -73,55 +80,72 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
     """
     ray = import_ray()
     if ray.is_initialized():
-        return JoinedRay(False, lambda: None)
-    if address not in (None, "auto"):
-        _check_address(address)
+        return JoinedRay(False, lambda: None, _head_of(ray))
+    if address is not None and (address := address_of(address)) != "auto":
+        check_address(address)
+        require_node_here(address)
     # Without an address Ray would join one that another user runs on this machine.
     options: dict[str, Any] = {"address": address or "local"}
     if address is None and cpus is not None:
         options["num_cpus"] = cpus
     with contextlib.ExitStack() as leaving, contextlib.ExitStack() as connecting:
         if address is None:
-            folder = leaving.enter_context(private_folder())
+            folder = leaving.enter_context(private_folder()).path
         else:
             connecting.enter_context(contextlib.chdir(import_folder()))
         try:
             if address is None:
                 options |= connecting.enter_context(starting(folder))
                 leaving.callback(reload_authentication)
+            leaving.enter_context(quiet())
             leaving.callback(ray.shutdown)
+            connecting.enter_context(_sigterm_of_python())
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         # AttributeError: another release of Ray may lack what its privacy needs.
         except (ConnectionError, ValueError, RuntimeError, OSError, AttributeError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            words = str(error).strip() or repr(error)
             if address is None:
                 raise InputError(
-                    f"Ray {ray.__version__} cannot be started: {first}; try again, or run with "
-                    "--executor inline"
+                    f"Ray {ray.__version__} cannot be started: {words.splitlines()[0]}; try again, "
+                    "or run with --executor inline"
                 ) from error
-            raise InputError(
-                f"no Ray cluster answers at {address!r}: {first} (where it asks for a token, as "
-                "newer Rays do, set RAY_AUTH_MODE=token and have it in ~/.ray/auth_token)"
-            ) from error
+            # A mismatch of versions takes several lines.
+            words = " ".join(words.split())[:_LONGEST]
+            raise InputError(f"the Ray cluster at {address!r} cannot be joined: {words}") from error
         leave = leaving.pop_all().close
         # A program that ends without it must stop Ray before its folder is removed, or Ray would
         # make the folder again.
         atexit.register(leave)
-        return JoinedRay(address is None, leave)
+        return JoinedRay(address is None, leave, _head_of(ray))
     raise AssertionError("unreachable")
 
 
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InputError(
-            f"{address!r} is no address of a Ray cluster; it must be auto, or HOST:PORT of its "
-            "head node (6379 unless another port was chosen)"
-        )
+@contextlib.contextmanager
+def _sigterm_of_python() -> Iterator[None]:
+    """Have Python handle SIGTERM after the context, as before it or by Ray's function.
+
+    Ray installs a handler in C++, which prints a stack and may abort the process. Before that, one
+    of its own exits without a word: where the program had a handler, that is an interrupt.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-    except OSError as error:
-        raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
+        yield
+    except SystemExit as error:
+        if error.code == signal.SIGTERM and callable(before):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        handler = signal.getsignal(signal.SIGTERM) if before == signal.SIG_DFL else before
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _head_of(ray: Any) -> Head:
+    here = ray.get_runtime_context().get_node_id()
+    (own,) = (node for node in ray.nodes() if node["NodeID"] == here)
+    raylet = f"{own['NodeManagerAddress']}:{own['NodeManagerPort']}"
+    return Head(lambda: ray.get_runtime_context().gcs_address, raylet=raylet)
 
 
 #: A call that only reads or sets takes milliseconds; one that starts ranks may build an op.
@@ -209,6 +233,8 @@ def place_agent(node: str, run_dir: str, *, calls: int = 8, local: bool = False)
 
     # Without the variables Ray would hide all GPUs from an actor that asks for none.
     agent = ray.remote(NodeAgent).options(
+        # Who looks at the cluster sees whose it is; one that died may still have its name.
+        name=f"joulefront-{Path(run_dir).name or 'doctor'}-{node[:6]}-{secrets.token_hex(3)}",
         num_cpus=0,
         max_concurrency=calls,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
@@ -261,7 +287,7 @@ class Survey:
             others = [kind for kind in self.kinds if kind != self.cluster.device.name]
             left = f"; left out: {', '.join(sorted(others))}" if others else ""
             used.append(
-                f"{self.cluster.nodes} nodes with {self.cluster.devices_per_node} x "
+                f"{counted(self.cluster.nodes, 'node')} with {self.cluster.devices_per_node} x "
                 f"{self.cluster.device.name} can be used{left}"
             )
         return used + [sentence for node in self.nodes for sentence in node.refused]
@@ -317,18 +343,25 @@ def survey(
     address: str,
     *,
     device_kind: str | None = None,
+    starts: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Survey:
     """Inspect every node of a Ray cluster, and choose the kind with the most devices, GPUs first.
+
+    With `starts`, a cluster none of whose nodes has devices is asked to start one with a GPU, if
+    it scales.
 
     InputError if no Ray answers, UnknownName if no node has devices of that kind.
     """
     link = join_ray(address)
     ray = import_ray()
     exposed = dict.fromkeys(exposures())
+    demand = NodeDemand(ray, link.head, {"GPU": 1.0}, 1, say)
     try:
+        if starts and not _has_devices(ray):
+            demand.meet()
         alive = [node for node in ray.nodes() if node["Alive"]]
-        say(f"looking at the {len(alive)} nodes of the Ray cluster")
+        say(f"looking at the Ray cluster: {counted(len(alive), 'node')}")
         agents = {node["NodeID"]: place_agent(node["NodeID"], ".") for node in alive}
         looks = {name: agent.look.remote() for name, agent in agents.items()}
         ready, _ = ray.wait(list(looks.values()), num_returns=len(looks), timeout=LOOK_S)
@@ -350,8 +383,14 @@ def survey(
         for agent in agents.values():
             ray.kill(agent)
     finally:
+        demand.withdraw()  # the study's own probes keep the node
         link.leave()
     return replace(_choose_kind(tuple(nodes), device_kind), exposures=tuple(exposed))
+
+
+def _has_devices(ray: Any) -> bool:
+    alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
+    return any(has.get(name, 0) > 0 for has in alive for name in ("CPU", "GPU"))
 
 
 def resource_of(cluster: Cluster) -> str:

@@ -12,11 +12,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, import_ray, join_ray
+from tuner.executors.ray_autoscaling import NodeDemand
+from tuner.executors.ray_cluster import actor_is_gone, import_ray, join_ray, resource_of
+from tuner.executors.ray_first_nodes import admit_first
+from tuner.executors.ray_flights import NO_NODE_S, Flight, Queued
+from tuner.executors.ray_gauges import Gauges
+from tuner.executors.ray_holders import holders
+from tuner.executors.ray_leases import Leases
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.executors.ray_security import exposures
 from tuner.search_spaces.cluster import Cluster
@@ -36,121 +41,14 @@ from tuner.workload.runners import Continuation
 from tuner.workload.trace import partial_record, save_partial
 
 #: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is
-#: sent a cancellation, and then before it is killed.
+#: sent a cancellation.
 _GRACE_S = 20.0
-_CANCEL_S = 10.0
 #: A lease that is not granted by then is given up, and its nodes are set aside for a while.
 _LEASE_S, _ASIDE_S = 60.0, 30.0
 #: A node that failed (damaged GPUs, a full disk) is tried again after this time.
 _ASIDE_FAILED_S = 600.0
-#: A probe for which no node became free for this long fails; the study continues with the next.
-_NO_NODE_S = 600.0
-#: A probe that needs more nodes than the cluster has left fails after this time; smaller ones are
-#: started before it meanwhile. No further probe is requested while more than this number wait.
-_SHORT_S, _SHORT_MOST = 60.0, 1
-#: An agent that cannot be reached may be gone, or its whole node: Ray knows after some seconds.
-_UNREACHABLE_S, _ASK_AGAIN_S = 30.0, 0.5
-
-
-@dataclass
-class Flight:
-    """A probe with the slots and the lease it was given.
-
-    `extend` returns further settings of an extendable probe. `result` refers to the agent's answer,
-    None until the lease is granted. At `deadline_s` it is cancelled, or killed if it was cancelled
-    before. Since `unreachable_s` the agent cannot be reached, 0 while it can. `so_far` is the
-    record at its last request for settings.
-    """
-
-    request: ProbeRequest
-    slots: list[Slot]
-    lease: Any
-    since_s: float
-    result: Any = None
-    deadline_s: float = 0.0
-    cancelled: bool = False
-    unreachable_s: float = 0.0
-    ask_s: float = 0.0
-    so_far: ProbeRecord | None = None
-    extend: Continuation | None = None
-
-    @property
-    def nodes(self) -> str:
-        """Names of its nodes."""
-        return ", ".join(dict.fromkeys(slot.name for slot in self.slots))
-
-    def launch(self, limit_s: float) -> None:
-        """Send the request to the agent of its first slot; its answer is due in `limit_s`."""
-        lead, *others = self.slots
-        peers = [(f"node {slot.name}", slot.agent) for slot in others]
-        self.result = lead.agent.run.remote(self.request.to_json(), peers, lead.address)
-        self.deadline_s = time.monotonic() + limit_s
-
-    def proceed(self, so_far: ProbeRecord) -> None:
-        """Send the agent further settings, or none, for the record that it reported."""
-        self.so_far, request = so_far, so_far.request
-        more = self.extend(request, so_far.measurements) if self.extend else ()
-        live = [each.to_json() for each in more]
-        self.result = self.slots[0].agent.continue_probe.remote(request.probe_id, live)
-
-    def call_again(self) -> None:
-        """Ask the agent for a sign of life if it is time to."""
-        if time.monotonic() >= self.ask_s:
-            self.result = self.slots[0].agent.pid.remote()
-
-    def wait_for_agent(self) -> bool:
-        """Note that the agent cannot be reached; return True to wait for it a little longer."""
-        now_s = time.monotonic()
-        self.unreachable_s = self.unreachable_s or now_s
-        if now_s - self.unreachable_s >= _UNREACHABLE_S:
-            return False
-        self.result, self.ask_s = None, now_s + _ASK_AGAIN_S
-        return True
-
-    def cancel(self) -> bool:
-        """Send a cancellation if it is overdue; return True if it was cancelled before."""
-        now_s = time.monotonic()
-        if self.result is None or self.unreachable_s or now_s < self.deadline_s:
-            return False
-        before, self.cancelled, self.deadline_s = self.cancelled, True, now_s + _CANCEL_S
-        if not before:
-            self.slots[0].agent.cancel.remote()
-        return before
-
-
-@dataclass
-class Queued:
-    """A probe that waits for slots on `need` nodes.
-
-    The cluster has had too few nodes since `short_s`, 0 if it has enough.
-    """
-
-    request: ProbeRequest
-    need: int
-    since_s: float = field(default_factory=time.monotonic)
-    short_s: float = 0.0
-    extend: Continuation | None = None
-
-    def note_nodes(self, nodes: int) -> None:
-        """Note the number of nodes that the cluster has now."""
-        self.short_s = (self.short_s or time.monotonic()) if self.need > nodes else 0.0
-
-    def failure(self, nodes: int, listed: int) -> tuple[str, str] | None:
-        """Return kind and sentence of the failure of a probe that waited too long, or None.
-
-        `nodes` are in use, and the study's cluster has `listed`.
-        """
-        now_s, are = time.monotonic(), "is" if nodes == 1 else "are"
-        if nodes and self.short_s and listed < self.need:
-            return "refused", f"it needs {self.need} nodes, and {nodes} {are} in use"
-        if nodes and self.short_s and now_s - self.short_s > _SHORT_S:
-            left = f"for {_SHORT_S:.0f} s no more than {nodes} {are} left in the Ray cluster"
-            return "node", f"it needs {self.need} nodes, and {left}"
-        if now_s - self.since_s <= _NO_NODE_S:
-            return None
-        if self.need == 1:
-            return "node", f"no node came free within {_NO_NODE_S:.0f} s"
-        return "node", f"{self.need} nodes were not free together within {_NO_NODE_S:.0f} s"
+#: No further probe is requested while more than this number wait for nodes that are lost.
+_SHORT_MOST = 1
 
 
 class RayExecutor:
@@ -176,10 +74,15 @@ class RayExecutor:
         self._flights: list[Flight] = []
         self._queue: deque[Queued] = deque()
         self._done: deque[ProbeRecord] = deque()
+        self._held: set[str] = set()  # nodes that were said to be held by others
         if not ray.is_initialized():
             say("starting Ray" if address is None else f"joining Ray at {address}")
         cpus = None if cluster.device.is_gpu else cluster.devices_per_node
         self._link = join_ray(address, cpus=cpus)
+        self._leases = Leases(ray, self._link.head, resource_of(cluster))
+        self._gauges = Gauges(self._run_dir.name)
+        devices = {resource_of(cluster): float(cluster.devices_per_node)}
+        self._demand = NodeDemand(ray, self._link.head, devices, cluster.nodes, say)
         self.pool = pool = NodePool(
             ray,
             job,
@@ -191,9 +94,9 @@ class RayExecutor:
         )
         try:
             pool.warn_of_exposures(exposures())
-            pool.refresh()
-            pool.admit(LOOK_S, wait_for_all=True)
-            pool.require_slots()
+            if not self._link.started:
+                self._demand.meet()
+            self._link.head.call(self._admit_first)
         except BaseException:
             self.close()
             raise
@@ -208,11 +111,11 @@ class RayExecutor:
     @property
     def capacity(self) -> int:
         """Number of probes in flight and of further ones that can be submitted now."""
-        nodes = len(self.pool.node_ids)
-        short = sum(queued.need > nodes for queued in self._queue)
-        room = len(self.pool.free())
-        if short < len(self._queue) or short > _SHORT_MOST:
-            room = 0
+        nodes, free = len(self.pool.node_ids), self.pool.free()
+        wait = [queued for queued in self._queue if queued.need <= nodes]
+        short = len(self._queue) - len(wait)
+        held_back = len(wait) > 1 or any(not each.lets_pass(free, self._flights) for each in wait)
+        room = 0 if held_back or short > _SHORT_MOST else len(free)
         return max(1, self.in_flight + room)
 
     @property
@@ -226,20 +129,20 @@ class RayExecutor:
     def prepare(self) -> None:
         """Import the frameworks on every node; drop those that cannot; InputError if none can."""
         self._say("preparing each node: what the job imports is imported once for all probes")
-        self.pool.prepare()
+        self._link.head.call(self.pool.prepare)
 
     def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
         ranks = Configuration(request.launch).world_size
         nodes = -(-ranks // self._cluster.devices_per_node)
         self._queue.append(Queued(request, max(1, nodes), extend=extend))
-        self._dispatch()
+        self._link.head.call(self._dispatch)
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._done:
             if not self._flights and not self._queue:
                 return None
-            self._tick()
+            self._link.head.call(self._tick)
             if not self._done and until is not None and time.monotonic() >= until:
                 return None
         return self._done.popleft()
@@ -249,17 +152,21 @@ class RayExecutor:
 
     def close(self) -> None:
         """Kill the probes in flight; stop Ray if this executor started it."""
-        if not self._ray.is_initialized():
+        if not self._ray.is_initialized() or self._link.head.raylet_ended:
             self._link.leave()
             return
-        for flight in self._flights:
-            self._ray.util.remove_placement_group(flight.lease)
+        self._leases.give_back(*(flight.lease for flight in self._flights))
         self._flights.clear()
         self._queue.clear()
         self.pool.close()
+        self._demand.withdraw()
         self._link.leave()
 
     # ---- leases and flights
+
+    def _admit_first(self) -> None:
+        self.pool.refresh()
+        admit_first(self.pool, self._say)
 
     def _refresh_nodes(self) -> None:
         for left in self.pool.refresh():
@@ -268,38 +175,37 @@ class RayExecutor:
                     self._requeue(flight)
 
     def _dispatch(self) -> None:
+        if self._link.head.silent_s():
+            return
+        first: Queued | None = None  # of those that wait until enough nodes are free
         for queued in tuple(self._queue):
-            need, nodes = queued.need, len(self.pool.node_ids)
+            nodes, free = len(self.pool.node_ids), self.pool.free()
             queued.note_nodes(nodes)
-            free: dict[str, Slot] = {}
-            for slot in self.pool.free():
-                free.setdefault(slot.node, slot)
-            if len(free) >= need:
+            slots = list({slot.node: slot for slot in free}.values())[: queued.need]
+            if first is not None and not first.lets_pass(free, self._flights):
+                return  # the next node to become free is for that probe
+            if len(slots) == queued.need:
                 self._queue.remove(queued)
-                self._lease(queued, list(free.values())[:need])
+                self._lease(queued, slots)
             elif failure := queued.failure(nodes, self._cluster.nodes):
                 self._queue.remove(queued)
                 self._fail(queued.request, *failure)
             elif not queued.short_s:
-                return  # the next node to become free is for this probe
+                first = first or queued
 
     def _lease(self, queued: Queued, slots: list[Slot]) -> None:
-        from ray.util.placement_group import placement_group
-
-        lease = placement_group(
-            [{self.pool.resource: slot.amount} for slot in slots],
-            strategy="STRICT_SPREAD" if len(slots) > 1 else "STRICT_PACK",
-            bundle_label_selector=[{"ray.io/node-id": slot.node} for slot in slots],
-        )
+        name = f"joulefront-{self._run_dir.name}-{queued.request.probe_id}"
+        lease = self._leases.take(name, slots)
         for slot in slots:
             slot.take()
-        now_s = time.monotonic()
-        flight = Flight(queued.request, slots, lease, now_s, extend=queued.extend)
+        since_s = queued.since_s, time.monotonic()
+        flight = Flight(queued.request, slots, lease, *since_s, extend=queued.extend)
         self._flights.append(flight)
         if lease.wait(timeout_seconds=1):
             self._launch(flight)
 
     def _launch(self, flight: Flight) -> None:
+        self._held.discard(flight.nodes)
         # The node may have to compile ops first.
         builds = ops_needed(flight.request.launch, self._job)
         limit_s = flight.request.time_limit_s + _GRACE_S
@@ -316,6 +222,10 @@ class RayExecutor:
                 self._land(flight)
         else:
             time.sleep(0.1)
+        if not self._link.head.answers():
+            time.sleep(0.5)
+            return
+        self._leases.give_back()
         for flight in [f for f in self._flights if f.result is None]:
             if not flight.unreachable_s:
                 self._await_lease(flight)
@@ -326,25 +236,39 @@ class RayExecutor:
             self._refresh_nodes()
         self.pool.admit(0.0)
         self._dispatch()
+        self._gauges.set(
+            len(running),
+            len({slot.node for flight in self._flights for slot in flight.slots}),
+            sum(flight.power_W for flight in self._flights),
+        )
 
     def _await_lease(self, flight: Flight) -> None:
         if flight.lease.wait(timeout_seconds=0.01):
             self._launch(flight)
         elif time.monotonic() - flight.since_s > _LEASE_S:
             self._requeue(flight, _ASIDE_S)
-            if not self.pool.drop_unreachable(flight.slots):
-                self._say(
-                    f"{flight.nodes} did not come free within {_LEASE_S:.0f} s; others use it"
-                )
+            if not self.pool.drop_unreachable(flight.slots) and flight.nodes not in self._held:
+                self._held.add(flight.nodes)
+                self._say_who_holds(flight)
+
+    def _say_who_holds(self, flight: Flight) -> None:
+        own = {each.lease.id.hex() for each in self._flights}
+        found = holders({slot.node for slot in flight.slots}, self.pool.resource, own)
+        who = ", ".join(found) or "others, of which Ray tells no name"
+        held = f"its {self.pool.resource}s are held by {who}"
+        self._say(
+            f"{flight.nodes} did not come free within {_LEASE_S:.0f} s: {held}; a probe waits for "
+            f"up to {NO_NODE_S / 60:.0f} minutes"
+        )
 
     def _requeue(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._release(flight, aside_s)
         need = len(flight.slots)
-        self._queue.appendleft(Queued(flight.request, need, flight.since_s, extend=flight.extend))
+        self._queue.appendleft(Queued(flight.request, need, flight.queued_s, extend=flight.extend))
 
     def _release(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._flights.remove(flight)
-        self._ray.util.remove_placement_group(flight.lease)
+        self._leases.give_back(flight.lease)
         for slot in flight.slots:
             slot.release(aside_s)
 
@@ -353,6 +277,8 @@ class RayExecutor:
         try:
             answer = self._ray.get(flight.result)
         except actor_is_gone(self._ray) as error:
+            if not self._link.head.answers():
+                return  # what became of it is asked when the head answers
             unsure = isinstance(error, self._ray.exceptions.ActorUnavailableError)
             if unsure and flight.wait_for_agent():
                 return

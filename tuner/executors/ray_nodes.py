@@ -23,6 +23,8 @@ from tuner.workload.probe import MeterInfo
 _NODES_S = 5.0
 #: A node that other processes keep busy is asked again after this time.
 _ASK_BUSY_S = 60.0
+#: Limits on the imports of a node, and of the first that is ready: the others are set aside.
+_PREPARED_S, _FIRST_PREPARED_S = 300.0, 900.0
 #: An idle agent answers at once. One that does not within the first time is gone, whatever Ray
 #: says of its node, which is asked again after the second.
 _ANSWER_S, _ASK_GONE_S = 5.0, 120.0
@@ -108,6 +110,16 @@ class NodePool:
         since_s = time.monotonic() - LOOK_S
         entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
         return {slot.node for slot in (*self.slots, *entering)}
+
+    @property
+    def unanswered(self) -> list[str]:
+        """Names of the nodes that were asked and have not answered."""
+        return sorted({slot.name for slot in self._entering.values()})
+
+    @property
+    def has_busy(self) -> bool:
+        """True if a node was left out because others use it."""
+        return bool(self._busy_until_s)
 
     def require_slots(self) -> None:
         """Raise InputError if no node can be used."""
@@ -211,9 +223,14 @@ class NodePool:
     def prepare(self) -> None:
         """Import the frameworks on every node; drop those that cannot."""
         self._prepared = True
-        answers = [slot.agent.prepare.remote() for slot in self.slots]
+        answers = {slot.agent.prepare.remote(): slot for slot in self.slots}
+        begin_s = time.monotonic()
+        ready, late = self._ray.wait(list(answers), num_returns=len(answers), timeout=_PREPARED_S)
+        if not ready:
+            ready, late = self._ray.wait(late, num_returns=1, timeout=_FIRST_PREPARED_S)
         troubles = []
-        for slot, answer in zip(list(self.slots), answers, strict=True):
+        for answer in ready:
+            slot = answers[answer]
             try:
                 trouble = self._ray.get(answer)
             except self._ray.exceptions.RayError as error:
@@ -222,8 +239,22 @@ class NodePool:
                 troubles.append(trouble)
                 self.slots.remove(slot)
                 self._say(trouble)
+        for slot in (answers[answer] for answer in late):
+            waited_s = time.monotonic() - begin_s
+            troubles.append(
+                f"node {slot.name} is set aside: its imports take longer than {waited_s:.0f} s; "
+                "a file system that stalls is the usual cause"
+            )
+            self._set_aside(slot, troubles[-1])
         if not self.slots:
             raise InputError(troubles[0])
+
+    def _set_aside(self, slot: Slot, sentence: str) -> None:
+        # It is asked again later, with an agent of its own.
+        self.drop_agent(slot.agent)
+        self._ray.kill(slot.agent)
+        self._busy_until_s[slot.node] = time.monotonic() + _ASK_GONE_S
+        self._say(sentence)
 
     def drop_agent(self, agent: Any) -> None:
         """Stop using the slots of an agent that died."""
@@ -240,10 +271,7 @@ class NodePool:
             except actor_is_gone(self._ray):
                 gone.append(answers[answer])
         for slot in gone:
-            self.drop_agent(slot.agent)
-            self._ray.kill(slot.agent)
-            self._busy_until_s[slot.node] = time.monotonic() + _ASK_GONE_S
-            self._say(f"node {slot.name} is set aside: its agent cannot be reached")
+            self._set_aside(slot, f"node {slot.name} is set aside: its agent cannot be reached")
         return bool(gone)
 
     def replace_agent(self, lost: Slot) -> None:

@@ -8,7 +8,6 @@ only, and keeps its files in a folder that only its owner can enter.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import secrets
@@ -18,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tuner.executors.ray_private import on_loopback, reload_authentication, requires_token
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.temporary import SHORT_PREFIX, TemporaryFolder
 from tuner.workload.node.host import ends_as_one
 
 #: Folder that holds the package `tuner`: site-packages, or a checkout.
@@ -26,25 +27,27 @@ PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 #: Unless the user chose otherwise: Ray lowers the priority of its workers, and ranks inherit it, so
 #: a measurement would yield to every other process of the machine. Its memory monitor would end the
-#: agent where offload fills the host's memory; without it the kernel ends a rank.
+#: agent where offload fills the host's memory; without it the kernel ends a rank. Ray
+#: before 2.60 warns, on the user's screen, of the environment that `place_agent` sets for actors.
 _DEFAULTS = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 #: The path of a socket holds 107 bytes, and ours and Ray's names below the parent folder
-#: (jf-XXXXXXXX/r/session_DATE_TIME_PID/sockets/plasma_store) take up to 78 of them.
+#: (jf_XXXXXXXX/r/session_DATE_TIME_PID/sockets/plasma_store) take up to 78 of them.
 _LONGEST_PARENT_BYTES = 29
 
 
-def private_folder() -> tempfile.TemporaryDirectory[str]:
+def private_folder() -> TemporaryFolder:
     """Return a new folder that only its owner can enter, for the files of one Ray."""
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     if len(os.fsencode(parent)) > _LONGEST_PARENT_BYTES:
         parent = "/tmp"
     try:
         # Its mode is 0700. Ray opens its own folders to all users, so they must lie below it.
-        return tempfile.TemporaryDirectory(prefix="jf-", dir=parent, ignore_cleanup_errors=True)
+        return TemporaryFolder(parent=parent, prefix=SHORT_PREFIX)
     except OSError as error:
         raise InputError(
             f"no folder for Ray's files can be made in {parent}: {error.strerror}; set TMPDIR to a "
@@ -59,8 +62,6 @@ def starting(folder: str | Path) -> Iterator[dict[str, Any]]:
     The environment and the current folder are changed for the duration of the context, because
     Ray hands both to its workers; the token remains in the memory of this process afterwards.
     """
-    from ray._private import ray_constants, services
-
     # Workers start in another folder. An empty entry would be the current one.
     paths = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     variables = {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()} | {
@@ -71,37 +72,17 @@ def starting(folder: str | Path) -> Iterator[dict[str, Any]]:
     if ends_as_one() and "RAY_memory_monitor_refresh_ms" not in os.environ:
         del variables["RAY_memory_monitor_refresh_ms"]  # the kernel would end the study, too
     before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_TOKEN_PATH")}
-    patched = ray_constants.ENABLE_RAY_CLUSTER, services.start_api_server
     try:
         os.environ.update(variables)
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-        # Where clusters are off, as on macOS, Ray gives its node the loopback address, and its
-        # servers then listen there only; with the address 127.0.0.2 they listen on all.
-        ray_constants.ENABLE_RAY_CLUSTER = False
-        # Without a dashboard its server has one task: it asks the cloud's metadata service where it
-        # runs, even where usage statistics are off (usage_stats_head.py).
-        services.start_api_server = lambda *args, **options: ("", None)
         reload_authentication()
-        with contextlib.chdir(import_folder()):
+        with on_loopback(), contextlib.chdir(import_folder()):
             yield {"_temp_dir": str(Path(folder, "r")), "include_dashboard": False}
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER, services.start_api_server = patched
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def reload_authentication() -> None:
-    """Make Ray read its authentication mode and token from the environment again.
-
-    Ray reads both when it is imported, which the user's program may have done before.
-    """
-    raylet: Any = importlib.import_module("ray._raylet")
-    # In this order: a thread of Ray that still closes its connections could otherwise look for a
-    # token that no longer exists, and would end the process.
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def import_folder() -> Path:
@@ -129,8 +110,7 @@ def foreign_package(folder: str | Path | None = None) -> str:
 
 def exposures() -> tuple[str, ...]:
     """Return the ways in which others can enter the Ray of this process, one sentence each."""
-    raylet: Any = importlib.import_module("ray._raylet")
-    if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
+    if not requires_token():
         return (
             "the Ray cluster requires no token: anyone who can reach its ports over the network "
             "can run code on it as its owner; to require one, start Ray on every node "

@@ -146,7 +146,15 @@ def read_earlier(folder: Path) -> Earlier:
             stretch = stretches.setdefault(line["epoch"], {})
             stretch.setdefault(Settings.from_json(line["live"], str(path)), []).append(figures)
         visits = max(stretches.values(), key=lambda each: (len(each), sum(map(len, each.values()))))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as problem:
         raise InputError(
             f"--transfer: {folder} holds no {FILE} of a tuned training that can be read: {problem}"
         ) from problem

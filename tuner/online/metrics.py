@@ -8,6 +8,7 @@ units. The file is for the textfile collector of Prometheus' node exporter.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from tuner.online.bandit import OnlineTuner
 from tuner.online.follow import PowerFollower
 from tuner.online.marks import Mark
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.meters import Meter, MeterError, Reading
 from tuner.workload.meters.base import device_states
@@ -56,13 +58,28 @@ METRICS: Mapping[str, tuple[str, str]] = {
 Sample = tuple[str, Mapping[str, object], float]
 
 
+def _for_loopback(app: Callable[..., Any], host: str) -> Callable[..., Any]:
+    # A page of another site reaches this server by a name of its own that leads to loopback (DNS
+    # rebinding). A browser sends that name; a tunnel's port may be another one.
+    names = {"localhost", "127.0.0.1", "[::1]", host}
+
+    def checked(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        asked = environ.get("HTTP_HOST", host).lower()
+        if re.sub(r":\d*$", "", asked) in names:
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"These metrics are read as localhost only.\n"]
+
+    return checked
+
+
 def import_prometheus() -> Any:
     """Return the package prometheus_client."""
     try:
         import prometheus_client
     except ImportError as error:
         raise InputError(
-            "metrics need prometheus_client; install it with pip install 'joulefront[metrics]'"
+            f"metrics need prometheus_client; install it with {install_command('metrics')}"
         ) from error
     return prometheus_client
 
@@ -149,6 +166,8 @@ class Metrics:
             why = error.strerror or error
             raise InputError(f"cannot listen on {host}:{port}: {why}") from error
         in_url = f"[{host}]" if ":" in host else host
+        if host in ("localhost", "::1") or host.startswith("127."):
+            server.set_app(_for_loopback(server.get_app(), in_url))
         self._say(f"metrics are at http://{in_url}:{server.server_port}/metrics")
         try:
             yield

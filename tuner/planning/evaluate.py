@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.model import AnalyticModel, Prediction
 from tuner.pareto import nondominated
+from tuner.planning.failures import with_failures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
@@ -135,7 +137,7 @@ def evaluate(
     count = fitting = 0
     least = np.inf
     for block in _blocks(space.groups(job, cluster, gpus=gpus)):
-        prediction = model.predict_groups(block)
+        prediction = with_failures(model.predict_groups(block), partial(_ranks, block), cluster)
         fits = np.flatnonzero(_fits(prediction, cluster))
         count, fitting = count + len(prediction.step_time_s), fitting + len(fits)
         least = min(least, float(prediction.memory_bytes.min()))
@@ -158,6 +160,11 @@ def evaluate(
         fitting=fitting,
         least_bytes=float(least),
     )
+
+
+def _ranks(block: Sequence[Group]) -> np.ndarray:
+    ranks = [Configuration(launch).world_size for launch, _ in block]
+    return np.repeat(ranks, [len(lives) for _, lives in block])
 
 
 def _numbered(block: Sequence[Group], starts: np.ndarray, number: int) -> Configuration:

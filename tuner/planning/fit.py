@@ -17,7 +17,8 @@ from tuner.models.analytic.memory import DEVICE_PARTS
 from tuner.models.analytic.model import AnalyticModel, Prediction
 from tuner.models.analytic.model_error import known_errors
 from tuner.models.memory_margin import MemoryMargin
-from tuner.problem.from_job import cluster_of
+from tuner.planning.saving import saving_bytes
+from tuner.problem.from_job import cluster_to_predict
 from tuner.search_spaces.baseline import changed_default
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -120,6 +121,11 @@ class Fit:
     assumed: tuple[str, ...] = ()
 
     @property
+    def saving_bytes(self) -> float:
+        """Bytes on the first rank's host while the whole model is saved (`saving_bytes`)."""
+        return saving_bytes(self.job, self.cluster, self.configuration)
+
+    @property
     def memory_bytes(self) -> float:
         """Predicted peak of the fullest rank's device."""
         return sum(self.parts.values())
@@ -156,6 +162,7 @@ class Fit:
             "spare_bytes": self.spare_bytes,
             "parts": dict(self.parts),
             "host_memory_bytes": self.host_memory_bytes,
+            "saving_host_bytes": self.saving_bytes,
             "host_capacity_bytes": self.cluster.host_memory_bytes or None,
             "largest_micro_batch": self._limit(self.micro_batch),
             "longest_sequence": self._limit(self.sequence_length),
@@ -200,7 +207,7 @@ def fit(
             this job on this cluster; one sentence.
     """
     job, assumed = _job_of(job, sequence_length, global_batch)
-    cluster, leased = _clusters(cluster_of(cluster), gpus)
+    cluster, leased = _clusters(cluster_to_predict(cluster), gpus)
     if isinstance(configuration, str):
         configuration = Configuration.parse(configuration)
     configuration = changed_default(job, leased, configuration or Configuration(Settings()))

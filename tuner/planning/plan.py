@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tuner.models.analytic.constants import Constants
+from tuner.models.analytic.failures import require_end
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.analytic.model_error import (
     ModelError,
@@ -30,6 +31,7 @@ from tuner.models.simulated import simulated_meter
 from tuner.pareto import knee, probability_nondominated
 from tuner.planning.correction import Correction
 from tuner.planning.evaluate import Evaluated, evaluate
+from tuner.planning.failures import with_failures
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import does_not_fit
 from tuner.problem.problem import versions
@@ -44,7 +46,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.safe_files import write_text
+from tuner.search_spaces.safe_files import read_bytes, write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.typed import read_fields, strict_json
 
@@ -123,16 +125,25 @@ def read_plan(folder: Path) -> PlanTable:
     """
     path = folder / PLAN_FILE
     try:
-        if path.stat().st_size > MAX_BYTES:
+        text = read_bytes(path, MAX_BYTES)
+        if len(text) > MAX_BYTES:
             raise ValueError(f"it holds more than {MAX_BYTES // 2**20} MiB")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(text)
         if data["schema"] != SCHEMA:
             raise InputError(f"{path} was written by a newer joulefront; this one reads {SCHEMA}")
         table = read_fields(PlanTable, data, "plan", rows=_rows, attainment=_attainment)
         for number in (table.baseline, *table.probes):
             if not 0 <= number < len(table.rows):
                 raise ValueError(f"it has no row {number}")
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise InputError(f"cannot read the plan {path}: {error!r}") from error
     return table
 
@@ -172,6 +183,7 @@ def plan_table(
             f"a plan needs the model and sequence length of job {job.name!r}, which are not known"
         )
     sizes = tuple(sorted(set(gpus)))
+    require_end(enlarged(cluster, sizes[-1]) if sizes else cluster)
     constants = None if correction is None else correction.constants
     parts = [
         evaluate(
@@ -272,7 +284,8 @@ def _with_baseline(
 ) -> tuple[Evaluated, int]:
     if baseline in found.configurations:
         return found, found.configurations.index(baseline)
-    prediction = AnalyticModel(job, cluster, constants=constants).predict([baseline])
+    alone = AnalyticModel(job, cluster, constants=constants).predict([baseline])
+    prediction = with_failures(alone, lambda: np.array([baseline.world_size]), cluster)
     added = replace(
         found,
         configurations=(*found.configurations, baseline),

@@ -19,7 +19,7 @@ from tuner.search_spaces.declared import declared_words, with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import why_it_cannot_run
 from tuner.workload.deepspeed_file import read_deepspeed
 
 #: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
@@ -27,7 +27,7 @@ _KNOWN = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_para
 _KNOWN |= {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
 _KNOWN |= {"steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard", "wandb"}
 #: Parts of "zero_optimization" that are knobs.
-_ZERO = ("stage", "offload_optimizer", "offload_param")
+_ZERO = ("stage", "offload_optimizer", "offload_param", "zero_hpz_partition_size")
 #: Beginning of the name of a default baseline.
 _DEFAULT = "the default:"
 
@@ -99,7 +99,7 @@ def read_baseline(words: Sequence[str | Path], job: TrainingJob, cluster: Cluste
     configuration = Configuration.of(values)
     launch = Settings({**configuration.launch, **declared})
     configuration = with_baseline(Configuration(launch, configuration.live), job.knobs)
-    if broken := broken_rules(configuration, job, cluster):
+    if broken := why_it_cannot_run(configuration, job, cluster):
         raise InvalidConfiguration(configuration.short, broken)
     name = ", ".join(Path(text).name if text in files else text for text in texts)
     return Baseline(
@@ -138,6 +138,7 @@ def _knobs_of(
     micro = config.get("train_micro_batch_size_per_gpu")
     for knob, value, default in (
         ("zero_stage", stage, None),
+        ("zero_hpz_partition_size", zero.get("zero_hpz_partition_size", 1), 1),
         ("tensor_parallel", tensor.get("autotp_size", tensor.get("tp_size", 1)), 1),
         ("sequence_parallel", config.get("sequence_parallel_size", 1), 1),
         ("micro_batch", micro if isinstance(micro, int) else None, None),

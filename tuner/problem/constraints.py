@@ -171,6 +171,12 @@ class Constraints:
         )
 
     @property
+    def need_energy(self) -> bool:
+        """False if time alone is minimized, and nothing limits energy or power."""
+        limited = (self.budget_kJ, self.power_cap_W, self.peak_power_W)
+        return self.objective != "time" or any(limit is not None for limit in limited)
+
+    @property
     def prices(self) -> tuple[float, float]:
         """Prices of a kilowatt-hour and of a GPU hour; 0 if not given."""
         return self.price_per_kWh or 0.0, self.price_per_gpu_hour or 0.0

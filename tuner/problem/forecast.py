@@ -44,8 +44,10 @@ class SearchForecast:
     def sentence(self) -> str:
         """The forecast in one line."""
         parts = [f"about {self.probes} probes"]
-        if self.time_s is not None and self.energy_kJ is not None:
-            parts += [duration(self.time_s), energy_text(self.energy_kJ) + label("estimated")]
+        if self.time_s is not None:
+            parts.append(duration(self.time_s))
+        if self.energy_kJ is not None:
+            parts.append(energy_text(self.energy_kJ) + label("estimated"))
         text = f"This search: {', '.join(parts)} on {self.devices} x {self.device}"
         text += "; clocks will be changed and put back" if self.sets_clocks else ""
         return f"{text}; Ctrl-C loses nothing."

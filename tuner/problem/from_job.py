@@ -22,7 +22,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import why_it_cannot_run
 from tuner.search_spaces.space import (
     Candidates,
     SearchSpace,
@@ -191,11 +191,22 @@ def cluster_of(cluster: Cluster | str) -> Cluster:
     return detect_cluster()
 
 
+def cluster_to_predict(cluster: Cluster | str) -> Cluster:
+    """Return the cluster of a prediction; InputError if none is named and no GPU is here."""
+    found = cluster_of(cluster)
+    if cluster == "auto" and not found.device.is_gpu:
+        raise InputError(
+            "this machine has no GPU to predict for; name a cluster, such as --cluster a100-8 "
+            "(`tuner list clusters` lists them), or --cluster cpu-2 for two cores"
+        )
+    return found
+
+
 def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
     """Return what the user runs today."""
     if isinstance(given, Configuration):
         given = with_baseline(given, job.knobs)
-        if broken := broken_rules(given, job, cluster):
+        if broken := why_it_cannot_run(given, job, cluster):
             raise InvalidConfiguration(given.short, broken)
         return Baseline(given, "yours")
     if given is not None:

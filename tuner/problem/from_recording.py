@@ -19,7 +19,7 @@ from tuner.search_spaces.space import Candidates
 from tuner.workload.table import RecordedTable, load_table
 
 if TYPE_CHECKING:
-    from tuner.workload.runners import Runner
+    from tuner.workload.replay import RecordingRunner
 
 
 def _rank(value: Any) -> tuple[int, float]:
@@ -45,7 +45,7 @@ def _table_baseline(table: RecordedTable, configurations: Sequence[Configuration
 
 def table_problem(
     folder: Path, group: str | None, steps: int | None, *, seed: int = 0
-) -> tuple[Problem, Runner]:
+) -> tuple[Problem, RecordingRunner]:
     """Return the problem of a recorded table's group, and the runner that answers it."""
     from tuner.workload.replay import TableRunner
 
@@ -98,7 +98,7 @@ def _identity(
     return plain({**more, "recorded": recorded.to_json(), "space": space, "baseline": of_baseline})
 
 
-def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, Runner]:
+def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, RecordingRunner]:
     from tuner.workload.replay import TraceRunner
 
     runner = TraceRunner(path, seed=seed)
@@ -130,7 +130,7 @@ def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, R
 
 def recorded_problem(
     path: str | Path, *, group: str | None = None, steps: int | None = None, seed: int = 0
-) -> tuple[Problem, Runner]:
+) -> tuple[Problem, RecordingRunner]:
     """Return the problem of a group of a recorded table, or of a trace, and its runner."""
     path = Path(path)
     if steps is not None:

@@ -66,8 +66,10 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """Name of the table, or of the trace's file."""
-        return self.table or Path(self.path).stem
+        """Name of the table, of the run that made the trace, or of the trace's file."""
+        path = Path(self.path)
+        of_run = path.parent.parent.name if path.parent.name == "trace" else ""
+        return self.table or of_run or path.stem
 
     @property
     def knobs(self) -> tuple[Knob, ...]:

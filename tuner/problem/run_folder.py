@@ -7,10 +7,12 @@ like can answer from the folder alone. One driver at a time holds the folder's l
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import shutil
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +23,13 @@ from typing import Any, Literal
 
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.search_spaces.safe_files import open_plain, require_own, write_text
+from tuner.search_spaces.safe_files import (
+    open_plain,
+    open_to_read,
+    read_bytes,
+    require_own,
+    write_text,
+)
 from tuner.search_spaces.typed import names_a_file, plain_text
 from tuner.workload.node.rights import private_folder
 from tuner.workload.probe import ProbeRecord
@@ -50,6 +58,8 @@ _SECTIONS = (
 #: The most that is read of study.toml, which takes some kilobytes: a sparse file costs no disk, and
 #: reading one of a gigabyte took two of memory.
 _MAX_STUDY_BYTES = 16 * 2**20
+#: A look at a lock (`tuner runs`) takes a moment of it; a search waits so long for it, seconds.
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,13 @@ class RunFolder:
 
     def records(self) -> tuple[ProbeRecord, ...]:
         """Return the records of the trace, none without one; InputError as `read_trace`."""
-        return read_trace(self.trace).records if self.trace.exists() else ()
+        try:
+            self.trace.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as error:  # another user has closed the folder
+            raise InputError(f"cannot read {self.trace}: {error.strerror}") from error
+        return read_trace(self.trace).records
 
     def probe_names(self, records: Iterable[ProbeRecord]) -> set[str]:
         """Return the names of the probes of these records, and of those that left files."""
@@ -111,8 +127,7 @@ class RunFolder:
     def read_study(self) -> dict[str, Any] | None:
         """Return the tables of study.toml; None if there is none yet."""
         try:
-            with self.study_file.open("rb") as file:
-                data = file.read(_MAX_STUDY_BYTES + 1)
+            data = read_bytes(self.study_file, _MAX_STUDY_BYTES)
             if len(data) > _MAX_STUDY_BYTES:
                 raise ValueError(f"it holds more than {_MAX_STUDY_BYTES // 2**20} MiB")
             study = tomllib.loads(data.decode("utf-8"))
@@ -157,15 +172,13 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot lock {self.path / '.lock'}: {error.strerror}") from error
         try:
-            try:
-                # The kernel lets go of it when this process ends, however it ends.
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            # The kernel lets go of it when this process ends, however it ends.
+            if not _lock(fd, fcntl.LOCK_EX, limit_s=_LOOK_S):
                 holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise InputError(
                     f"the study {self.name!r} is being run by process {holder}; "
                     "wait until it ends, or give another name"
-                ) from None
+                )
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -204,11 +217,11 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
             in `runs_dir`, or else of a folder here. A `Path` is a path, or else a name.
     """
     folder = Path(runs_dir)
-    known = [path.parent for path in folder.glob("*/study.toml")] if folder.is_dir() else []
+    known = [path for _, path in _runs_in(folder)] if folder.is_dir() else []
     if run is None:
         if not known:
             raise InputError(f"there is no run in {folder.resolve()}; `tuner optimize` makes one")
-        return RunFolder(max(known, key=lambda path: (path / "study.toml").stat().st_mtime))
+        return RunFolder(known[0])
     places = [folder / run, Path(run)]
     if isinstance(run, Path):
         places.reverse()
@@ -247,15 +260,31 @@ class RunEntry:
 
 def list_runs(runs_dir: str | Path) -> list[RunEntry]:
     """Return the runs of a folder, the latest first."""
-    folders = [path.parent for path in Path(runs_dir).glob("*/study.toml")]
-    folders.sort(key=lambda path: (path / "study.toml").stat().st_mtime, reverse=True)
-    return [_entry(RunFolder(path)) for path in folders]
+    return [_entry(RunFolder(path), changed_s) for changed_s, path in _runs_in(Path(runs_dir))]
 
 
-def _entry(folder: RunFolder) -> RunEntry:
-    size = sum(p.lstat().st_size for p in folder.path.rglob("*") if not p.is_dir())
-    changed = datetime.fromtimestamp(folder.study_file.stat().st_mtime)
-    stamp = changed.isoformat(sep=" ", timespec="minutes")
+def _runs_in(runs_dir: Path) -> list[tuple[float, Path]]:
+    # Time of change and folder of each run, the latest first; one may vanish meanwhile.
+    found = []
+    for path in runs_dir.glob("*/study.toml"):
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime, path.parent))
+    return sorted(found, reverse=True)
+
+
+def _size_bytes(folder: Path) -> int:
+    # Beside a running search files vanish, and another user may have closed a folder.
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return size
+
+
+def _entry(folder: RunFolder, changed_s: float) -> RunEntry:
+    size = _size_bytes(folder.path)
+    stamp = datetime.fromtimestamp(changed_s).isoformat(sep=" ", timespec="minutes")
     try:
         study = folder.read_study() or {}
         records = folder.records()
@@ -293,16 +322,26 @@ def stop_run(runs_dir: str | Path, name: str) -> Path:
 
 def _is_held(folder: RunFolder) -> bool:
     try:
-        fd = os.open(folder.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
+        fd = open_to_read(folder.path / ".lock")
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        return not _lock(fd, fcntl.LOCK_SH)
     finally:
         os.close(fd)
-    return False
+
+
+def _lock(fd: int, kind: int, limit_s: float = 0.0) -> bool:
+    # Lock a file, for which another process that only looks (`_is_held`) has to be awaited.
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= until_s:
+                return False
+        time.sleep(0.02)
 
 
 def remove_run(runs_dir: str | Path, name: str) -> Path:

@@ -24,34 +24,6 @@ SIMULATED_LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True)
-class SamplerDesign:
-    """Design choices of the sampler, each of which can be left out (docs/search.md).
-
-    Attributes:
-        max_live: largest number of live settings that one probe visits; 1 is no sweep.
-        start_launches: distinct launches measured before the surrogates choose; None lets the
-            number of launches decide (1 to 6).
-        cost_weight: exponent of the predicted joules in the score: 1 is improvement per joule.
-        in_flight_share: launches in flight, as a share of those that are measured, beyond which a
-            probe waits for results; infinite fills every slot.
-        extend_launches: visit one live setting of a launch, and decide with what it measured which
-            others to visit in it; else the whole sweep is chosen before the launch.
-        learn_memory: learn from measured peaks and out-of-memory failures how far predicted memory
-            is off (`tuner.models.memory_margin`).
-        one_new_value: while there are such, propose launches with one value at most that no launch
-            trained with, so a crash shows what caused it (`tuner.search.crash_causes`).
-    """
-
-    max_live: int = 8
-    start_launches: int | None = None
-    cost_weight: float = 1.0
-    extend_launches: bool = True
-    in_flight_share: float = 0.4
-    learn_memory: bool = True
-    one_new_value: bool = False
-
-
-@dataclass(frozen=True)
 class SearchSettings:
     """Limits and rules of a search."""
 

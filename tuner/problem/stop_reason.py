@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tuner.formatting import Units, label, percent
+from tuner.formatting import Units, duration, label, percent
 from tuner.problem.settings import SearchSettings
+from tuner.workload.without_energy import STAND_IN_W
 
 #: Expected gain of a probe below which its sentence names no figure.
 HARDLY = 0.005
@@ -15,6 +16,11 @@ HARDLY = 0.005
 STOP_PROBABILITY = 0.1
 #: Kinds of a `StopReason` that are limits of the search.
 LIMITS = ("max_probes", "probe_budget", "search_share", "time")
+_UNITS = ("kJ", "s")
+#: Kinds of searches that the same command continues as it is.
+UNFINISHED = ("interrupted", "stopped", "running")
+#: Kinds of searches that left nothing worth a probe: an answer says no reason.
+COMPLETE = ("not_worth_it", "exhausted", "past_runs", "plan")
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,16 @@ class StopReason:
     kind: str
     figures: Mapping[str, float] = field(default_factory=dict)
     message: str = ""
+
+    def of_time(self) -> StopReason:
+        """Return the reason with its amounts of energy as the times that they stand for."""
+        figures = {
+            name.removesuffix("_kJ") + "_s" if name.endswith("_kJ") else name: (
+                1000 * value / STAND_IN_W if name.endswith("_kJ") else value
+            )
+            for name, value in self.figures.items()
+        }
+        return replace(self, figures=figures)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are not empty."""
@@ -81,7 +97,7 @@ def _max_probes(figures: Mapping[str, float]) -> str:
     if spare := int(figures["reserved"]):
         last = "the last" if spare == 1 else f"the last {spare}"
         are = "is" if spare == 1 else "are"
-        return f"{last} of its {most} probes {are} for fresh launches of the choice and of today"
+        return f"{last} of its {most} probes {are} kept to verify the choice"
     return f"all {most} probes that it may make are made"
 
 
@@ -97,41 +113,51 @@ def _probe_budget(figures: Mapping[str, float]) -> str:
     )
     reserved_kJ = figures.get("reserved_kJ", 0.0)
     if reserved_kJ > 0:
-        left += (
-            f", of which {energy(reserved_kJ)} are for fresh launches of the choice and of today"
-        )
+        left += f", of which {energy(reserved_kJ)} are kept to verify the choice"
     if not figures["needed_kJ"]:
         return left
     return f"another probe takes about {energy(figures['needed_kJ'])}, and {left}"
 
 
+def _amounts(figures: Mapping[str, float], *names: str) -> Callable[[str], str]:
+    """Return what makes a text of an amount of energy, in the unit of those named; or of time."""
+    told_kJ = [figures[f"{name}_kJ"] for name in names if f"{name}_kJ" in figures]
+    energy_text = Units.for_values(told_kJ, []).energy_text
+
+    def text(name: str) -> str:
+        if f"{name}_s" in figures:
+            return duration(figures[f"{name}_s"])
+        return energy_text(figures[f"{name}_kJ"])
+
+    return text
+
+
 def _search_share(figures: Mapping[str, float]) -> str:
-    energy = Units.for_values([figures["job_kJ"]], []).energy_text
+    amount = _amounts(figures, "job")
     return (
-        f"it has used {energy(figures['spent_kJ'])}{label(_mark(figures))}, and "
+        f"it has used {amount('spent')}{label(_mark(figures))}, and "
         f"with the next probe it would use more than {percent(figures['share'])} of what the "
-        f"training takes ({energy(figures['job_kJ'])})"
+        f"training takes ({amount('job')})"
     )
 
 
 def _not_worth_it(figures: Mapping[str, float]) -> str:
-    names = ("needed_kJ", "left_kJ", "saved_kJ")
-    energy = Units.for_values([figures[n] for n in names if n in figures], []).energy_text
-    trying = f"trying another configuration takes {energy(figures['needed_kJ'])}"
-    if not figures.get("left_kJ", 1.0) or not figures.get("saved_kJ", 1.0):
+    amount = _amounts(figures, "needed", "left", "saved")
+    trying = f"trying another configuration takes {amount('needed')}"
+    if 0.0 in (figures.get(f"{what}_{unit}") for what in ("left", "saved") for unit in _UNITS):
         return f"{trying} and would save nothing"
     if figures.get("expected_gain", 1.0) < HARDLY:
         return f"{trying} and {_brings(figures)}"
     if "probability" in figures:
         regret, probability = percent(figures["regret"]), percent(figures["probability"])
-        left = f"more than {regret} of the front's hypervolume is left to find"
+        left = f"more than {regret} of the front is left to find"
         if figures.get("of_answer"):
             left = f"the choice can be improved by more than {regret}"
         return f"{left} with a probability of {probability}; {trying} and {_brings(figures)}"
-    if "left_kJ" in figures:
-        left = f"and all that is left to find would save {energy(figures['left_kJ'])}"
+    if "left_kJ" in figures or "left_s" in figures:
+        left = f"and all that is left to find would save {amount('left')}"
         return f"{trying}, {left} of the training"
-    return f"{trying} and would save {energy(figures['saved_kJ'])} of the training"
+    return f"{trying} and would save {amount('saved')} of the training"
 
 
 def _brings(figures: Mapping[str, float]) -> str:
@@ -140,14 +166,13 @@ def _brings(figures: Mapping[str, float]) -> str:
         return f"would hardly change the {'choice' if of_answer else 'front'}"
     if of_answer:
         return f"is expected to improve the choice by {percent(gain)}"
-    return f"is expected to add {percent(gain)} to the front's hypervolume"
+    return f"is expected to move the front by {percent(gain)}"
 
 
 def _next_probe(figures: Mapping[str, float]) -> str:
     if figures.get("probe_budget_kJ") and figures["needed_kJ"]:  # which is told with the budget
         return f"; it {_brings(figures)}"
-    energy = Units.for_values([figures["next_kJ"]], []).energy_text
-    return f"; another one takes {energy(figures['next_kJ'])} and {_brings(figures)}"
+    return f"; another one takes {_amounts(figures, 'next')('next')} and {_brings(figures)}"
 
 
 #: Ends of a search by their kind: the cause, made of its figures.
@@ -174,8 +199,9 @@ _SENTENCES = {
 STOP_KINDS = (*_CAUSES, *_SENTENCES)
 
 
-def stop_sentence(reason: StopReason) -> str:
-    """Return the reason why a search ended as a sentence; KeyError if it lacks a figure."""
+def stop_sentence(reason: StopReason, *, brief: bool = False) -> str:
+    """Return the reason why a search ended as a sentence, and unless `brief` what the next probe
+    would take and bring; KeyError if it lacks a figure."""
     if reason.kind in _SENTENCES:
         return _SENTENCES[reason.kind]
     cause, figures = _CAUSES[reason.kind], reason.figures
@@ -183,7 +209,10 @@ def stop_sentence(reason: StopReason) -> str:
         text = cause.format(**figures, message=reason.message)
     else:
         text = cause(figures)
-    more = _next_probe(figures) if "next_kJ" in figures else ""
+    # That another probe would bring nothing is no second reason.
+    told = "next_kJ" in figures or "next_s" in figures
+    brings = not brief and told and figures["expected_gain"] >= HARDLY
+    more = _next_probe(figures) if brings else ""
     return f"The search ended: {text}{more}."
 
 

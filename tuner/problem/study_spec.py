@@ -55,14 +55,17 @@ class StudySpec:
     unverified: NoVerdict | None = None
     created: str = ""
     ended: SessionEnd = field(default_factory=SessionEnd)
+    #: Driver, host and database of the storage (`tuner.storage.storage_name`); "" of the journal.
+    storage: str = ""
 
     def to_toml(self) -> dict[str, Any]:
-        """Return the tables of study.toml; a storage's URL, which may hold a password, is none."""
+        """Return the tables of study.toml; a storage is without its user and password."""
         return plain(
             {
                 "schema": STUDY_SCHEMA,
                 "name": self.name,
                 "created": self.created,
+                **({"storage": self.storage} if self.storage else {}),
                 "constraints": self.constraints.given,
                 "settings": self.settings.to_json(),
                 **self.problem.identity,
@@ -138,7 +141,7 @@ def _read_job(study: Mapping[str, Any], kind: type[AnyJob]) -> AnyJob | None:
         return None
     try:
         job = kind.from_json({**section, "model": json.loads(section["model"])})
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"the [job] of study.toml is not a job: {error}") from error
     return cast(AnyJob, job)
 

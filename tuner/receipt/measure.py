@@ -13,10 +13,8 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -32,6 +30,7 @@ from tuner.receipt.receipt import KIND, Receipt, TrainingShare
 from tuner.receipt.trainings import Training, read_counts, trainings_of
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own, write_text
+from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.search_spaces.typed import strict_json
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
@@ -303,11 +302,8 @@ def _write(receipt: Receipt, file: Path) -> None:
 def _counts_folder() -> Iterator[Path]:
     # In memory: a count must not wait for a disk that is busy with a checkpoint.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="joulefront-", dir=memory))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryFolder(parent=memory) as folder:
+        yield folder.path
 
 
 def _variables(counts: Path) -> dict[str, str]:

@@ -54,7 +54,9 @@ def read_counts(folder: Path) -> list[RankCount]:
     counts = []
     for path in folder.iterdir():
         # A file that is being written, or that the program wrote, holds no counts.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, struct.error):
+        with contextlib.suppress(
+            OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, struct.error
+        ):
             counts.append(_read(path))
     return sorted(counts, key=lambda count: (count.first_s, count.rank))
 

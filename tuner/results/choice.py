@@ -34,6 +34,8 @@ SAME = 0.01
 BOTH = "better-in-both"
 #: From this factor on, an overshoot is shown as "3.2 times" instead of in per cent.
 MANY_TIMES = 3.0
+#: From this factor on, a limit is out of reach.
+OUT_OF_REACH = 100.0
 #: Joules in a kilowatt-hour, in thousands.
 KJ_PER_KWH = 3600.0
 
@@ -104,7 +106,11 @@ def _least_found(row: Limit, limit: float, ratio: float, units: Units) -> str:
         found, asked = row.text(nearest, units, digits), row.text(limit, units, digits)
         if found != asked and f"{nearest:.{digits}g}" != f"{limit:.{digits}g}":
             break
-    if ratio >= MANY_TIMES:
+    if ratio >= MANY_TIMES:  # too far for one unit
+        own = Units.for_values([limit], [limit])
+        asked = row.text(limit, own, 3)
+        if ratio >= OUT_OF_REACH:
+            return f"{asked} is out of reach, and the least found is {found}"
         return f"the least found is {found}, {number(ratio)} times the {row.noun} of {asked}"
     share = percent(ratio - 1) if ratio >= 1.0005 else "less than 0.1 %"
     return f"the least found is {found}, {share} beyond the {row.noun} of {asked}"
@@ -250,6 +256,8 @@ def _needs(point: Point, constraints: Constraints, units: Units) -> str:
         price = f", and costs {number(cost_of(point, constraints))} at the prices given"
     elif constraints.goal == "carbon":
         price = f", and emits {number(carbon_g(point, constraints))} g of CO2"
+    if not point.meter.tells_energy:
+        return f"{point.configuration.short} needs {units.time_text(point.time_to_solution_s)}"
     return (
         f"{point.configuration.short} needs {units.energy_text(point.energy_to_solution_kJ)}{mark} "
         f"and {units.time_text(point.time_to_solution_s)} at {number(point.power_W)} W{mark}{price}"

@@ -54,6 +54,7 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
     time, power = surrogates.sample(drawn, normals)
     measured = {p.configuration for p in result.points}
     baseline = result.baseline.configuration if result.baseline else None
+    told = point.meter.tells_energy
 
     def change(log: np.ndarray, column: int) -> RelativeChange:
         quantiles = np.quantile(log[:, 0] - log[:, column], [0.5, 0.05, 0.95])
@@ -66,14 +67,16 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
             value=point.configuration.get(knob),
             instead_of=value,
             time=change(time, column),
-            energy=change(time + power, column),
-            power=change(power, column),
+            energy=change(time + power, column) if told else None,
+            power=change(power, column) if told else None,
             measured=other in measured,
             of_baseline=baseline is not None and baseline.get(knob) == value,
         )
         for column, (knob, value, other) in enumerate(neighbours, start=1)
     ]
-    return tuple(sorted(effects, key=lambda e: (not e.of_baseline, -abs(e.energy[0]))))
+    return tuple(
+        sorted(effects, key=lambda e: (not e.of_baseline, -abs((e.energy or e.time).median)))
+    )
 
 
 def _where(result: Result, point: Point) -> dict[str, Mapping[str, float]]:
@@ -105,10 +108,16 @@ def explain(result: Result, point: str | Configuration = "best") -> Explanation:
         why = "the model's sizes are not known"
     else:
         where = _where(result, chosen)
+    told = chosen.meter.tells_energy
+    if where and not told:
+        error = {name: value for name, value in where["model_error"].items() if name != "energy"}
+        where = {"time_s": where["time_s"], "model_error": error}
+    what = "time and energy go is" if told else "time goes is"
     return Explanation(
         point=chosen,
         **where,
+        parts_W=result.parts_W(chosen.configuration),
         knobs=_effects(result, chosen),
         mark=chosen.meter.mark,
-        notes=(f"Where time and energy go is not told: {why}.",) if why else (),
+        notes=(f"Where {what} not told: {why}.",) if why else (),
     )

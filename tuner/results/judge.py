@@ -29,8 +29,10 @@ from tuner.workload.probe import ProbeRecord
 #: Probability from which on a configuration is recommended, and from which on no further launch is
 #: bought; the larger one allows for looking after each launch (`python -m benchmarks.verdicts`).
 SURE, ENOUGH = 0.95, 0.99
-#: Least log saving that is worth a change.
+#: Log saving that a configuration must exceed to be better: its probability is of that.
 MARGIN = 0.005
+#: Least saving of energy or time that is named: a smaller one is no difference worth a change.
+WORTH = 0.01
 #: Launches that are bought at most in one study.
 MOST_LAUNCHES = 16
 #: Smallest probability of becoming sure for which launches are bought.
@@ -183,6 +185,23 @@ class Judge:
         gains = self._saving(point, 1.0, 0.0), self._saving(point, 0.0, 1.0)
         return _differences(gains, "posterior of all launches", predicted=False)
 
+    def against(self, other: Point) -> Judge:
+        """Return the judge that compares with another point than the baseline.
+
+        The models' error of a ratio is known to the baseline. That of two others is at most the
+        sum of their two: the triangle inequality of the errors' features.
+        """
+        if self.baseline is None or self.ratio_sd is None:
+            return replace(self, baseline=other)
+        known = {**self.ratio_sd, self.baseline.configuration: (0.0, 0.0)}
+        if other.configuration not in known:
+            return replace(self, baseline=other, ratio_sd=None)
+        own_time, own_energy = known[other.configuration]
+        sums = {
+            each: (time + own_time, energy + own_energy) for each, (time, energy) in known.items()
+        }
+        return replace(self, baseline=other, ratio_sd=sums)
+
     def launches_of(self, point: Point) -> frozenset[int]:
         """Return the numbers of the launches that measured a point, if its posterior is known."""
         posterior = self.posterior
@@ -225,6 +244,15 @@ class Judge:
         mean = energy * means[0] + time * means[1] + more
         error = math.hypot(energy * errors[0], time * errors[1])
         return Gain.normal(mean, error)
+
+    def saves_enough(self, point: Point) -> bool:
+        """Return True if a point saves at least `WORTH` of energy or time, of what is asked."""
+        pair = self.differences(point)
+        if pair is None:
+            return False
+        energy, time, _ = self._weights(point)
+        asked = zip((energy, time), pair, strict=True)
+        return any(weight and -each.relative >= WORTH for weight, each in asked)
 
     def p_for_limits(self, point: Point) -> float:
         """Return the probability that a point meets the limits and the baseline misses them."""

@@ -37,6 +37,7 @@ class MicroBatch:
     samples_per_s: float
     J_per_sample: float
     energy_mark: str
+    tells_energy: bool
     peak_bytes: int | None
     time: Difference | None = None
     energy: Difference | None = None
@@ -143,6 +144,7 @@ def _of(judge: Judge, job: TrainingJob, point: Point) -> MicroBatch:
         samples_per_s=samples * judge.steps / point.time_to_solution_s,
         J_per_sample=1000 * point.energy_to_solution_kJ / (samples * judge.steps),
         energy_mark=point.meter.mark,
+        tells_energy=point.meter.tells_energy,
         peak_bytes=point.peak_memory_bytes,
         time=time,
         energy=energy,

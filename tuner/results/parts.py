@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum, StrEnum
 from typing import Any, Literal, NamedTuple
 
-from tuner.formatting import knob_text, value_text
+from tuner.formatting import knob_text, signed_percent, value_text
 from tuner.problem.constraints import Constraints
-from tuner.problem.limits import LIMITS
+from tuner.problem.limits import LIMITS, Limits
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.probe import MeterInfo
+from tuner.workload.without_energy import known_figures
 
 
 def as_json(value: Any) -> Any:
@@ -30,6 +31,16 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_json(part) for part in value]
     return value.value if isinstance(value, Enum) else value
+
+
+def without_probabilities(data: Any) -> Any:
+    """Return JSON values in which every probability (`p_...`) is null."""
+    if isinstance(data, dict):
+        return {
+            name: None if name.startswith("p_") else without_probabilities(value)
+            for name, value in data.items()
+        }
+    return [without_probabilities(each) for each in data] if isinstance(data, list) else data
 
 
 class Interval(NamedTuple):
@@ -107,6 +118,8 @@ class Point:
         meter, windows = self.meter, ""
         if self.source == "measured" and self.windows:
             windows = f", {self.windows} window{'s' * (self.windows != 1)}"
+        if not meter.tells_energy:
+            return f"{self.source}{windows}, {meter.sentence}"
         scope = f"{meter.scope} scope, energy {meter.label} ({meter.source})"
         return f"{self.source}{windows}, {scope}"
 
@@ -120,7 +133,7 @@ class Point:
             "how_measured": self.how_measured,
         }
         del data["of_step"]  # it is said once, by the result's "steps": null
-        return data
+        return known_figures(data, energy=self.meter.tells_energy)
 
 
 def with_probabilities(points: Sequence[Point], probabilities: Iterable[float]) -> list[Point]:
@@ -268,7 +281,11 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class AnotherChoice:
-    """A choice among the points of a run."""
+    """A choice among the points of a run.
+
+    Attributes:
+        alone: no other point meets the limits.
+    """
 
     run: str
     name: str  # of the point for `--point`: its number on the front, or its knobs
@@ -279,6 +296,8 @@ class AnotherChoice:
     p_better: float | None = None
     energy: Difference | None = None
     time: Difference | None = None
+    limits: Limits = field(default_factory=Limits)
+    alone: bool = False
 
     @property
     def met(self) -> bool:
@@ -287,7 +306,8 @@ class AnotherChoice:
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
-        return {name: as_json(value) for name, value in vars(self).items()}
+        data = {name: as_json(value) for name, value in vars(self).items()}
+        return known_figures(data, energy=self.point.meter.tells_energy)
 
     def __str__(self) -> str:
         from tuner.display.text import choice_lines
@@ -305,14 +325,17 @@ class RelativeChange(NamedTuple):
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """Effect of one knob's value at the point, against another value, all else equal."""
+    """Effect of one knob's value at the point, against another value, all else equal.
+
+    Energy and power are None in a study of time alone.
+    """
 
     knob: str
     value: Value | None
     instead_of: Value | None
     time: RelativeChange
-    energy: RelativeChange
-    power: RelativeChange
+    energy: RelativeChange | None
+    power: RelativeChange | None
     measured: bool
     of_baseline: bool
 
@@ -321,15 +344,16 @@ class KnobEffect:
         """ "micro_batch=4 instead of 1 (today's): time -12 % [-14, -10], energy ..." """
 
         def text(change: RelativeChange) -> str:
-            middle, low, high = (100 * share for share in change)
-            return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}]"
+            middle, low, high = (signed_percent(share, 1) for share in change)
+            return f"{middle} [{low.removesuffix(' %')}, {high.removesuffix(' %')}]"
 
         other = value_text(self.instead_of)
         whose = " (today's)" if self.of_baseline else ""
         how = "" if self.measured else "; predicted"
+        energy = f", energy {text(self.energy)}" if self.energy is not None else ""
         return (
             f"{knob_text(self.knob, self.value)} instead of {other}{whose}: "
-            f"time {text(self.time)}, energy {text(self.energy)}{how}"
+            f"time {text(self.time)}{energy}{how}"
         )
 
 
@@ -346,11 +370,14 @@ class Explanation:
     knobs: tuple[KnobEffect, ...] = ()
     mark: str = ""
     notes: tuple[str, ...] = ()
+    # measured power of a superchip's parts, as `Measurement.parts_W`.
+    parts_W: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
         knobs = [{**as_json(effect), "sentence": effect.sentence} for effect in self.knobs]
-        return {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
+        data = {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
+        return known_figures(data, energy=self.point.meter.tells_energy)
 
     def __str__(self) -> str:
         from tuner.display.text import explanation_lines

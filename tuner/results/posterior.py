@@ -102,7 +102,7 @@ class Posterior:
         """Return the posterior; `recorded` windows repeat a recorded table that tells no spread."""
         configurations = list(windows.rows)
         cells, effects = Cells.of(windows, configurations), effect_labels(configurations)
-        from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # scikit-learn
+        from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # SciPy
 
         time, power = (
             FigurePosterior(cells, row, effects, noise, 7 * row, RECORDED if recorded else 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import why_it_cannot_run
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Breakdown
@@ -30,6 +31,8 @@ class Forecast:
     # interval; empty where no run was named.
     corrected: Mapping[str, tuple[float, float, float]]
     probes: int = 0
+    # of the number of GPUs beyond the largest that was probed; 0 up to it
+    doublings: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return what `tuner.planning.fit.Fit` does not tell, as JSON values."""
@@ -41,6 +44,7 @@ class Forecast:
             "energy_to_solution_J": steps * self.breakdown.energy_J if steps else None,
             "corrected": {name: list(values) for name, values in self.corrected.items()},
             "probes": self.probes,
+            "doublings": self.doublings,
         }
 
 
@@ -71,10 +75,11 @@ def forecast(
     from tuner.models.analytic.model_error import known_error_lines
     from tuner.models.scale_out import ScaleOut, predictor
 
-    if phrases := broken_rules(configuration, job, cluster):
+    if phrases := why_it_cannot_run(configuration, job, cluster):
         raise InvalidConfiguration(configuration.short, phrases)
     breakdown = AnalyticModel(job, cluster).breakdown(configuration)
     corrected: dict[str, tuple[float, float, float]] = {}
+    doublings = 0.0
     if records:
         # By every window of these probes.
         windows, before = measured_windows(records), probed_on or cluster
@@ -83,6 +88,8 @@ def forecast(
         line = ScaleOut.of_prior(model, windows.as_delivered, windows.logs)
         one = predictor(job, charged(cluster, meter), [configuration])
         said = line.correct(one, [configuration.world_size])
+        largest = max(each.world_size for each in windows.as_delivered)
+        doublings = max(0.0, math.log2(configuration.world_size / largest))
         for name in ("step_time_s", "power_W", "energy_J"):
             figure = getattr(said, name)
             ends = figure.median, figure.low, figure.high
@@ -94,4 +101,5 @@ def forecast(
         known_error=tuple(known_error_lines(cluster.device)),
         corrected=corrected,
         probes=sum(len(record.measurements) for record in records),
+        doublings=doublings,
     )

@@ -13,9 +13,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import LIMITS
-from tuner.results.choice import LIKELY, SAME, ratios_to
+from tuner.results.choice import BOTH, LIKELY, SAME, figures_of, ratios_to
 from tuner.results.judge import SURE, Judge
 from tuner.results.parts import AnotherChoice, Evidence, Point, Recommendation
 from tuner.results.result import Result
@@ -27,6 +29,10 @@ LEAST_TRIED = 4
 #: Probability to be better below which a candidate is not called promising: "very unlikely" in the
 #: words of Intelligence Community Directive 203 (2015).
 UNLIKELY = 0.2
+#: Probability to be better up to which the odds are about even ("about as likely as not" ends at
+#: 60 % in the scale of the IPCC's fifth report): such a candidate is named only if further launches
+#: are worth it.
+EVEN = 0.6
 
 
 def evidence_of(judge: Judge, point: Point) -> Evidence:
@@ -38,8 +44,22 @@ def evidence_of(judge: Judge, point: Point) -> Evidence:
     return Evidence.VERIFIED if judge.launches_of(point) & judge.fresh else Evidence.MEASURED
 
 
-def advise(judge: Judge, best: Point, *, met: bool = True) -> Recommendation:
-    """Return what to do under the judge's constraints."""
+def is_promising(judge: Judge, point: Point, launch_share: float | None = None) -> bool:
+    """Return True if a point that is not sure to be better is worth naming beside the advice."""
+    p = judge.p_better(point)
+    if p < UNLIKELY or not judge.saves_enough(point):
+        return False
+    return p >= EVEN or judge.more(point, launch_share) is not None
+
+
+def advise(
+    judge: Judge, best: Point, *, met: bool = True, launch_share: float | None = None
+) -> Recommendation:
+    """Return what to do under the judge's constraints.
+
+    Args:
+        launch_share: energy of a launch, as a share of the training's.
+    """
     today = judge.baseline
     if today is None:
         return Recommendation("train", best, evidence_of(judge, best))
@@ -55,14 +75,14 @@ def advise(judge: Judge, best: Point, *, met: bool = True) -> Recommendation:
     p_best = judge.p_better(best)
     missed = judge.baseline_met is not None and judge.baseline_met < LIKELY
     for_limits = missed and met and judge.p_for_limits(best) >= LIKELY
-    if for_limits or p_best >= SURE:
+    if for_limits or (p_best >= SURE and judge.saves_enough(best)):
         return train(best, for_limits=for_limits)
+    promising = best if is_promising(judge, best, launch_share) else None
     sure = [p for p in judge.points if p.configuration not in judge.failed]
-    sure = [p for p in sure if not missed and judge.p_better(p) >= SURE]
+    sure = [p for p in sure if not missed and judge.p_better(p) >= SURE and judge.saves_enough(p)]
     second, choice = judge.choose([today, *sure])
     if second is not None and second is not today and choice.met:
-        return train(second, promising=best)
-    promising = best if p_best >= UNLIKELY else None
+        return train(second, promising=promising)
     return Recommendation("keep", today, evidence_of(judge, best), p_best, promising=promising)
 
 
@@ -71,17 +91,17 @@ def recommend(result: Result) -> Recommendation | None:
     best, judge = result.best, result.judged
     if best is None:
         return None
-    found = advise(judge, best, met=result.choice.met)
-    more: dict[str, Any] = {}
-    if result.choice.rule == "better-in-both":
+    spent, more = result.spent, dict[str, Any]()
+    launch_kJ = spent.energy_kJ / spent.probes if spent.probes else None
+    share = None
+    if judge.baseline is not None and launch_kJ and result.length:
+        share = launch_kJ / judge.baseline.energy_to_solution_kJ
+    found = advise(judge, best, met=result.choice.met, launch_share=share)
+    if result.choice.rule == BOTH:
         more["trade"] = _trade(result, judge, found.point)
     if found.promising is not None and found.evidence is not Evidence.PREDICTED:
-        spent = result.spent
         more["launch_s"] = spent.time_s / spent.probes if spent.probes else None
-        more["launch_kJ"] = spent.energy_kJ / spent.probes if spent.probes else None
-        share = None
-        if judge.baseline is not None and more["launch_kJ"] and result.length:
-            share = more["launch_kJ"] / judge.baseline.energy_to_solution_kJ
+        more["launch_kJ"] = launch_kJ
         more["more"] = judge.more(found.promising, share)
     return replace(found, **more)
 
@@ -123,6 +143,11 @@ def point_name(result: Result, point: Point) -> str:
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     """Choose among the measured points; without constraints, what the run recommends."""
     baseline = result.baseline
+    if constraints.given and constraints.need_energy and not result.tells_energy:
+        raise InputError(
+            f"run {result.name!r} measured time alone; choose with --minimize time and no limit on "
+            "energy or power"
+        )
     if constraints.max_slowdown is not None and baseline is None:
         raise InputError(
             f"the slowdown is relative to today, which run {result.name!r} did not measure; "
@@ -141,6 +166,7 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
         if advised.configuration != best.configuration:
             best, choice = advised, replace(judge.choose([advised])[1], sentence=result.headline)
     today = baseline is not None and best.configuration == baseline.configuration
+    energy, time = judge.differences(best) or (None, None)
     return AnotherChoice(
         result.name,
         point_name(result, best),
@@ -149,5 +175,14 @@ def choose(result: Result, constraints: Constraints) -> AnotherChoice:
         baseline,
         evidence_of(judge, best),
         None if baseline is None or today else judge.p_better(best),
-        *(judge.differences(best) or ()),
+        energy,
+        time,
+        limits=limits.limits,
+        alone=choice.met and bool(limits.limits) and _alone(judge, best, limits),
     )
+
+
+def _alone(judge: Judge, best: Point, constraints: Constraints) -> bool:
+    others = [p for p in judge.candidates if p.configuration != best.configuration]
+    worst = constraints.limits.worst_ratio(figures_of(others)) if others else ()
+    return not any(ratio <= 1 for ratio in np.broadcast_to(worst, len(others)))

@@ -7,7 +7,7 @@ and a figure without a meter is labelled "estimated" wherever it is shown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -31,6 +31,7 @@ from tuner.results.parts import (
     Spent,
     Verification,
     as_json,
+    without_probabilities,
 )
 from tuner.results.significance import Comparison
 from tuner.search_spaces.configuration import Configuration
@@ -38,6 +39,7 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.typed import JSON_SCHEMA
 from tuner.workload.measure.stragglers import Straggler
 from tuner.workload.probe import Measurement, ProbeRecord
+from tuner.workload.without_energy import known_figures
 
 if TYPE_CHECKING:
     import pandas
@@ -224,14 +226,14 @@ class Result:
         pair = self.point(a), self.point(b)
         (first, scope), (second, other) = ((p.configuration.short, p.meter.scope) for p in pair)
         for point in pair:
-            if not self.windows.get(point.configuration):
+            if point.source != "predicted" and not self.windows.get(point.configuration):
                 raise InputError(f"{point.configuration.short} has no measurement to compare")
         if scope != other:
             raise InputError(
                 f"{first} charges the {scope} and {second} the {other}; "
                 "energies of two scopes cannot be compared"
             )
-        found = replace(self.judged, baseline=pair[0]).differences(pair[1])
+        found = self.judged.against(pair[0]).differences(pair[1])
         if found is None:
             raise InputError(f"{first} and {second} are the same configuration; name two")
         basis, energy, time = "", *found
@@ -281,6 +283,14 @@ class Result:
 
         return choose(self, (constraints or Constraints()).limited(**limits))
 
+    def parts_W(self, configuration: Configuration) -> Mapping[str, float]:
+        """Return the power of a superchip's parts in the longest window that told it (`explain`).
+
+        Empty where no meter did.
+        """
+        told = [w for w in self.windows.get(configuration, ()) if w.parts_W]
+        return max(told, key=lambda window: window.window_s).parts_W if told else {}
+
     def explain(self, point: str | Configuration = "best") -> Explanation:
         """Explain a point: its time and energy by part and the effect of each knob."""
         from tuner.results.explain import explain
@@ -304,6 +314,12 @@ class Result:
         counts = f"{len(self.front_points)} of {len(self.points)} points on the front"
         return f"<Result {self.name}: {counts}. {self.headline or 'Nothing was measured.'}>"
 
+    @cached_property
+    def tells_energy(self) -> bool:
+        """False for a study of time alone."""
+        failed = [record.meter for record in self.failures]
+        return all(m.tells_energy for m in (*(p.meter for p in self.points), *failed))
+
     def to_json(self) -> dict[str, Any]:
         """Return everything but the windows and the fitted models as JSON values.
 
@@ -319,4 +335,6 @@ class Result:
         values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
         if self.plan is not None:
             values |= {n: getattr(self.plan, n) for n in ("parameter_count", "doubts")}
-        return {"schema": JSON_SCHEMA, **as_json(values)}
+        data = known_figures(as_json(values), energy=self.tells_energy)
+        doubted = self.plan is not None and self.plan.doubts
+        return {"schema": JSON_SCHEMA, **(without_probabilities(data) if doubted else data)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.formatting import percent
 from tuner.workload.probe import MeterInfo
+from tuner.workload.without_energy import known_figures
 
 #: A difference is called one at this level.
 LEVEL = 0.05
@@ -33,10 +35,11 @@ class Difference:
         """The difference in words; a difference that is not significant is not called one."""
         what = self.quantity.replace("_", " ")
         word = "less" if self.relative < 0 else "more"
+        if self.predicted:
+            ends = f"{100 * self.low:+.0f} to {100 * self.high:+.0f} %"
+            return f"{what}: {percent(abs(self.relative))} {word} ({ends}), predicted"
         change = f"{100 * abs(self.relative):.2f} % {word}"
         interval = f"[{100 * self.low:+.2f}, {100 * self.high:+.2f}] %"
-        if self.predicted:
-            return f"{what}: {change} predicted, within {interval} by the models' known error"
         # A smaller one than a few launches can tell is only bounded.
         p = f"p = {self.p_value:.2g}" if self.p_value >= 1e-4 else "p < 0.0001"
         why = f"{interval} ({p}, {self.method})"
@@ -69,11 +72,12 @@ class Comparison:
     def lines(self) -> list[str]:
         """Return the comparison as lines."""
         label = self.meter.label
+        energy = f"{self.energy.sentence}; {self.meter.scope} scope, {label} ({self.meter.source})"
         return [
             f"from  {self.a}",
             f"to    {self.b}",
             self.step_time.sentence,
-            f"{self.energy.sentence}; {self.meter.scope} scope, {label} ({self.meter.source})",
+            energy if self.meter.tells_energy else self.meter.sentence,
             *([self.basis] if self.basis else []),
         ]
 
@@ -84,4 +88,5 @@ class Comparison:
             for name, part in (("step_time", self.step_time), ("energy", self.energy))
         }
         meter = dict(vars(self.meter))
-        return {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
+        data = {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
+        return known_figures(data, energy=self.meter.tells_energy)

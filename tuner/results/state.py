@@ -64,7 +64,8 @@ class StudyState:
         if not self.windows.measurements:
             return None
         unverified = self.spec.unverified
-        recorded = unverified is not None and unverified.kind == "no_spread"
+        # Figures that no launch would tell otherwise are their own, and are not shrunk.
+        recorded = unverified is not None and unverified.kind in ("no_spread", "prediction")
         return Posterior.of(self.windows, recorded=recorded)
 
     @cached_property

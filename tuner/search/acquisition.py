@@ -19,7 +19,6 @@ from tuner.models.surrogate.surrogates import Posterior, Surrogates
 from tuner.models.surrogate.ties import first_best, ranked
 from tuner.pareto import improvement, nondominated, reference_point
 from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.settings import SamplerDesign
 from tuner.search.log_regret import LogRegret, Sweep
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration
@@ -123,7 +122,7 @@ class ProbeAcquisition:
 
     surrogates: Surrogates
     cost: ProbeCost
-    design: SamplerDesign
+    max_live: int  # settings that one probe visits at most
     configurations: Sequence[Configuration]
     # `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
     # `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
@@ -138,8 +137,7 @@ class ProbeAcquisition:
     ) -> Scored:
         """Return the probe that is worth the most per joule, or most for a question."""
         if question is not None:
-            weight, draws = self.design.cost_weight, self.draws[0]
-            answer = AnswerAcquisition(self.surrogates, self.cost, question, weight, draws)
+            answer = AnswerAcquisition(self.surrogates, self.cost, question, self.draws[0])
             return answer.best(front, candidates, running_launch)
         launches = self._promising(front, candidates, running_launch)
         tried = np.concatenate(launches)
@@ -156,18 +154,18 @@ class ProbeAcquisition:
             columns = np.arange(begin, begin + len(rows))
             running = candidates.launch_of[rows[0]] == running_launch
             sweep = Sweep(regret, columns, launch_J[rows] * (not running), visit_J[rows])
-            sweep.grow(self.design.max_live, self.design.cost_weight)
-            if self.design.extend_launches and not running:
-                sweep.begin_cheaply()
-            elif running:
+            sweep.grow(self.max_live)
+            if running:
                 return_J = sweep.needed * float(launch_J[rows].min())
+            else:
+                sweep.begin_cheaply()
             sweeps.append(sweep)
             begin += len(rows)
         # A launch that ends the running one is charged for coming back as well.
         leaves = [candidates.launch_of[rows[0]] != running_launch for rows in launches]
         joules = np.array([sweep.cost_J for sweep in sweeps]) + return_J * np.array(leaves)
         values = np.array([sweep.value for sweep in sweeps]) * chances
-        scores = values / np.maximum(joules, 1e-12) ** self.design.cost_weight
+        scores = values / np.maximum(joules, 1e-12)
         best = first_best(scores)
         if scores[best] <= 0:
             return self._nearest(front, candidates, running_launch)
@@ -188,8 +186,7 @@ class ProbeAcquisition:
         gains = improvement(_corners(front.points), log_t + log_p, log_t, reference).mean(axis=0)
         launch_J = np.where(launch_of == running_launch, 0.0, self.cost.launch_J(posterior.power_W))
         joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        rate = gains * candidates.chances / joules**self.design.cost_weight
-        order = ranked(rate)
+        order = ranked(gains * candidates.chances / joules)
         _, places = np.unique(launch_of[order], return_index=True)
         launches: list[np.ndarray] = []
         count = 0
@@ -242,7 +239,6 @@ class AnswerAcquisition:
     surrogates: Surrogates
     cost: ProbeCost
     question: Question
-    cost_weight: float
     draws: np.ndarray  # `normal_draws`, (draws, 2, 1)
 
     def best(
@@ -260,7 +256,7 @@ class AnswerAcquisition:
         launches = candidates.launch_of != running_launch
         launch_J = np.where(launches, self.cost.launch_J(posterior.power_W), 0.0)
         joules = launch_J + self.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        score = gain * candidates.chances / joules**self.cost_weight
+        score = gain * candidates.chances / joules
         best = first_best(score)
         if not gain.any():
             likely = candidates.likely

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,6 @@ from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, first_best
-from tuner.problem.settings import SamplerDesign
 from tuner.search.acquisition import (
     CANDIDATES_TRIED,
     JOINT_DRAWS,
@@ -29,10 +29,11 @@ from tuner.search.acquisition import (
     farthest,
     normal_draws,
 )
+from tuner.search.beside_front import beside_front, measured_front
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.crash_causes import LAST, CrashCauses
 from tuner.search.observations import Observations
-from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
+from tuner.search.planner import MAX_LIVE, PlanningState, ProbePlan, ProbePlanner
 from tuner.search.put_off import LargerBatches, SlackLimits, UnreachedClocks
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
 from tuner.search_spaces.configuration import Configuration
@@ -45,6 +46,22 @@ if TYPE_CHECKING:
 
 #: Distinct launches that are measured before the surrogates choose, at most.
 START_LAUNCHES = 6
+#: Launches in flight, as a share of the measured ones, beyond which a probe waits for results.
+IN_FLIGHT_SHARE = 0.4
+#: Measured launches from which settings next to the front are due (`beside_front`).
+BELIEVED_FROM = 3
+
+
+def waiting_pays(in_flight: int, most: float, measured: int, idle_share: float) -> bool:
+    """Return True if a node should wait for the first of the probes in flight.
+
+    Up to `most` probes in flight, a further one loses nothing. Each beyond is chosen without a part
+    of the results that it should rest on, and that part of its joules is lost. Waiting costs what
+    the node draws meanwhile, `idle_share` of a probe's power: of n probes under way, the first ends
+    after 1 / (n + 1) of a probe's length on average.
+    """
+    count = in_flight + 1
+    return (count - most) / (measured + count) > idle_share / count
 
 
 class CandidatePlanner(ProbePlanner):
@@ -55,6 +72,8 @@ class CandidatePlanner(ProbePlanner):
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
         first: configurations to probe before any other, in this order.
+        one_new_value: while there are such, propose launches with one value at most that no launch
+            trained with, so a crash shows what caused it (`tuner.search.crash_causes`).
     """
 
     estimates_gain = True
@@ -66,14 +85,14 @@ class CandidatePlanner(ProbePlanner):
         prior: Prior | None = None,
         seed: int | None = None,
         memory_bytes: float | None = None,
-        design: SamplerDesign | None = None,
         first: Sequence[Configuration] = (),
+        one_new_value: bool = False,
     ) -> None:
         super().__init__(candidates, seed=seed)
         drawn = 0 if seed is None else seed
-        self._first = first
-        self.design = design or SamplerDesign()
-        self.max_live = self.design.max_live
+        self._first, self._one_new_value = first, one_new_value
+        if len(self._members) == 1:  # the only launch is not ended to begin it anew
+            self.max_live = max(MAX_LIVE, min(len(self._configurations), LIVE_TRIED))
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
         self.surrogates = Surrogates(self.features, seed=drawn)
         self._memory_bytes = memory_bytes
@@ -88,8 +107,6 @@ class CandidatePlanner(ProbePlanner):
         self._start_launches = self._promising_launches()
         launches = len(self._members)
         self._start_count = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
-        if self.design.start_launches is not None:
-            self._start_count = min(launches, self.design.start_launches)
         width = CANDIDATES_TRIED + LIVE_TRIED + MEASURED_TRIED
         self._draws = (
             normal_draws(SINGLE_DRAWS, 1, drawn),
@@ -130,7 +147,7 @@ class CandidatePlanner(ProbePlanner):
 
     def plan_continuation(self, state: PlanningState, so_far: ProbeRecord) -> ProbePlan | None:
         """Plan further settings of a running launch; None to end the launch."""
-        if not self.design.extend_launches or len(so_far.request.live) > self.max_live:
+        if len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
         observations = self._observe(state, so_far)
         crash, larger = self._after_failures(state.records, observations)
@@ -142,7 +159,10 @@ class CandidatePlanner(ProbePlanner):
         if closed[self._members[running]].all() or self._starting(observations, fresh):
             return None
         plan = self._improvement_plan(state, observations, closed, chances, running_launch=running)
-        return plan if plan and plan.launch == so_far.request.launch else None
+        for each in (plan, plan and plan.before_end):
+            if each and each.launch == so_far.request.launch:
+                return each
+        return None
 
     def lessons(self, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
         """Return which launches come first after crashes."""
@@ -153,9 +173,10 @@ class CandidatePlanner(ProbePlanner):
         observations = self._observe(state)
         measured = {int(self._launch_of[m.candidate]) for m in observations.measured}
         in_flight = {int(self._launch_of[i]) for i in observations.pending}
-        starting = len(measured | in_flight) < self._start_count
-        most = max(1.0, self.design.in_flight_share * max(len(measured), 1))
-        return bool(in_flight) and not starting and len(in_flight) + 1 > most
+        if not in_flight or len(measured | in_flight) < self._start_count:
+            return False
+        most = max(1.0, IN_FLIGHT_SHARE * max(len(measured), 1))
+        return waiting_pays(len(in_flight), most, len(measured), state.idle_share)
 
     def _to_try(self, closed: np.ndarray) -> list[int]:
         numbers = (self.candidates.find(each) for each in self._first)
@@ -193,7 +214,7 @@ class CandidatePlanner(ProbePlanner):
         """Return which candidates come last, (n,), given which launches hardly train."""
         open_launches = np.unique(self._launch_of[~closed])
         last = hardly & (not hardly[open_launches].all())
-        if self.design.one_new_value:
+        if self._one_new_value:
             first = open_launches[~last[open_launches]]
             new = self.crash_causes.new_values(state.records, state.in_flight)
             last |= new > max(1, new[first].min())
@@ -202,8 +223,7 @@ class CandidatePlanner(ProbePlanner):
     def _fits(self, observations: Observations) -> np.ndarray:
         if self._predicted_bytes is None or self._memory_bytes is None:
             return np.ones(len(self._configurations))
-        peaks = observations.peak_bytes if self.design.learn_memory else {}
-        margin = learned_margin(self._memory_bytes, self._predicted_bytes, peaks)
+        margin = learned_margin(self._memory_bytes, self._predicted_bytes, observations.peak_bytes)
         return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
 
     def _promising_launches(self) -> np.ndarray:
@@ -265,10 +285,15 @@ class CandidatePlanner(ProbePlanner):
         known = [self._configurations[i] for i in (*measured, *observations.pending)]
         front = FrontEstimate.of(self.surrogates, known)
         acquisition = ProbeAcquisition(
-            self.surrogates, state.cost, self.design, self._configurations, self._draws
+            self.surrogates, state.cost, MAX_LIVE, self._configurations, self._draws
         )
         best = acquisition.best(front, candidates, running_launch, state.question)
-        members = best.members[:1] if self.design.extend_launches else best.members
+        members = best.members[:1]
+        regret = self._regret_of(state.question, observations, front, candidates)
+        before_end = None
+        if state.question is None:
+            on_front = measured_front([*measured], front.points[: len(measured)])
+            before_end = self._before_end(state, on_front, candidates, closed, running_launch)
         return self._plan_of(
             members,
             "expected improvement",
@@ -277,7 +302,39 @@ class CandidatePlanner(ProbePlanner):
             cost_J=best.cost_J,
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
-            regret=self._regret_of(state.question, observations, front, candidates),
+            regret=regret,
+            before_end=before_end and replace(before_end, regret=regret),
+        )
+
+    def _before_end(
+        self,
+        state: PlanningState,
+        on_front: Sequence[int],
+        candidates: CandidateView,
+        closed: np.ndarray,
+        running_launch: int | None,
+    ) -> ProbePlan | None:
+        # None until the front is one of several launches, as far as there are any.
+        launches = {int(self._launch_of[m]) for m in np.flatnonzero(closed)}
+        if len(launches) < min(BELIEVED_FROM, len(self._members)):
+            return None
+        due = beside_front(self.features, self._members, self._launch_of, on_front, candidates)
+        if running_launch is not None:
+            due = [candidate for candidate in due if self._launch_of[candidate] == running_launch]
+        if not due:
+            return None
+        posterior = candidates.posterior[np.flatnonzero(candidates.members == due[0])]
+        joules = state.cost.visit_J(posterior.power_W, posterior.step_time_s)
+        if running_launch is None:
+            joules = joules + state.cost.launch_J(posterior.power_W)
+        cost_J = float(joules[0])
+        return self._plan_of(
+            due[:1],
+            "next to the front",
+            cost_J=cost_J,
+            first_J=cost_J,
+            extendable=self._extendable(due[:1], closed),
+            confirms=True,
         )
 
     def _regret_of(
@@ -302,4 +359,4 @@ class CandidatePlanner(ProbePlanner):
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
         others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
-        return self.design.extend_launches and not closed[others].all()
+        return not closed[others].all()

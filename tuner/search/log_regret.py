@@ -115,7 +115,7 @@ class Sweep:
         """Probability that the launch's settings add more than the least regret together."""
         return float(np.mean(self._regret.together(self._columns) > LEAST_REGRET))
 
-    def grow(self, most: int, cost_weight: float) -> None:
+    def grow(self, most: int) -> None:
         """Add settings while each is worth as much per joule as the whole sweep."""
         rate, least = 0.0, 1 + TOLERANCE
         while len(self.added) < min(most, len(self._columns)):
@@ -127,13 +127,13 @@ class Sweep:
             chance = (added > TOLERANCE).mean(axis=0) if self.added else 1.0
             expected_J = np.maximum(self._visit_J * chance, 1e-12)
             more = values.mean(axis=0)
-            rates = more / (self.cost_J + expected_J) ** cost_weight
+            rates = more / (self.cost_J + expected_J)
             rates[self.added] = -1.0
             best = first_best(rates)
             if self.added and (more[best] <= least * self.value or rates[best] <= least * rate):
                 return
             self._add(best, shares[:, best], float(expected_J[best]))
-            rate = max(rate, self.value / self.cost_J**cost_weight)
+            rate = max(rate, self.value / self.cost_J)
 
     def _add(self, setting: int, share: np.ndarray, expected_J: float) -> None:
         self._chance[setting] = expected_J / self._visit_J[setting]

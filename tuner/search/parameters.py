@@ -13,7 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from tuner.models.surrogate.features import varying_knobs
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InvalidConfiguration, UnknownName
+from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.knobs import KNOBS
 
 if TYPE_CHECKING:
@@ -46,14 +46,6 @@ class ParameterEncoding:
             if name not in params:
                 raise UnknownName("parameter", name, params)
         return self._of_params.get(tuple(params[name] for name in self.knobs))
-
-    def configuration_of(self, params: Mapping[str, Any]) -> Configuration:
-        """Return the candidate with these parameters, else raise InvalidConfiguration."""
-        index = self.index_of_params(params)
-        if index is None:
-            text = " ".join(f"{name}={value}" for name, value in params.items())
-            raise InvalidConfiguration(text, ["it is not among the candidates"])
-        return self.configurations[index]
 
 
 def _as_param(value: object) -> Any:

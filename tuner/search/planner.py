@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.settings import SamplerDesign
 from tuner.search.observations import Observations
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.probe import ProbeRecord
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
     from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates
+
+
+#: Live settings that one probe visits at most.
+MAX_LIVE = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class PlanningState:
             whole front.
         peak_limit: cap on peak power that no probe should exceed; None if there is none.
         cost: cost of probing, learned from the records.
+        idle_share: power of a node without a probe, as a share of one with a probe; 0 if unknown.
     """
 
     records: Sequence[ProbeRecord] = ()
@@ -45,6 +49,7 @@ class PlanningState:
     question: Question | None = None
     peak_limit: PeakLimit | None = None
     cost: ProbeCost = field(default_factory=ProbeCost)
+    idle_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,11 @@ class ProbePlan:
     first_J: float = math.nan
     extendable: bool = False
     regret: RegretEstimate | None = None
+    # True if it measures next to the front what the surrogates believe to know: it is made although
+    # little is left to find, unless it cannot repay its energy.
+    confirms: bool = False
+    # probe to make instead if the search, or the launch, would end here; None if there is none.
+    before_end: ProbePlan | None = None
 
     @property
     def launch(self) -> Settings:
@@ -78,7 +88,7 @@ class ProbePlanner(ABC):
     """Candidates by number, and the interface by which a search asks for its next probe."""
 
     #: Live settings that one probe visits at most.
-    max_live: int = SamplerDesign.max_live
+    max_live: int = MAX_LIVE
     #: Whether it estimates what its probes bring (`ProbePlan.expected_gain`).
     estimates_gain: bool = False
 

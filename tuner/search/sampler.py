@@ -8,7 +8,6 @@ of work.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,6 @@ class CandidateSampler(BaseSampler):
         candidates: the valid configurations, whose knobs that vary are the parameters.
         cost: cost of a launch and of a window.
         seed: of the planner, and of parameters that are not of the candidates.
-        planner: plans over the same candidates; a `CandidatePlanner` if not given.
     """
 
     def __init__(
@@ -47,14 +45,12 @@ class CandidateSampler(BaseSampler):
         *,
         cost: ProbeCost | None = None,
         seed: int | None = None,
-        planner: CandidatePlanner | None = None,
     ) -> None:
-        self.planner = planner or CandidatePlanner(candidates, seed=seed)
+        self.planner = CandidatePlanner(candidates, seed=seed)
         self._cost = cost or ProbeCost()
         self._encoding = ParameterEncoding(candidates)
         self._random = RandomSampler(seed=seed)
         self._lock = threading.RLock()
-        self._queue: deque[Configuration] = deque()
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """Return one distribution per knob that varies, to call `study.ask` with."""
@@ -64,12 +60,8 @@ class CandidateSampler(BaseSampler):
         """Return a configuration as trial parameters, one per knob of `distributions`."""
         return self._encoding.params_of(configuration)
 
-    def configuration_of(self, params: dict[str, Any]) -> Configuration:
-        """Return the candidate with these parameters, else raise InvalidConfiguration."""
-        return self._encoding.configuration_of(params)
-
     def plan(self, state: PlanningState) -> ProbePlan | None:
-        """Plan the configurations of the next trials; None if no candidate is left."""
+        """Plan the configuration of the next trial; None if no candidate is left."""
         return self.planner.plan(state)
 
     def infer_relative_search_space(
@@ -86,11 +78,8 @@ class CandidateSampler(BaseSampler):
         knobs = self._encoding.distributions
         if knobs and all(search_space.get(name) == knobs[name] for name in knobs):
             with self._lock:
-                if not self._queue:
-                    plan = self.plan(self._state_of(study))
-                    self._queue.extend(plan.configurations if plan else ())
-                if self._queue:
-                    params = self.params_of(self._queue.popleft())
+                if plan := self.plan(self._state_of(study)):
+                    params = self.params_of(plan.configurations[0])
         for name, distribution in search_space.items():
             if name not in params:
                 params[name] = self.sample_independent(study, trial, name, distribution)

@@ -147,16 +147,30 @@ class CostEstimate:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._ratios: list[float] = []
+        self._built_s: dict[str, float] = {}  # by host
 
     def learn(self, record: ProbeRecord, planned_kJ: float) -> None:
-        """Compare what a probe used with what the sampler predicted."""
+        """Compare what a probe used with what the sampler predicted, and add up builds."""
+        self._built_s[record.host] = self._built_s.get(record.host, 0.0) + record.built_s
         if record.ok and planned_kJ > 0:
             self._ratios.append(record.energy_J / 1000 / planned_kJ)
+
+    @property
+    def built_s(self) -> float:
+        """Seconds of builds that probes waited for, of the host that took longest.
+
+        Hosts build at the same time, so that the sum would leave out more than was waited.
+        """
+        return max(self._built_s.values(), default=0.0)
 
     @property
     def used_over_planned(self) -> float:
         """Energy that probes used over what the sampler predicted; the median so far."""
         return statistics.median(self._ratios) if self._ratios else 1.0
+
+    def further_kJ(self, configurations: Sequence[Configuration], planned_kJ: float) -> float:
+        """Return what further settings of a running launch are expected to use."""
+        return self.used_over_planned * planned_kJ
 
     def launch_kJ(self, records: Sequence[ProbeRecord]) -> float:
         """Return what a probe used beside its windows; the median of those made, 0 before any."""

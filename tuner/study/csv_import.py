@@ -1,16 +1,15 @@
 """Conversion of CSV files of past runs to a recorded table in a run folder of its own.
 
 Each row is one run (or one step) with its time, its energy or power, and the knobs that it ran
-with. The user names these columns; a unit other than s, J or W is read from the end of a column's
-name, and what was read as what is always said. The report, the export and `tuner dev replay` work
-on the folder as on any other run.
+with. The user names these columns; a unit other than s, J or W is read from a cell or from the end
+of a column's name. What was read as what, and which rows are left out, is always said. The report,
+the export and `tuner replay` work on the folder as on any other run.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -24,16 +23,37 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS, parse_words
 from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.safe_files import make_folder, write_text
+from tuner.workload.csv_cells import UNITS, has_unit, scale_of
+from tuner.workload.csv_files import (
+    CsvFile,
+    Value,
+    left_out_sentence,
+    no_measurement,
+    read_csv,
+)
 from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.table import TablePoint, load_table, read_csv
+from tuner.workload.table import TablePoint, load_table, positive
 from tuner.workload.trace import TraceWriter
 
-#: By column of the table that is written: the units that a column's name may end with, in its own.
-_UNITS: Mapping[str, Mapping[str, float]] = {
-    "time_s": {"ms": 1e-3, "min": 60.0, "h": 3600.0, "hours": 3600.0},
-    "energy_J": {"kj": 1e3, "mj": 1e6, "wh": 3.6e3, "kwh": 3.6e6},
-    "power_W": {"kw": 1e3},
-}
+
+@dataclass(frozen=True)
+class Export:
+    """Facts about the CSV files of one program that their columns do not state."""
+
+    marks: frozenset[str]
+    units: Mapping[str, str]
+    #: Columns that name a run, of whose rows each holds the totals so far: the last one counts.
+    running_totals_of: tuple[str, ...] = ()
+
+
+#: Recognized by columns that only these programs write. CodeCarbon: docs.codecarbon.io, "Output".
+EXPORTS = (
+    Export(
+        frozenset({"energy_consumed", "emissions_rate"}),
+        dict.fromkeys(("energy_consumed", "cpu_energy", "gpu_energy", "ram_energy"), "kWh"),
+        ("run_id", "task_name"),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,7 @@ class CsvOptions:
     @property
     def measured(self) -> dict[str, str]:
         """The given column of each figure, by the name that it has in a table."""
-        given = zip(_UNITS, (self.time_column, self.energy_column, self.power_column), strict=True)
+        given = zip(UNITS, (self.time_column, self.energy_column, self.power_column), strict=True)
         return {figure: column for figure, column in given if column}
 
     @property
@@ -69,42 +89,99 @@ class CsvOptions:
         return [name.strip() for name in (self.knobs or "").split(",") if name.strip()]
 
 
-def _scale(figure: str, column: str) -> float:
-    unit = re.split(r"[^a-z0-9]+", column.lower().rstrip(")]"))[-1]
-    return _UNITS[figure].get(unit, 1.0)
+@dataclass(frozen=True)
+class PastRun:
+    """Row of a file: the settings that a run had, and its figures in s, J or W."""
+
+    settings: Mapping[str, Value]
+    figures: Mapping[str, float]
 
 
-def _rows(paths: Sequence[Path], options: CsvOptions) -> list[Mapping[str, str]]:
-    rows: list[Mapping[str, str]] = []
-    measured, knobs = options.measured, options.knob_columns
-    for path in paths:
-        header, mine = read_csv(path)
-        if not mine:
+class _Reader:
+    """Reader of files of past runs."""
+
+    def __init__(self, options: CsvOptions) -> None:
+        self.measured, self.knobs = options.measured, options.knob_columns
+        self.runs: list[PastRun] = []
+        self.read: dict[str, str] = {}
+        self.left_out: list[str] = []
+
+    def add(self, path: Path) -> None:
+        """Read the rows of a file; InputError with its line where one cannot be read."""
+        file = read_csv(path)
+        self._check(file)
+        cells = file.cells(self.measured.values())
+        settings = file.settings(self.knobs, cells)
+        export = next((e for e in EXPORTS if e.marks <= set(file.header)), None)
+        scales = {figure: _scale(figure, c, export) for figure, c in self.measured.items()}
+        left_out = []
+        later = _later_totals(file, export)
+        for row in file.rows:
+            why = file.why_left_out(row, self.measured.values(), self.knobs)
+            if row.line in later:
+                why = f"a later row, line {later[row.line]}, has the totals of this run"
+            if why:
+                left_out.append(f"line {row.line} of {path} ({why})")
+                continue
+            figures = {}
+            for figure, column in self.measured.items():
+                where, text = file.where(row), row.cells[column]
+                number = cells.figure(text, column, where, figure=figure, scale=scales[figure])
+                figures[figure] = positive(number, text, column, where)
+            values = {
+                k: by_line[row.line] for k, by_line in settings.items() if row.line in by_line
+            }
+            self.runs.append(PastRun(values, figures))
+        if len(left_out) == len(file.rows):
+            raise InputError(
+                no_measurement(path, [each.replace(f" of {path}", "") for each in left_out])
+            )
+        self.left_out += left_out
+        for figure, column in self.measured.items():
+            own = any(has_unit(row.cells[column]) for row in file.rows)
+            unit = ", or the unit in the cell" if own else ""
+            self.read.setdefault(figure, f"{figure} is {column!r} x {scales[figure]:g}{unit}")
+
+    def _check(self, file: CsvFile) -> None:
+        path, header = file.path, file.header
+        if not file.rows:
             raise InputError(f"{path} has no rows; it must name its columns and hold past runs")
-        if "time_s" not in measured or len(measured) != 2 or not knobs:
+        if "time_s" not in self.measured or len(self.measured) != 2 or not self.knobs:
             raise InputError(
                 f"name the columns of {path} with --time-column, --knobs, and either "
                 f"--energy-column or --power-column; it has {', '.join(header)}"
             )
-        for name in (*measured.values(), *knobs):
+        for name in (*self.measured.values(), *self.knobs):
             if name not in header:
                 raise UnknownName(f"column of {path}", name, header)
-        rows += [row for _, row in mine]
-    if taken := {*measured, *measured.values()} & set(knobs):
-        raise InputError(f"a knob cannot be the column {min(taken)!r}, which a measurement has")
-    return rows
+        if taken := {*self.measured, *self.measured.values()} & set(self.knobs):
+            raise InputError(f"a knob cannot be the column {min(taken)!r}, which a measurement has")
 
 
-def _write_table(
-    folder: Path, name: str, rows: Sequence[Mapping[str, str]], options: CsvOptions
-) -> None:
+def _scale(figure: str, column: str, export: Export | None) -> float:
+    if export and column in export.units:
+        return UNITS[figure].get(export.units[column], 1.0)
+    return scale_of(figure, column)
+
+
+def _later_totals(file: CsvFile, export: Export | None) -> Mapping[int, int]:
+    """Return, by line of a row with the totals so far of a run, the line of the run's last row."""
+    columns = [c for c in (export.running_totals_of if export else ()) if c in file.header]
+    if not columns:
+        return {}
+    runs = {row.line: tuple(row.cells[column] for column in columns) for row in file.rows}
+    last = {run: line for line, run in runs.items()}
+    return {line: last[run] for line, run in runs.items() if any(run) and last[run] != line}
+
+
+def _write_table(folder: Path, name: str, runs: Sequence[PastRun], options: CsvOptions) -> None:
     measured, knobs = options.measured, options.knob_columns
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*knobs, *measured])
-    for row in rows:
-        figures = [_scaled(row[column], _scale(name, column)) for name, column in measured.items()]
-        writer.writerow([*(row[knob] for knob in knobs), *figures])
+    for run in runs:
+        figures = (repr(run.figures[figure]) for figure in measured)
+        writer.writerow([*(run.settings.get(knob, "") for knob in knobs), *figures])
     live = [knob for knob in knobs if knob in KNOBS and KNOBS[knob].kind == "live"]
     layout = {
         "name": name,
@@ -118,13 +195,6 @@ def _write_table(
     make_folder(folder, inside=folder.parent)
     write_text(folder / "table.csv", text.getvalue())
     write_text(folder / "table.toml", write_toml(layout))
-
-
-def _scaled(text: str, unit: float) -> str:
-    try:
-        return repr(float(text) * unit)
-    except ValueError:
-        return text  # the table's reader says which line it is
 
 
 def _record(number: int, point: TablePoint, meter: MeterInfo, purpose: str) -> ProbeRecord:
@@ -154,11 +224,13 @@ def import_runs(
     from tuner.problem.study_spec import SessionEnd, StudySpec
 
     files, today = [Path(path) for path in paths], parse_words(" ".join(baseline), standard=False)
-    rows, stem = _rows(files, options), files[0].stem
+    reader, stem = _Reader(options), files[0].stem
+    for file in files:
+        reader.add(file)
     run = RunFolder.named(runs_dir, name or new_name(stem, runs_dir))
     if run.study_file.exists():
         raise InputError(f"the run {run.name!r} exists already; give another name")
-    _write_table(run.path / "table", stem, rows, options)
+    _write_table(run.path / "table", stem, reader.runs, options)
     problem, runner = table_problem(run.path / "table", None, options.steps)
     # Runs vary, though a table of one row each does not tell how much.
     assert problem.recording is not None
@@ -186,6 +258,6 @@ def import_runs(
         for number, point in enumerate(load_table(run.path / "table").group().points):
             purpose = "baseline" if today and point.configuration in in_use else "search"
             trace.append(_record(number, point, runner.meter, purpose))
-    read = [f"{f} is {c!r} x {_scale(f, c):g}" for f, c in options.measured.items()]
     where = ", ".join(map(str, files))
-    return run, f"Read {len(rows)} rows of {where}: {', '.join(read)}."
+    read = f"Read {len(reader.runs)} rows of {where}: {', '.join(reader.read.values())}."
+    return run, " ".join([read, *([left_out_sentence(reader.left_out)] if reader.left_out else [])])

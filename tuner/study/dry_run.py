@@ -56,7 +56,7 @@ def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
     expected, starts, clocks = None, list[str](), list[str]()
     if not problem.simulated:
         expected = forecast(problem, request.search)
-        cost, starts = expected.sentence, [_command(problem), *of_knobs(knobs)]
+        cost, starts = expected.sentence, [_command(problem), *map(str, of_knobs(knobs))]
         clocks = _clocks(problem)
     phrases = {
         "search": [search],
@@ -77,8 +77,8 @@ def describe_script(script: Script, request: StudyRequest) -> DryRun:
     starts = [
         *(f"line {number}: {line}" for number, line in enumerate(lines, 1) if line.strip()),
         f"once, to see which knobs can be turned on it, and for each probe: {script.shown}",
-        *of_knobs(script.knobs),
-        *of_files((), script.framework, None),
+        *map(str, of_knobs(script.knobs)),
+        *map(str, of_files((), script.framework, None)),
     ]
     phrases = {
         **_of_request(request, run, starts),

@@ -32,13 +32,14 @@ from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
     further_launches,
+    further_or_end,
+    idle_share,
     measured_job_kJ,
     measured_launches,
     node_failures,
-    not_repaid,
     peak_limit_of,
+    probe_or_end,
     question_of,
-    reason_to_stop,
     repeat_due,
     with_next_probe,
 )
@@ -98,8 +99,8 @@ class SearchLoop:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of this session and the earlier ones, on the executor's clock."""
-        return self._spent_s + self._executor.now_s() - self._began_s
+        """Seconds of all sessions on the executor's clock, less builds, which serve later ones."""
+        return self._spent_s + self._executor.now_s() - self._began_s - self._cost.built_s
 
     def _limit(
         self,
@@ -148,26 +149,25 @@ class SearchLoop:
             lighter = baseline != self._problem.baseline
             why = "today" + ", because the default runs out of memory" * lighter
             return self._request([baseline], "baseline"), math.nan, why
-        if self._repeats_baseline() and not flying:
-            today = self.state.today
-            assert today is not None
-            return self._request([today], "verify"), math.nan, "today again"
-        if not self._stopped:
+        step = self._repeat()
+        if step is None and not self._stopped:
             plan = self._planned()
             if plan is not None:
                 request = self._request(plan.configurations, "search", extendable=plan.extendable)
                 return request, plan.first_J / 1000, _why(plan)
-        return None
+            step = self._repeat(early=True) if self._flying and not self._stopped else None
+        return step
 
-    def _repeats_baseline(self) -> bool:
-        # Another launch tells how far launches differ, and counts for the certainty of the choice.
-        today = self.state.today
-        if today is None or not self._verifies or self._flying:
-            return False
-        if not repeat_due(self._problem, self.records):
-            return False
-        both_kJ = 2 * self.expected_kJ([today])
-        return not self._limit(both_kJ, searching=True, repeating=True, count=2)
+    def _repeat(self, *, early: bool = False) -> tuple[ProbeRequest, float, str] | None:
+        # Today's launches tell how far launches and nodes differ; `early` if a node would wait.
+        today, purposes = self.state.today, {each.purpose for each in self._flying.values()}
+        if today is None or not self._verifies or purposes & {"baseline", "verify"}:
+            return None
+        due = repeat_due(self._problem, self.records, early=early)
+        both_kJ = 2 * self.expected_kJ([today]) if due else 0.0
+        if not due or self._limit(both_kJ, searching=True, repeating=True, count=2):
+            return None
+        return self._request([today], "verify"), math.nan, "today again"
 
     def _request(
         self, configurations: Sequence[Configuration], purpose: str, *, extendable: bool = False
@@ -195,8 +195,8 @@ class SearchLoop:
                 unsafe = self._asked.peak_limit is not None
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
-        cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
-        if reason := reason_to_stop(self.state, plan, cost_kJ):
+        plan, cost_kJ, reason = probe_or_end(self.state, plan, self.expected_kJ)
+        if reason:
             if not self._flying:
                 self._stopped = reason
             return None
@@ -216,6 +216,7 @@ class SearchLoop:
             question=question_of(self.state, peak_limit),
             peak_limit=peak_limit,
             cost=self._problem.cost.learned(self.records),
+            idle_share=idle_share(self._problem, self.records),
         )
 
     def _planning_state(self, without: str = "") -> PlanningState:
@@ -288,8 +289,8 @@ class SearchLoop:
             return ()
         used_kJ = self._cost.launch_kJ(self.records)
         used_kJ += math.fsum(m.energy_J for m in so_far.measurements) / 1000
-        cost_kJ = self._cost.used_over_planned * plan.cost_J / 1000
-        if not_repaid(self.state, plan, cost_kJ):
+        plan, cost_kJ, reason = further_or_end(self.state, plan, self._cost.further_kJ)
+        if reason:
             return ()
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
         if self._limit(more_kJ, searching=True, count=0):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.planning.correction import Correction, correction
 from tuner.planning.plan import plan_result, plan_table, write_plan
-from tuner.problem.from_job import Question, question_of
+from tuner.problem.from_job import Question, cluster_to_predict, question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
@@ -33,7 +33,8 @@ def run_plan(
     corrects, gpus = None, request.gpus
     if request.run is not None:
         request, corrects = _of_run(request, request.run)
-    asked = question_of(request, plan=True)
+    job, cluster = request.named_job, cluster_to_predict(request.cluster)
+    asked = question_of(replace(request, job=job, cluster=cluster), plan=True)
     job, cluster = asked.job, asked.cluster
     if most := [number for number in gpus if number > cluster.devices]:
         raise InputError(

@@ -26,8 +26,9 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import storage_trouble
 from tuner.workload.probe import Failure, Measurement, ProbeRecord
+from tuner.workload.without_energy import of_energy
 
-#: The objectives, in their order; both are minimised.
+#: The objectives, in their order; both are minimised. Of time alone there is the second.
 METRICS = ("energy_to_solution_kJ", "time_to_solution_s")
 
 
@@ -46,7 +47,9 @@ class StudyRecorder:
         candidates: Candidates,
         steps: int,
         constraints: Constraints,
+        tells_energy: bool = True,
     ) -> None:
+        metrics = METRICS if tells_energy else METRICS[1:]
         self._encoding = ParameterEncoding(candidates)
         self._steps, self._constraints = steps, constraints
         #: What messages call the storage (`tuner.storage.storage_trouble`).
@@ -56,14 +59,14 @@ class StudyRecorder:
             self.study = optuna.create_study(
                 storage=storage,
                 study_name=name,
-                directions=["minimize", "minimize"],
+                directions=["minimize"] * len(metrics),
                 sampler=RandomSampler(),
                 load_if_exists=True,
             )
             known = {p: t for t in self.study.get_trials(deepcopy=False) if (p := _place(t))}
             self._present = set(known)
             knobs = self._encoding.distributions
-            if len(self.study.directions) != 2 or any(
+            if len(self.study.directions) != len(metrics) or any(
                 trial.distributions != knobs for trial in known.values()
             ):
                 raise InputError(
@@ -72,7 +75,7 @@ class StudyRecorder:
                 )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                self.study.set_metric_names(list(METRICS))
+                self.study.set_metric_names(list(metrics))
 
     def add(self, record: ProbeRecord) -> None:
         """Add the probe's trials: measured ones are complete, the others failed.
@@ -117,7 +120,7 @@ class StudyRecorder:
         return max(numbers, default=-1) + 1
 
     def _trial(self, record: ProbeRecord, configuration: Configuration) -> FrozenTrial:
-        values: tuple[float, float] | None = None
+        values: tuple[float, ...] | None = None
         excess: Mapping[str, float] = {}
         measurement = {m.live: m for m in record.measurements}.get(configuration.live)
         if measurement is None:
@@ -125,8 +128,10 @@ class StudyRecorder:
         else:
             attrs = _measured_attrs(record, measurement)
             energy_kJ = measurement.energy_per_step_J * self._steps / 1000
-            values = energy_kJ, measurement.step_time_s * self._steps
-            job = JobFigures(*values, measurement.power_W, gpus=configuration.world_size)
+            time_s = measurement.step_time_s * self._steps
+            values = (energy_kJ, time_s) if record.meter.tells_energy else (time_s,)
+            power_W = measurement.power_W
+            job = JobFigures(energy_kJ, time_s, power_W, gpus=configuration.world_size)
             ratios = self._constraints.limits.ratios(job)
             excess = {name: ratio - 1 for name, ratio in ratios.items()}
         identity = {
@@ -171,6 +176,8 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
         **({"twin": True} if record.meter.twin else {}),
         **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
     }
+    if not record.meter.tells_energy:
+        attrs = {name: value for name, value in attrs.items() if not of_energy(name)}
     if measurement.flags:
         attrs["flags"] = "; ".join(measurement.flags)
     return {

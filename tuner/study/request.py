@@ -148,8 +148,10 @@ class StudyRequest(JobRequest):
         """True if the models answer the probes."""
         return self.executor == "simulated"
 
-    def checked(self, notify: Notify | None) -> StudyRequest:
+    def checked(self, notify: Notify | None, *, starts: bool = True) -> StudyRequest:
         """Return the request with its knobs, and the cluster and the executor that it means.
+
+        Without `starts`, a Ray cluster is not asked to start a node.
 
         Raises:
             InputError: its parts contradict each other, or this machine has other devices than the
@@ -163,10 +165,10 @@ class StudyRequest(JobRequest):
                 f"executor simulated measures nothing; leave the meter {self.meter!r} out"
             )
         if self.knobs:
-            return self.declaring_knobs().checked(notify)
+            return self.declaring_knobs().checked(notify, starts=starts)
         cluster, executor = self.cluster, self.executor
         if self.ray_address is not None or self.device_kind is not None:
-            cluster, executor = self._on_cluster(notify), "ray"
+            cluster, executor = self._on_cluster(notify, starts), "ray"
         if executor is None and (device := device_elsewhere(cluster)) is not None:
             raise InputError(self._elsewhere(device))
         simulated = executor == "simulated"
@@ -222,7 +224,7 @@ class StudyRequest(JobRequest):
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
         return problem, run, asked
 
-    def _on_cluster(self, notify: Notify | None) -> Cluster:
+    def _on_cluster(self, notify: Notify | None, starts: bool) -> Cluster:
         from tuner.executors.ray_cluster import survey
         from tuner.problem.from_job import cluster_of
         from tuner.problem.study_spec import parse_cluster
@@ -242,7 +244,7 @@ class StudyRequest(JobRequest):
                 )
             return named
         say = _saying(notify)
-        seen = survey(self.ray_address, device_kind=self.device_kind, say=say)
+        seen = survey(self.ray_address, device_kind=self.device_kind, starts=starts, say=say)
         if seen.cluster is None:
             reasons = "; ".join(seen.sentences()) or "it has none"
             raise InputError(

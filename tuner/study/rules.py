@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -58,12 +59,41 @@ def measured_launches(problem: Problem, records: Sequence[ProbeRecord], count: i
     return len(measured) >= min(count, len(problem.candidates.launches))
 
 
-def repeat_due(problem: Problem, records: Sequence[ProbeRecord]) -> bool:
-    """Return True if the baseline is to be launched once more by now."""
+def repeat_due(problem: Problem, records: Sequence[ProbeRecord], *, early: bool = False) -> bool:
+    """Return True if the baseline is to be launched once more by now.
+
+    Args:
+        early: count the repeats that are due later in the search, too.
+    """
     if len(problem.candidates.launches) < 2:  # of one launch, one effect
         return False
-    due = sum(measured_launches(problem, records, count) for count in REPEAT_AFTER)
+    due = sum(early or measured_launches(problem, records, count) for count in REPEAT_AFTER)
     return sum(r.request.purpose == "verify" for r in records) < due
+
+
+def idle_share(problem: Problem, records: Sequence[ProbeRecord]) -> float:
+    """Return the power of a node without a probe as a share of one with a probe; 0 if unknown.
+
+    It is that of the probes of one node: as measured before their ranks started, else as the
+    cluster's file states it. A recording has no node that could idle.
+    """
+    cluster = problem.cluster
+    if cluster is None or problem.recording is not None:
+        return 0.0
+    each = cluster.devices_per_node
+    made = [
+        record
+        for record in records
+        if record.wall_s > 0
+        and record.energy_J > 0
+        and Configuration(record.request.launch).world_size <= each
+    ]
+    if not made:
+        return 0.0
+    stated_W = cluster.host_W + each * cluster.device.idle_W
+    idle_W = [stated_W if record.idle_W is None else record.idle_W for record in made]
+    drawn_W = [record.energy_J / record.wall_s for record in made]
+    return min(1.0, statistics.median(idle_W) / statistics.median(drawn_W))
 
 
 def reason_to_stop(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
@@ -71,12 +101,45 @@ def reason_to_stop(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopRe
 
     With a job of known length, what is left to find has to repay the probe (`not_repaid`). Else
     no training is known to come, so it has to be much (`little_left`). With limits or an objective
-    it is the answer that can be improved, else the front.
+    it is the answer that can be improved, else the front. A probe that confirms the front is made
+    although little is left.
     """
     problem, settings = state.spec.problem, state.spec.settings
-    if problem.repays or plan.regret is None:
+    if problem.repays or plan.regret is None or plan.confirms:
         return not_repaid(state, plan, cost_kJ)
     return little_left(settings, plan.regret, cost_kJ, plan.expected_gain)
+
+
+def probe_or_end(
+    state: StudyState,
+    plan: ProbePlan,
+    expected_kJ: Callable[[Sequence[Configuration], float], float],
+) -> tuple[ProbePlan, float, StopReason | None]:
+    """Return the probe to make with its cost in kilojoules, and why to end instead, or None.
+
+    Where a plan would end the search, the one that is due before the end takes its place.
+    """
+    cost_kJ = expected_kJ(plan.configurations, plan.cost_J / 1000)
+    reason = reason_to_stop(state, plan, cost_kJ)
+    if reason and plan.before_end is not None:
+        return probe_or_end(state, plan.before_end, expected_kJ)
+    return plan, cost_kJ, reason
+
+
+def further_or_end(
+    state: StudyState,
+    plan: ProbePlan,
+    expected_kJ: Callable[[Sequence[Configuration], float], float],
+) -> tuple[ProbePlan, float, StopReason | None]:
+    """Return further settings of a running launch as `probe_or_end` does.
+
+    One of several launches ends only where its windows cannot repay their energy: to come back to
+    it would cost another launch. The only launch ends where the search would.
+    """
+    if len(state.spec.problem.candidates.launches) < 2:
+        return probe_or_end(state, plan, expected_kJ)
+    cost_kJ = expected_kJ(plan.configurations, plan.cost_J / 1000)
+    return plan, cost_kJ, not_repaid(state, plan, cost_kJ)
 
 
 def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
@@ -169,6 +232,8 @@ def front_to_beat(
     a limit on neither time nor energy, or where each GPU has a price. `steps` of the configuration
     to measure make the solution.
     """
+    if not all(point.meter.tells_energy for point in front):
+        return ()
     asked = [row for row, _ in constraints.limits.given if row.figure != "gpus"]
     if constraints.price_per_gpu_hour or not all(row.of_training for row in asked):
         return ()

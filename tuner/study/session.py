@@ -25,7 +25,6 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
-from tuner.problem.settings import SamplerDesign
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.micro_batch import doublings, is_searched
@@ -36,7 +35,7 @@ from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.stock import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
-from tuner.storage import open_storage
+from tuner.storage import open_storage, storage_name
 from tuner.study.callbacks import Callback, Notify, OpenStudy, Progress
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
@@ -44,6 +43,7 @@ from tuner.study.recorder import StudyRecorder
 from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
 from tuner.study.unsupported import without_unsupported
+from tuner.workload.clocks.base import LIVE
 from tuner.workload.meters.own import TAKEN
 from tuner.workload.probe import MeterInfo, ProbeRecord
 from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pending
@@ -52,6 +52,9 @@ from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pendi
 MEMORY_SHARE, _ABOUT_EQUAL = 0.1, ("host_memory_bytes", "memory_bytes")
 #: Where a device's figures come from makes no other device.
 _NO_QUESTION = ("sources",)
+
+#: Settings of a search that the user does not expect to change from one session to the next.
+_RUN_SETTINGS = ("seed", "window", "verify", "max_regret")
 
 #: A launch that the node spoiled (no fault of the configuration) is made again so often.
 SPOILED = 2
@@ -100,6 +103,7 @@ class Session:
         self._shown = callbacks
         before = run.read_study() or {}
         _check_question(run, problem, before)
+        storage = storage_name(request.storage)
         self._spec = StudySpec(
             name=run.name,
             run_dir=run.path,
@@ -109,7 +113,9 @@ class Session:
             unverified=why_unverified(settings.verify, problem),
             created=str(before.get("created") or datetime.now().isoformat(timespec="seconds")),
             ended=read_end(before.get("ended", {})),
+            storage=storage,
         )
+        self._changes = _changes(self._spec.to_toml(), before) if before else ()
 
     def run(self) -> Result:
         """Search, verify and answer.
@@ -139,17 +145,24 @@ class Session:
         records = [compact(r) if r.request.purpose == "search" else r for r in records]
         # The study's parameters are those of the whole problem, whatever of it is still searched.
         searched = replace(spec, problem=without_unsupported(problem, records))
-        recorder = StudyRecorder(
-            name=run.name,
-            storage=storage,
-            candidates=problem.candidates,
-            steps=problem.steps,
-            constraints=spec.constraints,
-        )
-        shared = self._request.storage is not None
-        notes = (*writer.notes, *adopted, *recorder.catch_up(records, shared=shared))
         with closing(self._make_executor(run, self._say)) as executor:
             _check_meter(executor, records, run)
+            _check_knobs(executor.meter, problem)
+            recorder = StudyRecorder(
+                name=run.name,
+                storage=storage,
+                candidates=problem.candidates,
+                steps=problem.steps,
+                constraints=spec.constraints,
+                tells_energy=executor.meter.tells_energy,
+            )
+            shared = self._request.storage is not None
+            notes = (
+                *self._changes,
+                *writer.notes,
+                *adopted,
+                *recorder.catch_up(records, shared=shared),
+            )
             spent_s = spec.ended.time_s
             loop = SearchLoop(
                 spec=searched,
@@ -168,8 +181,11 @@ class Session:
                 callback.opened(study)
             for sentence in (*_opening(spec, executor, run, records), *notes):
                 loop.note(sentence)
-            if not (records or problem.simulated) and problem.job and problem.cluster:
-                loop.note(forecast(problem, spec.settings).sentence)
+            real = problem.recording is None and not problem.simulated
+            if real and not records and problem.job and problem.cluster:
+                expected = forecast(problem, spec.settings)
+                told = executor.meter.tells_energy
+                loop.note((expected if told else replace(expected, energy_kJ=None)).sentence)
             for sentence in problem.notes:
                 loop.note(sentence, detail=problem.recording is None)
             yield loop
@@ -182,20 +198,22 @@ class Session:
             return StockPlanner(problem.candidates, sampler, seed=seed)
         job = problem.job if problem.recording is None else None
         # A program of the user's may crash at a value that nobody has tried.
-        design = SamplerDesign(one_new_value=job is not None and not job.trains_synthetic_data)
+        own_program = job is not None and not job.trains_synthetic_data
         return CandidatePlanner(
             problem.candidates,
             prior=problem.prior,
-            design=design,
             memory_bytes=problem.device_memory_bytes,
             seed=seed,
             first=self._first,
+            one_new_value=own_program,
         )
 
     def _search(self, loop: SearchLoop) -> None:
         stop, no_verdict = StopReason("interrupted"), None
         try:
             stop = loop.run()
+            if not all(record.meter.tells_energy for record in loop.records):
+                stop = stop.of_time()
             if stop.kind == "stopped":
                 no_verdict = NoVerdict("stopped")
             elif self._spec.settings.verify and self._spec.unverified is None:
@@ -280,6 +298,30 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], where: str =
     return found
 
 
+def _changes(now: Mapping[str, Any], before: Mapping[str, Any]) -> Sequence[str]:
+    """Return a sentence on settings of the run that this session does not take up, if any.
+
+    The limits of a session are not among them: each session has its own.
+    """
+    found = _differences(_settings_of(now), _settings_of(before))
+    journal = "the journal in the run folder"
+    storages = [study.get("storage", journal) for study in (before, now)]
+    if storages[0] != storages[1]:
+        found.append(f"its storage was {storages[0]} and is {storages[1]}")
+    if not found:
+        return ()
+    again = "; all measurements are in the trace and are kept"
+    return (f"this session of the run differs from the last one: {', '.join(found)}{again}",)
+
+
+def _settings_of(study: Mapping[str, Any]) -> dict[str, Any]:
+    settings, constraints = study.get("settings", {}), study.get("constraints", {})
+    return {
+        **{name: settings.get(name) for name in _RUN_SETTINGS},
+        **(constraints if isinstance(constraints, Mapping) else {}),
+    }
+
+
 def _check_sampler(request: StudyRequest) -> None:
     if request.sampler is None:
         return
@@ -331,6 +373,17 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
             )
 
 
+def _check_knobs(meter: MeterInfo, problem: Problem) -> None:
+    """Raise InputError if clocks or power limits are searched where nothing tells energy."""
+    live = {name for c in problem.candidates.configurations for name in c.live}
+    clocks = [knob for knob in LIVE if knob in live]
+    if clocks and not meter.tells_energy:
+        raise InputError(
+            f"{clocks[0]} is no knob where no energy is told ({meter.source}), since the highest "
+            "is the fastest; add --no-clocks"
+        )
+
+
 def _with_meter(then: MeterInfo) -> str:
     return "" if then.name in TAKEN else "name the same meter (--meter), or "
 
@@ -355,6 +408,11 @@ def _opening(
     problem, meter = spec.problem, executor.meter
     count, cluster = len(problem.candidates), problem.cluster
     lines = []
+    if problem.recording is not None:
+        lines.append(
+            f"Replaying {count:,} recorded configuration{'s' * (count != 1)} of "
+            f"{problem.recording.name}: nothing is started, spent or set."
+        )
     if problem.simulated:
         lines.append(
             "nothing is measured: this search tries its probes on predictions of the models; "
@@ -364,8 +422,8 @@ def _opening(
     knobs = ", ".join(varying_knobs(problem.candidates.configurations)) or "no knob"
     again = f"{len(records)} probes are in {run.path}" if records else f"run {run.path}"
     lines.append(
-        f"{problem.name}{where}: {count:,} configuration{'s' * (count != 1)} of {knobs}; energy: "
-        f"{meter.scope} scope, {meter.label} ({meter.source}); {again}"
+        f"{problem.name}{where}: {count:,} configuration{'s' * (count != 1)} of {knobs}; "
+        f"{meter.sentence}; {again}"
     )
     today = problem.job.today_facts(problem.baseline) if problem.job is not None else None
     return [*lines, *(today.lines if today is not None else ())]

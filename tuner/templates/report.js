@@ -74,7 +74,7 @@
     Promise.all(
       some.map((plot) => {
         let text = document.getElementById(plot.dataset.figure).textContent;
-        if (isDark) text = text.replace(/#[0-9a-f]{6}/g, (colour) => palette[colour] || colour);
+        if (isDark) text = text.replace(/#[0-9a-f]{6}|rgba\([\d,.]+\)/g, (colour) => palette[colour] || colour);
         const figure = JSON.parse(text);
         if (plot.id === "plot-front" && limits && limits.moved) mark(figure, isDark);
         if (plot.id === "plot-front" && more) {

@@ -124,15 +124,13 @@ def all_or_nothing(
     """Put the earlier settings back, and raise GovernorError, if the devices refuse."""
     try:
         yield
-    except (refusal, GovernorError) as error:
+    except (refusal, GovernorError, GuardError) as error:
         sentence = f"{devices} did not take {live.short}: {error}"
         try:
             governor.restore()
         except GovernorError as worse:
             sentence += f"; and {worse}"
         raise GovernorError(sentence) from error
-    except GuardError as error:
-        raise GovernorError(f"{live.short} was not set: {error}") from error
 
 
 class FixedGovernor:

@@ -8,6 +8,7 @@ what the device then runs at. Before the first change a guard process is given t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 
@@ -23,8 +24,8 @@ from tuner.workload.clocks.base import (
     require_settable,
     snapped,
 )
-from tuner.workload.clocks.guard import Earlier, put_back
-from tuner.workload.clocks.guard_client import Guard
+from tuner.workload.clocks.guard_client import Earlier, Guard, GuardError, put_back
+from tuner.workload.clocks.locks import configured
 from tuner.workload.clocks.ways import earlier_lock, ways
 from tuner.workload.meters.base import MeterError, over_devices
 from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, visible_gpus
@@ -97,6 +98,8 @@ class NvmlGovernor:
 
     def _find_means(self, guarded: bool) -> str:
         # Returns the reasons if nothing can be set.
+        if self.gpus[0].whole:
+            return f"{self.gpus[0].name}, a MIG slice, shares its GPU's clocks"
         why_not = ""
         for way in ways(self._nvml, self.gpus[0], self._environ):
             try:
@@ -193,10 +196,12 @@ class NvmlGovernor:
 
     def _notes(self, live: Settings) -> list[str]:
         first = not any("Locked" in what for _, what in self._touched)
-        unknown = "memory_clock_MHz" in live or (
-            "clock_MHz" in live and self._earlier_clocks_MHz is None
-        )
-        if not (first and unknown):
+        if self.means == "guard":
+            known = set(configured())
+        else:
+            known = set() if self._earlier_clocks_MHz is None else {"GpuLockedClocks"}
+        set_now = {what for name, what in _WHAT.items() if name in live and "Locked" in what}
+        if not first or set_now <= known:
             return []
         return [
             "NVML cannot tell whether clocks were locked before; the lock will be released "
@@ -204,6 +209,8 @@ class NvmlGovernor:
         ]
 
     def _stood(self, gpu: Gpu, what: str) -> tuple[int, ...]:
+        if self.means == "guard":  # which knows by itself, and believes nobody
+            return ()
         if what == "PowerManagementLimit":
             return (self._limits_mW[gpu.uuid] or 0,)
         return (self._earlier_clocks_MHz or ()) if what == "GpuLockedClocks" else ()
@@ -217,8 +224,12 @@ class NvmlGovernor:
                 stay.add((gpu.uuid, what))
                 earlier = Earlier(gpu.uuid, what, self._stood(gpu, what))
                 self._touched.setdefault((gpu.uuid, what), earlier)
-        if self._touched:
-            self._guard.expect(list(self._touched.values()))
+        try:
+            if self._touched:
+                self._guard.expect(list(self._touched.values()))
+        except GuardError:  # so what is new is not ours to put back
+            self._touched = {key: self._touched[key] for key in before}
+            raise
         back = [earlier for key, earlier in self._touched.items() if key not in stay]
         if problems := put_back(self._nvml, back):
             raise GovernorError("; ".join(problems))
@@ -246,7 +257,8 @@ class NvmlGovernor:
         if problems := put_back(self._nvml, list(self._touched.values())):
             raise GovernorError("; ".join(problems))
         self._touched = {}
-        self._guard.done()
+        with contextlib.suppress(GuardError):  # there is nothing left to guard
+            self._guard.idle()
 
     def close(self) -> None:
         if self._closed:
@@ -254,6 +266,7 @@ class NvmlGovernor:
         self._closed = True
         try:
             self.restore()
+            self._guard.done()
         finally:
             self._guard.take_over()  # there is one if restoring failed: it tries once more
             ask(self._nvml, None, self._nvml.nvmlShutdown)

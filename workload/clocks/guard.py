@@ -2,71 +2,41 @@
 """The clock guard: a small process of root's that sets clocks for a user, and restores them.
 
 An administrator installs this file, which needs nothing but the standard library, and sudo or a
-unit starts it with a Unix socket to the user's agent as its stdin. It obeys four verbs, a line of
-JSON each: `state`, `set` (NAMES, within what the GPU offers, after noting what stood), `restore`
-and `end`. It asks the kernel who is at the other end, restores when that process ends, even by
-SIGKILL, and opens no path but NVML's.
-
-An agent that has a way to set clocks needs no root, only what restores: that process is in
-`tuner.workload.clocks.guard_client` and shares this file's parts.
+unit starts it with a Unix socket to the user's agent as its stdin. It obeys `set` (NAMES, within
+what the GPU offers) and `restore`, a line of JSON each. When the agent ends, even by SIGKILL, it
+restores what the administrator has configured, else what NVML told. One guard at a time holds a
+GPU, and the agent can neither end nor stop it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
+import fcntl
 import json
 import os
-import pwd
+import resource
 import select
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 #: How often, and how far apart, a setting that would not go back is tried again.
 TRIES, WAIT_S = 3, 0.2
-#: What is set, by the end of NVML's functions, and what sentences call it.
-NAMES = {
-    "GpuLockedClocks": "SM clock lock",
-    "MemoryLockedClocks": "memory clock lock",
-    "PowerManagementLimit": "power limit",
-}
-#: The longest message that root reads, bytes; how long it waits for its answer to be taken, s.
-LONGEST, TAKEN_S = 4096, 10.0
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset."""
-
-    uuid: str
-    what: str
-    values: tuple[int, ...] = ()
-
-
-def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
-    """Restore as many earlier settings as possible; return a sentence for each failure."""
-    problems = []
-    for old in earlier:
-        name = f"nvmlDevice{'Set' if old.values else 'Reset'}{old.what}"
-        for attempt in range(TRIES):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByUUID(old.uuid)
-                getattr(nvml, name)(handle, *old.values)
-                break
-            except nvml.NVMLError as error:
-                if attempt == TRIES - 1:
-                    what = f"the {NAMES[old.what]} of {old.uuid}"
-                    problems.append(f"{what} was not put back: {error}")
-                else:
-                    time.sleep(WAIT_S)
-    return problems
+#: What is set, by the end of NVML's functions.
+NAMES = ("GpuLockedClocks", "MemoryLockedClocks", "PowerManagementLimit")
+#: The longest message that root reads, bytes.
+LONGEST = 4096
+#: The device that is locked, and the note of what stood before, of the GPU with a minor number.
+DEVICE, NOTE = "/dev/nvidia{}", "/run/joulefront/{}"
+#: What an administrator wants restored, such as {"GpuLockedClocks": [300, 1095]}.
+CONFIGURED = "/etc/joulefront-guard.json"
+#: NVML's number for a device that another holds.
+IN_USE = 19
 
 
 class NvmlError(Exception):
@@ -80,185 +50,217 @@ class NvmlError(Exception):
 class Nvml:
     """What the guard needs of NVML, without a package; OSError if there is none."""
 
-    NVMLError = NvmlError
-
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
         self._library.nvmlErrorString.restype = ctypes.c_char_p
-        self._call("nvmlInit_v2")
+        self.call("nvmlInit_v2")
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function, or raise NvmlError."""
         if code := getattr(self._library, name)(*arguments):
             raise NvmlError(self._library.nvmlErrorString(code).decode(), code)
 
-    def __getattr__(self, name: str) -> Any:
-        return functools.partial(self._call, name)
+    def handle(self, uuid: str) -> ctypes.c_void_p:
+        """Return the handle of a GPU."""
+        handle = ctypes.c_void_p()
+        self.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+        return handle
 
     def numbers(self, name: str, handle: Any, count: int = 1) -> list[int]:
         """Return the numbers that a function writes to its last arguments."""
         out = [ctypes.c_uint() for _ in range(count)]
-        self._call(f"nvmlDeviceGet{name}", handle, *map(ctypes.byref, out))
+        self.call(f"nvmlDeviceGet{name}", handle, *map(ctypes.byref, out))
         return [number.value for number in out]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
-        """Return the handle of a GPU."""
-        handle = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
-        return handle
 
     def clocks_MHz(self, handle: Any, *memory_MHz: int) -> list[int]:
         """Return the SM clocks that are offered at a memory clock; without one the memory's."""
         count, out = ctypes.c_uint(1024), (ctypes.c_uint * 1024)()
         name = f"nvmlDeviceGetSupported{'Graphics' if memory_MHz else 'Memory'}Clocks"
-        self._call(name, handle, *memory_MHz, ctypes.byref(count), out)
+        self.call(name, handle, *memory_MHz, ctypes.byref(count), out)
         return list(out[: count.value])
 
     def stands(self, handle: Any, what: str) -> list[int]:
         """Return what stands; empty for locks, for which NVML cannot be asked."""
         return self.numbers(what, handle) if what == "PowerManagementLimit" else []
 
+    def require_offered(self, handle: Any, what: str, values: Sequence[int]) -> None:
+        """Raise NvmlError if a GPU does not offer these values."""
+        if what == "PowerManagementLimit":
+            offered, count = self.numbers(f"{what}Constraints", handle, count=2), 1
+        else:
+            offered, count = self.clocks_MHz(handle), 2
+        if what == "GpuLockedClocks":
+            offered = self.clocks_MHz(handle, max(offered))
+        good = len(values) == count and all(type(value) is int for value in values)
+        limits = (0, *values, max(offered))
+        if not good or list(limits) != sorted(limits) or values[-1] < min(offered):
+            raise NvmlError(f"{what} takes {min(offered)} to {max(offered)}, not {list(values)!r}")
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return the JSON in a file, or nothing if there is none."""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        return dict(json.load(file))
+    return {}
+
+
+def hold(path: str) -> IO[bytes]:
+    """Lock a device until its file is closed; BlockingIOError if another process holds it."""
+    device = open(path, "rb", buffering=0)  # noqa: SIM115 - its owner closes it, or ends
+    fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return device
+
 
 class Devices:
-    """The GPUs that one process has root set, and what stood before."""
+    """The GPUs that this process holds, by their minor numbers."""
 
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self.earlier: dict[tuple[str, str], Earlier] = {}
+    def __init__(self, nvml: Nvml, configured: Mapping[str, Sequence[int]]) -> None:
+        self._nvml, self._configured = nvml, configured
+        self._held: dict[int, tuple[Any, IO[bytes]]] = {}
+        #: What stood before the first change, then what NVML may tell after the last one.
+        self.earlier: dict[int, dict[str, list[Sequence[int]]]] = {}
 
-    def _require_offered(self, handle: Any, what: str, values: Sequence[int]) -> None:
-        """Raise NvmlError if a GPU does not offer these values."""
-        nvml, good = self._nvml, len(values) == 2 - (what == "PowerManagementLimit")
-        if not good or not all(type(value) is int and value >= 0 for value in values):
-            raise NvmlError(f"{what} takes no {list(values)!r}")
-        low, high = values[0], values[-1]
-        if what == "PowerManagementLimit":
-            offered = nvml.numbers(f"{what}Constraints", handle, count=2)
-        else:
-            offered = nvml.clocks_MHz(handle)
-            if what == "GpuLockedClocks":
-                offered = nvml.clocks_MHz(handle, max(offered))
-        if not (low <= high and min(offered) <= high <= max(offered)):
-            limits = f"{min(offered)} to {max(offered)}"
-            raise NvmlError(f"{what} {list(values)} is not within {limits}")
+    def _hold(self, uuid: str) -> tuple[int, Any]:
+        """Lock a GPU, take over what a killed guard left, and return its number and handle."""
+        handle = self._nvml.handle(uuid)
+        (minor,) = self._nvml.numbers("MinorNumber", handle)
+        if minor not in self._held:
+            try:
+                device = hold(DEVICE.format(minor))
+            except BlockingIOError:
+                raise NvmlError("another search sets the clocks of this GPU", IN_USE) from None
+            left = read(NOTE.format(minor)).items()
+            now = {what: self._nvml.stands(handle, what) for what in NAMES}
+            self.earlier[minor] = {what: was for what, was in left if now[what] in was[1:]}
+            self._held[minor] = handle, device
+        return minor, handle
 
-    def set(self, uuid: str, what: str, values: Sequence[int], stood: Sequence[int]) -> Earlier:
-        """Set one thing of one GPU, after noting what stood, which is returned; or NvmlError.
+    def _note(self, minor: int) -> None:
+        """Write what stood where no user can write."""
+        path = NOTE.format(minor)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(self.earlier[minor], file)
+        os.replace(f"{path}.new", path)
 
-        Values are as NVML takes them: MHz, or milliwatts. `stood` is what the asker knows to have
-        stood, as after a guard that was killed; else empty.
-        """
+    def set(self, uuid: str, what: str, values: Sequence[int]) -> None:
+        """Set one thing of one GPU, MHz or milliwatts, after noting what stood; or NvmlError."""
         if what not in NAMES:
             raise NvmlError(f"{what!r} is nothing that is set here")
-        handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        for asked in filter(None, (values or (-1,), stood)):
-            self._require_offered(handle, what, asked)
-        if (uuid, what) not in self.earlier:
-            before = tuple(stood or self._nvml.stands(handle, what))
-            self.earlier[uuid, what] = Earlier(uuid, what, before)
-        getattr(self._nvml, f"nvmlDeviceSet{what}")(handle, *values)
-        return self.earlier[uuid, what]
+        minor, handle = self._hold(uuid)
+        now = self._nvml.stands(handle, what)
+        for wanted in (values, self._configured.get(what, values)):
+            self._nvml.require_offered(handle, what, wanted)
+        stood, *_ = self.earlier[minor].get(what, [self._configured.get(what, now)])
+        self.earlier[minor][what] = [stood, now, values]
+        self._note(minor)
+        self._nvml.call(f"nvmlDeviceSet{what}", handle, *values)
 
     def restore(self, uuid: str = "", what: str = "") -> list[str]:
         """Restore one thing of one GPU, or all; return a sentence for each failure."""
         problems = []
-        for key, old in list(self.earlier.items()):
-            if uuid in ("", old.uuid) and what in ("", old.what):
-                said = put_back(self._nvml, [old])
-                problems += said
-                if not said:
-                    del self.earlier[key]
+        for minor in self._hold(uuid)[:1] if uuid else self._held:
+            for name in [each for each in self.earlier[minor] if what in ("", each)]:
+                problems += self._put_back(minor, name)
+            with contextlib.suppress(OSError):  # a full disk keeps no GPU from being restored
+                self._note(minor)
         return problems
+
+    def _put_back(self, minor: int, what: str) -> list[str]:
+        stood = self.earlier[minor][what][0]
+        for _ in range(TRIES):
+            try:
+                name = f"nvmlDevice{'Set' if stood else 'Reset'}{what}"
+                self._nvml.call(name, self._held[minor][0], *stood)
+                del self.earlier[minor][what]
+                return []
+            except NvmlError as error:
+                why = error
+                time.sleep(WAIT_S)
+        return [f"the {what} of GPU {minor} was not put back: {why}"]
 
     def answer(self, line: bytes) -> dict[str, Any]:
         """Carry out one message and return the answer; one with "error" if it was refused."""
         try:
             message = json.loads(line)
-            verb, gpu, what = message["verb"], message.get("gpu", ""), message.get("what", "")
-            if verb == "state":
-                return {"pid": os.getpid(), "earlier": [asdict(e) for e in self.earlier.values()]}
-            if verb == "set":
-                old = self.set(gpu, what, message["values"], message.get("stood", ()))
-                return {"stood": old.values}
-            if verb not in ("restore", "end"):
-                raise NvmlError("the verbs are state, set, restore and end")
-            problems = self.restore(gpu, what)
-            return {"error": "; ".join(problems)} if problems else {}
+            gpu, what = message.get("gpu", ""), message.get("what", "")
+            if message["verb"] == "set":
+                self.set(gpu, what, message["values"])
+            elif message["verb"] != "restore":
+                raise NvmlError("the verbs are set and restore")
+            elif problems := self.restore(gpu, what):
+                return {"error": "; ".join(problems)}
+            return {}
         except NvmlError as error:
             return {"error": str(error), "nvml": error.value}
         except Exception as error:  # whatever is sent, the guard stays to restore
-            return {"error": f"the message cannot be read: {type(error).__name__}"}
+            return {"error": f"the message cannot be obeyed: {type(error).__name__}: {error}"}
 
 
-def serve(users: Sequence[str]) -> int:
-    """Set clocks for the process at the other end of stdin. Return 0 if all was restored, else 1.
-
-    A unit's guard serves the named users; one that sudo started its caller.
-    """
-    os.chdir("/")
+def serve(users: Sequence[str]) -> int | str:
+    """Set clocks for the process at the other end of stdin; return what could not be restored."""
     try:
         asker = socket.socket(fileno=0)
         who = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        asker.settimeout(TAKEN_S)
+        pid, uid, _ = struct.unpack("3i", who)
     except OSError as error:
-        print(f"stdin must be a Unix socket to tuner: {error}", file=sys.stderr)
-        return 2
+        return f"stdin must be a Unix socket to tuner: {error}"
 
     def say(answer: dict[str, Any]) -> None:
-        asker.sendall(json.dumps(answer).encode() + b"\n")
+        # An agent that reads no answers is left.
+        asker.sendall(json.dumps(answer).encode() + b"\n", socket.MSG_DONTWAIT)
 
-    pid, uid, _ = struct.unpack("3i", who)
     try:
-        may = {os.geteuid(), *(pwd.getpwnam(name).pw_uid for name in users)}
-        if uid not in ({int(os.environ["SUDO_UID"])} if "SUDO_UID" in os.environ else may):
+        detach(pid)
+        # A unit's guard serves the users with these numbers; one that sudo started its caller.
+        may = [os.environ["SUDO_UID"]] if "SUDO_UID" in os.environ else [str(os.geteuid()), *users]
+        if uid not in map(int, may):
             raise NvmlError(f"UID {uid} may not have clocks set here")
-        devices = Devices(Nvml())
-    except (KeyError, NvmlError, OSError) as error:
+        devices = Devices(Nvml(), read(CONFIGURED))
+    except (NvmlError, OSError, TypeError, ValueError) as error:
         with contextlib.suppress(OSError):
             say({"error": f"joulefront's guard does not start: {error}"})
         return 1
-    try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a unit is stopped by it
-        for line in lines_of(0, gone(pid), LONGEST):
+    with contextlib.suppress(KeyboardInterrupt, Exception):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a unit is stopped by it
+        # Another process may have this socket, too, and take what `select` saw.
+        for line in lines_of(pid, lambda: asker.recv(65536, socket.MSG_DONTWAIT), LONGEST):
             say(devices.answer(line))
-            if b'"end"' in line:
-                break
-    except OSError:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for problem in (problems := devices.restore()):
-            print(problem, file=sys.stderr)
-    return 1 if problems else 0
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return "\n".join(devices.restore()) or 0
 
 
-def gone(agent: int) -> int | None:
-    """Return a descriptor, readable when the agent ends, unlike a pipe that a child inherited."""
-    try:
-        return os.pidfd_open(agent)
-    except (AttributeError, OSError):
-        return None
-
-
-def lines_of(pipe: int, agent: int | None, longest: int = sys.maxsize) -> Iterator[bytes]:
-    """Return what the agent sends, line by line, until it or its end of the pipe is gone."""
-    buffer = b""
-    watched = [pipe] if agent is None else [pipe, agent]
+def lines_of(agent: int, take: Callable[[], bytes], longest: float) -> Iterator[bytes]:
+    """Return what the agent sends to stdin, line by line, until it or its end is gone."""
+    buffer, watched = b"", [0]
+    with contextlib.suppress(AttributeError, OSError):  # before Linux 5.3
+        watched.append(os.pidfd_open(agent))
     while len(buffer) <= longest:
-        ready, _, _ = select.select(watched, [], [])
-        # If the pipe is not ready the agent is gone, and the pipe is empty.
-        piece = os.read(pipe, 65536) if pipe in ready else b""
-        if not piece:
+        # A child of an agent that is gone may keep the pipe open, and go on sending.
+        if select.select(watched, [], [])[0] != [0] or not (piece := take()):
             return
         *lines, buffer = (buffer + piece).split(b"\n")
         yield from lines
 
 
-def ignore_signals() -> None:
-    """Let only the end of the agent end the guard, no terminal's or scheduler's signal."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+def detach(agent: int) -> None:
+    """Leave the agent's session, control group and limits; OSError or ValueError if they stay."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_IGN)
+    os.umask(0o077)
+    with contextlib.suppress(OSError):
+        os.setsid()
+    for path, text in {
+        "/proc/self/comm": f"guard:{agent}",  # by which another search finds this one
+        "/proc/self/oom_score_adj": "-1000",
+        "/sys/fs/cgroup/cgroup.procs": "0",
+    }.items():
+        with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
+            file.write(text)
+    for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "RTTIME", "STACK"):
+        most = 1024 if name == "NOFILE" else resource.RLIM_INFINITY
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
 
 
 if __name__ == "__main__":
-    ignore_signals()
     sys.exit(serve(sys.argv[1:]))

@@ -12,27 +12,67 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tuner.workload.clocks import guard
-from tuner.workload.clocks.guard import Earlier
+from tuner.workload.clocks import guard, locks
 
 #: The longest that the guard may take for an answer, seconds.
 ANSWER_S = 20.0
-#: The longest that is waited for its end, seconds.
+#: The longest that is waited for its end, or for that of the one before it, seconds.
 END_S = 5.0
+#: What is set, by the end of NVML's functions, and what sentences call it.
+NOUNS = {
+    "GpuLockedClocks": "SM clock lock",
+    "MemoryLockedClocks": "memory clock lock",
+    "PowerManagementLimit": "power limit",
+}
+#: How the guard begins its answer if another search holds a GPU.
+_HELD = "held: "
 
 
 class GuardError(Exception):
     """Failure of the guard to run; nothing may be changed without it."""
+
+
+class GpuHeld(GuardError):
+    """Refusal by a guard, because another search sets the clocks of a GPU."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset."""
+
+    uuid: str
+    what: str
+    values: tuple[int, ...] = ()
+
+
+def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
+    """Restore as many earlier settings as possible; return a sentence for each failure."""
+    problems = []
+    for old in earlier:
+        name = f"nvmlDevice{'Set' if old.values else 'Reset'}{old.what}"
+        for attempt in range(guard.TRIES):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(old.uuid)
+                getattr(nvml, name)(handle, *old.values)
+                break
+            except nvml.NVMLError as error:
+                if attempt == guard.TRIES - 1:
+                    what = f"the {NOUNS[old.what]} of {old.uuid}"
+                    problems.append(f"{what} was not put back: {error}")
+                else:
+                    time.sleep(guard.WAIT_S)
+    return problems
 
 
 @dataclass(frozen=True)
@@ -99,6 +139,8 @@ class Guard:
             raise GuardError(f"the guard process is gone: {error}") from error
         ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_S)
         answer = self._process.stdout.readline().strip() if ready else "no answer in time"
+        if answer.startswith(_HELD):
+            raise GpuHeld(answer.removeprefix(_HELD))
         if answer != expected:
             raise GuardError(f"the guard process does not run: {answer or 'it ended'}")
 
@@ -115,11 +157,18 @@ class Guard:
             if not running:
                 self._say(None, "ready")
             self._say(words, "knows")
+        except GpuHeld:
+            raise
         except GuardError:
             self.take_over()
             if not running:
                 raise
             self.expect(earlier, files)  # it was killed: a new one gets the same
+
+    def idle(self) -> None:
+        """Let the guard keep its GPUs from other searches, with nothing to restore."""
+        if self._process is not None:
+            self.expect([])
 
     def done(self) -> None:
         """End the guard without changes: all settings are as they were."""
@@ -151,13 +200,36 @@ def _load(spec: str) -> Any:
     return thing() if callable(thing) else thing
 
 
+class _Held:
+    """The GPUs that this guard has locked."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._files: dict[str, IO[bytes] | None] = {}
+
+    def why_not(self, uuids: Iterable[str]) -> str:
+        """Lock GPUs until this process ends; return the reason if one cannot be had, or ""."""
+        end_s = time.monotonic() + END_S
+        for uuid in sorted(set(uuids) - set(self._files)):
+            path = locks.device_of(self._library, uuid)
+            while uuid not in self._files:
+                try:
+                    self._files[uuid] = guard.hold(str(path)) if path is not None else None
+                except BlockingIOError:  # a guard that is about to end has a moment
+                    if time.monotonic() > end_s:
+                        return locks.why_held(uuid, path)
+                    time.sleep(guard.WAIT_S)
+        return ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a guard with the agent's rights. Return 0 if every setting was restored, else 1."""
     parser = argparse.ArgumentParser(description="restores the devices of a dead agent")
     parser.add_argument("--library", required=True)
     parser.add_argument("--agent", type=int, required=True)
     chosen = parser.parse_args(argv)
-    guard.ignore_signals()
+    with contextlib.suppress(OSError, ValueError):  # its limits are the user's
+        guard.detach(chosen.agent)
     library = None
     try:
         if chosen.library:
@@ -170,15 +242,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     earlier: list[Earlier] = []
     files: list[EarlierFile] = []
-    for line in guard.lines_of(sys.stdin.fileno(), guard.gone(chosen.agent)):
+    held = _Held(library)
+    for line in guard.lines_of(chosen.agent, lambda: os.read(0, 65536), math.inf):
         message = json.loads(line)
         if message.get("done"):
             return 0
-        earlier = [Earlier(**old) for old in message["earlier"]]
+        wanted = [Earlier(**old) for old in message["earlier"]]
+        if why := held.why_not({old.uuid for old in wanted}):
+            print(f"{_HELD}{why}", flush=True)
+            continue
+        earlier = wanted
         files = [EarlierFile(**file) for file in message["files"]]
         with contextlib.suppress(OSError):  # an agent that is gone need not hear it
             print("knows", flush=True)
-    back = guard.put_back(library, earlier)
+    back = put_back(library, earlier)
     problems = [*back, *put_back_files(files)]
     with contextlib.suppress(OSError):  # there may be no reader left
         for problem in problems:

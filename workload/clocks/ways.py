@@ -19,6 +19,7 @@ import socket
 import stat
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InvalidValue
-from tuner.workload.clocks import guard
-from tuner.workload.clocks.guard_client import END_S
+from tuner.workload.clocks import guard, locks
+from tuner.workload.clocks.guard_client import END_S, GpuHeld
 from tuner.workload.meters.gpus import Gpu, ask, on_twin
 
 #: Number of the capability that NVIDIA's driver asks for (linux/capability.h).
@@ -36,6 +37,8 @@ CAP_SYS_ADMIN = 21
 EARLIER = "EARLIER_CLOCKS_MHZ"
 #: Environment variable by which Zeus's users name the daemon's socket.
 ZEUSD_SOCKET = "ZEUSD_SOCK_PATH"
+#: NVML's word for it.
+_LOCK = "GpuLockedClocks"
 #: Where an administrator installs the guard, and where its unit listens, or the variable says.
 PROGRAM = "/usr/local/sbin/joulefront-guard"
 GUARD_SOCKET, DEFAULT_SOCKET = "JOULEFRONT_GUARD_SOCKET", "/run/joulefront-guard.sock"
@@ -174,12 +177,15 @@ def zeusd_from_environment() -> ZeusdNvml:
 
 
 class RootGuardNvml(Elsewhere):
-    """Substitute for pynvml whose setters a guard of root makes; `lock_MHz` is the earlier lock."""
+    """Substitute for pynvml whose setters a guard of root makes.
+
+    `lock_MHz` is the earlier lock by the user's word, which the guard believes of an administrator
+    only.
+    """
 
     def __init__(self, nvml: Any, path: str = "", lock_MHz: Sequence[int] | None = None) -> None:
         super().__init__(nvml)
         self._path, self._lock_MHz = path or DEFAULT_SOCKET, lock_MHz or ()
-        self._stood: dict[tuple[str, str], Sequence[int]] = {}
         self._socket: socket.socket | None = None
         self._sudo: subprocess.Popen[str] | None = None
 
@@ -195,12 +201,21 @@ class RootGuardNvml(Elsewhere):
     def why_not(self) -> str:
         """Return the reason why this guard does nothing for this process; empty if it does."""
         try:
-            if not (why := str(self.ask(verb="state").get("error", ""))):
-                return ""
+            if not (why := str(self.ask(verb="restore").get("error", ""))):
+                return self._why_not_lock()
         except OSError as error:
             why = str(error)
         self._drop()
         return self._sudo_said() or why
+
+    def _why_not_lock(self) -> str:
+        if list(self._lock_MHz) in ([], locks.configured().get(_LOCK)):
+            return ""
+        wanted = json.dumps({_LOCK: list(self._lock_MHz)})
+        return (
+            f"joulefront's guard believes {EARLIER} of an administrator only, who writes "
+            f"{wanted} to {locks.configured_file()}"
+        )
 
     def _connect(self) -> socket.socket:
         if os.path.exists(self._path):
@@ -252,25 +267,28 @@ class RootGuardNvml(Elsewhere):
             self._socket = None
 
     def _change(self, verb: str, what: str, uuid: str, values: Sequence[int]) -> None:
-        nvml = self._nvml
-        stood = self._stood.get((uuid, what), self._lock_MHz if what == "GpuLockedClocks" else ())
-        asked = "set" if verb == "Set" else "restore"
-        try:
-            answer = self.ask(verb=asked, gpu=uuid, what=what, values=values, stood=stood)
-        except OSError as error:
-            raise nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN) from error
+        nvml, end_s = self._nvml, time.monotonic() + END_S
+        message = {"verb": "set" if verb == "Set" else "restore", "gpu": uuid, "what": what}
+        while True:
+            try:
+                answer = self.ask(**message, values=values)
+            except OSError as error:
+                raise nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN) from error
+            if answer.get("nvml") != guard.IN_USE:
+                break
+            if verb == "Reset":  # nothing of this search stands on a GPU that another holds
+                return
+            if time.monotonic() > end_s:  # a guard that is about to end had its moment
+                raise GpuHeld(locks.why_held(uuid, locks.device_of(nvml, uuid)))
+            time.sleep(guard.WAIT_S)
         if "error" in answer:
             raise nvml.NVMLError(answer.get("nvml", nvml.NVML_ERROR_UNKNOWN))
-        if asked == "set":  # for the guard after this one, if it is killed
-            self._stood[uuid, what] = answer["stood"]
-        else:
-            self._stood.pop((uuid, what), None)
 
     def nvmlShutdown(self) -> None:
         """End the guard, which restores what still differs, and NVML."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self.ask(verb="end")
+                self.ask(verb="restore")
             self._drop()
         self._sudo_said()
         self._nvml.nvmlShutdown()

@@ -18,6 +18,7 @@ from typing import Any
 
 from . import frames, state
 from .link import Link
+from .loopback import LAUNCHER, keep_agents_store
 from .program import prepare, prepare_torch
 from .source import PROGRAM
 from .tally import place
@@ -98,6 +99,8 @@ def attach(path: str) -> None:
         spec: Mapping[str, Any] = json.load(file)
     if address := spec.get("address"):
         state.attachment, state.probed = Attachment(address), True
+        folder = os.path.dirname(address)
+        frames.WhenImported((LAUNCHER,), lambda _, launcher: keep_agents_store(launcher, folder))
     prepare(spec.get("options") or {})
     words = (spec.get("options") or {}).get("words")
     changed = words is not None and _change_words(words["typed"], words["set"])

@@ -45,6 +45,7 @@ _HARDWARE_WORDS = (
     "busy or unavailable",
     "no cuda gpus",
     "no cuda-capable device",
+    "no hip gpus",
     "system not yet initialized",
     "gpu is lost",
     "fallen off the bus",
@@ -269,7 +270,7 @@ def _lacks_rank(error: BaseException) -> bool:
 
 def _is_of_hardware(text: str) -> bool:
     text = text.lower()
-    of_device = any(word in text for word in ("cuda", "nccl", "gpu"))
+    of_device = any(word in text for word in ("cuda", "hip error", "nccl", "gpu"))
     return of_device and any(words in text for words in _HARDWARE_WORDS)
 
 

@@ -12,17 +12,27 @@ import os
 import runpy
 import socket
 import sys
+import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-#: Modules that make a store: of the ranks, and of torchrun's agent.
+#: Modules that make a store: of the ranks, and of torchrun's agent, which LAUNCHER starts.
 RANKS = "torch.distributed.rendezvous"
 AGENT = "torch.distributed.elastic.rendezvous.static_tcp_rendezvous"
+AGENTS = (AGENT, "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
+LAUNCHER = "torch.distributed.launcher.api"
+#: Names of this node alone.
+LOOPBACK = ("127.0.0.1", "localhost")
+#: Variable with the folder in which the ranks of one node meet.
+MEETING = "JOULEFRONT_MEETING"
+#: Variable by which torchrun's agent opens no store for the ranks: rank 0 makes it.
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def listen_on_loopback(*modules: str) -> None:
-    """Let the stores that modules of torch make for 127.0.0.1 listen there alone."""
+    """Let the stores that modules of torch make for loopback listen there alone."""
     for name in modules:
         with contextlib.suppress(ImportError):  # a torch without distributed training
             importlib.import_module(name)
@@ -31,29 +41,55 @@ def listen_on_loopback(*modules: str) -> None:
                 module.TCPStore = partial(_store, module.TCPStore)
 
 
-def meet_in_files(path: str) -> None:
-    """Let ranks that would meet at 127.0.0.1 meet in files `path`-N, where no port is open."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module(RANKS)
-        module: Any = sys.modules[RANKS]
-        module.TCPStore = partial(_file_store, module.TCPStore, path, itertools.count())
+def meet_in_files(ranks: Any) -> None:
+    """Let `ranks`, the module RANKS, use files in the folder MEETING, where no port is open."""
+    ranks.TCPStore = partial(_file_store, ranks.TCPStore, defaultdict(itertools.count))
+
+
+def keep_agents_store(launcher: Any, folder: str) -> None:
+    """Let torchrun on one node keep its own store in memory, and its ranks meet in `folder`.
+
+    Args:
+        launcher: the module LAUNCHER.
+        folder: an agent makes a folder of its own in it.
+    """
+    launcher.launch_agent = partial(_launch_agent, launcher.launch_agent, folder)
+
+
+def _launch_agent(
+    plain: Callable[..., Any], folder: str, config: Any, *more: Any, **named: Any
+) -> Any:
+    if config.max_nodes == 1:
+        from torch.distributed import HashStore
+
+        # Of each agent, since a command may start several, and of the same port.
+        os.environ[MEETING] = tempfile.mkdtemp(prefix="meeting-", dir=folder)
+        os.environ[OWN_STORE] = "1"
+        for name in AGENTS:
+            module: Any = importlib.import_module(name)
+            module.TCPStore = lambda *values, **settings: HashStore()
+    return plain(config, *more, **named)
 
 
 def _file_store(
     plain: Callable[..., Any],
-    path: str,
-    numbers: Iterator[int],
+    numbers: dict[int, Iterator[int]],
     host_name: str,
     port: int,
     world_size: int | None = None,
     *more: Any,
     **settings: Any,
 ) -> Any:
-    if host_name != "127.0.0.1" or world_size is None:
-        return plain(host_name, port, world_size, *more, **settings)
+    folder = os.environ.get(MEETING)
+    here = host_name in (*LOOPBACK, os.environ.get("MASTER_ADDR"))
+    whole = str(world_size) == os.environ.get("WORLD_SIZE", str(world_size))
+    if not (folder and here and whole) or world_size is None:
+        return _store(plain, host_name, port, world_size, *more, **settings)
     from torch.distributed import FileStore
 
-    return FileStore(f"{path}-{next(numbers)}", world_size)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    name = f"{port}-{attempt}-{next(numbers[port])}"
+    return FileStore(os.path.join(folder, name), world_size)
 
 
 def _store(
@@ -65,12 +101,13 @@ def _store(
     *more: Any,
     **settings: Any,
 ) -> Any:
-    if is_master and host_name == "127.0.0.1":
+    if is_master and host_name in LOOPBACK:
         # A port that is taken is the plain store's to report, or to share with the process.
         with contextlib.suppress(OSError), socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host_name, port))
+            listener.bind(("127.0.0.1", port))
             listener.listen(1024)
+            port = listener.getsockname()[1]  # which is checked, and 0 is any
             settings["master_listen_fd"] = listener.detach()
     return plain(host_name, port, world_size, is_master, *more, **settings)
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from . import counting, engine, frames, live_knobs, source, state, watching
 from .link import Link, end_process
-from .loopback import RANKS, listen_on_loopback, meet_in_files, run_program
+from .loopback import MEETING, RANKS, listen_on_loopback, meet_in_files, run_program
 from .watch import watch_program
 
 #: Variables by which a program recognises that a launcher has started it.
@@ -39,6 +39,7 @@ def prepare(options: Mapping[str, Any]) -> None:
     frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
     frames.WhenImported(("deepspeed",), _patch_deepspeed)
     if state.probed:
+        frames.WhenImported((RANKS,), lambda _, ranks: meet_in_files(ranks))
         frames.WhenImported(("torch._dynamo.callback",), frames.mark_compilations)
 
 
@@ -65,14 +66,13 @@ def prepare_torch(torch: Any) -> None:
 
 def _prepare_rank(options: Mapping[str, Any], folder: str = "") -> None:
     # Prepare a process that the agent, or a launch file, starts as one rank.
+    if folder and os.environ.get("GROUP_WORLD_SIZE") == "1":
+        os.environ[MEETING] = folder
     prepare(options)
     import torch
 
-    if os.environ.get("MASTER_ADDR") == "127.0.0.1":  # nothing beyond this machine meets there
-        if folder and os.environ.get("GROUP_WORLD_SIZE") == "1":
-            meet_in_files(os.path.join(folder, "meeting"))
-        else:
-            listen_on_loopback(RANKS)
+    if not state.probed and os.environ.get("MASTER_ADDR") == "127.0.0.1":
+        listen_on_loopback(RANKS)  # nothing beyond this machine meets there
     if state.probed:
         frames.refuse_spawn()
     prepare_torch(torch)

@@ -36,6 +36,16 @@ class Drawn:
     def __init__(self) -> None:
         self.samples, self.trains = 0.0, False
 
+    def add(self, samples: float) -> None:
+        """Add those of a batch; NaN if their number is unknown."""
+        self.samples += samples
+
+    def taken(self) -> float:
+        """Return them for a step, and begin again."""
+        samples, self.samples = self.samples, 0.0
+        self.trains = self.trains or samples != 0
+        return samples
+
     def end(self) -> None:
         """Forget them if the iterator ends before any step came: it was one of an evaluation."""
         if not self.trains:
@@ -61,14 +71,10 @@ class Tally:
         """Note a batch of an iterator; NaN if the number of its samples is unknown."""
         if not drawn.samples:
             self._drawn.append(drawn)
-        drawn.samples += samples
+        drawn.add(samples)
 
     def _samples_of_step(self) -> float:
-        total = 0.0
-        for drawn in self._drawn:
-            drawn.trains = drawn.trains or drawn.samples != 0
-            total += drawn.samples
-            drawn.samples = 0.0
+        total = sum(drawn.taken() for drawn in self._drawn)
         self._drawn.clear()
         return total
 

@@ -128,6 +128,7 @@ def measure_accumulated(
         beaten_by=beaten_by,
         parts=tuple(parts),
         estimate=estimate,
+        marks=tuple(mark for part in parts for mark in part.marks),
     )
 
 

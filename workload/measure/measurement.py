@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
+from tuner.workload.measure.parts import power_by_part
 from tuner.workload.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
 from tuner.workload.meters.base import PowerSample, device_number, device_states, over_devices
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
@@ -231,6 +232,7 @@ def measurement(
         power_blocks_W=window.power_blocks_W,
         phases_s=window.phases_s,
         accumulation=fit,
+        parts_W=power_by_part(window.samples, window.marks),
     )
 
 
@@ -246,7 +248,7 @@ def reached(measurement: Measurement) -> tuple[float, float]:
     )
 
 
-def drift_of(measurements: Sequence[Measurement]) -> Drift | None:
+def drift_of(measurements: Sequence[Measurement], *, of_power: bool = True) -> Drift | None:
     """Return the drift between the first and the last visit of a setting visited twice."""
     for first in measurements:
         second = [m for m in measurements if m.live == first.live][-1]
@@ -262,12 +264,14 @@ def drift_of(measurements: Sequence[Measurement]) -> Drift | None:
     warmer = None
     if first.temperature_C is not None and second.temperature_C is not None:
         warmer = second.temperature_C - first.temperature_C
+    power, power_se = relative("power_W", "power_rse") if of_power else (math.nan, math.nan)
     return Drift(
         first.live,
         second.started_s - first.started_s,
         *relative("step_time_s", "step_time_rse"),
-        *relative("power_W", "power_rse"),
-        temperature_C=warmer,
+        power,
+        power_se,
+        warmer,
     )
 
 

@@ -157,6 +157,8 @@ class Window:
     beaten_by: Reached | None = None
     parts: tuple[Window, ...] = ()
     estimate: StepEstimate | None = None
+    #: When phases began, as rank 0 marked.
+    marks: tuple[Mark, ...] = ()
 
     @property
     def length_s(self) -> float:

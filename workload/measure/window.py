@@ -25,6 +25,7 @@ from tuner.workload.measure.statistics import (
     compilation_s,
     missing_s,
     seconds_a_step,
+    within,
 )
 from tuner.workload.measure.stragglers import Arrivals
 from tuner.workload.meters.base import Meter, PowerSample, Reading
@@ -244,6 +245,7 @@ class Conductor:
             _between(samples(), opened.time_s, closed.time_s),
             seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
             beaten_by(window, known) if missing_s(policy, window) > 0 else None,
+            marks=tuple(within(self.phases, opened.time_s, closed.time_s)),
         )
 
     def run_to_end(
@@ -299,6 +301,8 @@ class Conductor:
         taken = 0
         while len(arrived) < self._group.size:
             event = self._next(self._clock() + self._step_limit_s)
+            if event.step > target or (event.kind == "at" and event.step != target):
+                continue  # no rank goes on by itself: the program wrote this
             if event.kind in ("step", "at"):
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":

@@ -2,8 +2,9 @@
 
 NVML numbers every GPU of the machine; the training processes see those of CUDA_VISIBLE_DEVICES
 only, which may hold indices, UUIDs or prefixes of UUIDs. Meter, governor and machine detection all
-resolve them here, to UUIDs, so that none of them ever reads or sets a neighbour's GPU. A MIG slice
-is refused: NVML counts energy and sets clocks for the whole GPU, which others share.
+resolve them here, to UUIDs, so that none of them ever reads or sets a neighbour's GPU. Of a MIG
+slice NVML tells name, memory and processes; energy and clocks are those of the whole GPU, which
+others share, so that a slice has neither meter nor clocks here.
 
 NVML also counts GPUs that cannot be opened: those that a control group hides (NO_PERMISSION), and
 damaged ones (GPU_IS_LOST). They are left out. CUDA does not see the hidden ones and numbers the
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed import whole_number
 from tuner.workload.meters.base import MeterError, NoDriver
 
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
@@ -51,13 +53,17 @@ def on_twin(environ: Mapping[str, str] | None = None) -> bool:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Visible GPU: NVML's number of it (PCI bus order), and its UUID ("GPU-...")."""
+    """Visible GPU: NVML's number of it (PCI bus order), and its UUID ("GPU-...").
+
+    A MIG slice has the number of its GPU, `whole`, and a UUID of its own ("MIG-...").
+    """
 
     index: int
     uuid: str
     name: str
     handle: Any = field(compare=False, repr=False)
     nvml: Any = field(compare=False, repr=False)
+    whole: Gpu | None = field(default=None, compare=False, repr=False)
 
     def get(self, what: str, *arguments: Any) -> Any:
         """Return the answer of NVML's nvmlDeviceGet`what`, where a text names one of its constants.
@@ -140,6 +146,21 @@ class Gpu:
         except (self.nvml.NVMLError, AttributeError):
             return None
         return int(told.state)
+
+    def slices(self) -> tuple[Gpu, ...]:
+        """Return the MIG slices that this process may open; empty without MIG."""
+        if not self.ask((0, 0), "MigMode")[0]:
+            return ()
+        found = []
+        for number in range(self.ask(0, "MaxMigDeviceCount")):
+            try:
+                handle = self.get("MigDeviceHandleByIndex", number)
+                uuid = self.nvml.nvmlDeviceGetUUID(handle)
+                name = self.nvml.nvmlDeviceGetName(handle)
+            except self.nvml.NVMLError:
+                continue  # no slice has this number, or it is another container's
+            found.append(Gpu(self.index, uuid, name, handle, self.nvml, self))
+        return tuple(found)
 
     def variant(self) -> str:
         """Return what makes a GPU another kind than its name, as " (MAX_Q)", or ""."""
@@ -242,6 +263,9 @@ class _Listed:
     def names(self) -> str:
         """All GPUs, by the numbers that CUDA gives them."""
         found = {gpu.index: f"{number} = {gpu.uuid}" for number, gpu in enumerate(self.gpus)}
+        for gpu in self.gpus:
+            if slices := gpu.slices():
+                found[gpu.index] += f" (slices {', '.join(each.uuid for each in slices)})"
         found |= {index: f"GPU {index} of NVML: {why}" for index, why in self.unusable.items()}
         return ", ".join(found[index] for index in sorted(found))
 
@@ -276,39 +300,39 @@ def no_gpu_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def _choose(entries: Sequence[str], listed: _Listed, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    gpus, names, where = listed.gpus, listed.names, "CUDA_VISIBLE_DEVICES"
+    gpus, where = listed.gpus, "CUDA_VISIBLE_DEVICES"
     chosen: list[Gpu] = []
     for entry in entries:
         if entry in _NONE:
             break
-        if entry.upper().startswith("MIG-"):
-            raise InputError(
-                f"{where} names the MIG slice {entry!r}; NVML counts energy and sets clocks for "
-                "whole GPUs only, so name a whole GPU with MIG switched off"
-            )
-        if entry.isdigit():
-            matches = list(gpus[int(entry) : int(entry) + 1])
+        if (number := whole_number(entry)) is not None:
+            matches = list(gpus[number : number + 1])
             if matches and matches[0].index > listed.damaged:
                 raise InputError(
                     f"{where} has the entry {entry!r}, but GPU {listed.damaged} cannot be used "
                     f"({listed.unusable[listed.damaged]}), and the numbers from there on are not "
-                    f"certain; name GPUs by UUID: {names}"
+                    f"certain; name GPUs by UUID: {listed.names}"
                 )
         else:
-            matches = [gpu for gpu in gpus if gpu.uuid.lower().startswith(entry.lower())]
+            of_mig = entry.upper().startswith("MIG-")
+            named = [each for gpu in gpus for each in gpu.slices()] if of_mig else gpus
+            matches = [gpu for gpu in named if gpu.uuid.lower().startswith(entry.lower())]
         if len(matches) != 1:
-            problem = "several GPUs" if matches else "no GPU of this machine"
-            raise InputError(f"{where} has the entry {entry!r}, which names {problem}: {names}")
+            problem = "several GPUs" if matches else "no GPU or MIG slice of this machine"
+            raise InputError(
+                f"{where} has the entry {entry!r}, which names {problem}: {listed.names}"
+            )
         if matches[0] in chosen:
             raise InputError(f"{where} names {matches[0].uuid} twice; name each GPU once")
         chosen.append(matches[0])
-    by_index = any(entry.isdigit() for entry in entries)
+    by_index = any(whole_number(entry) is not None for entry in entries)
     mixed = len({gpu.name for gpu in gpus}) > 1
     if by_index and mixed and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         # CUDA numbers the fastest GPU first, NVML by bus; only among like GPUs do the two agree.
         raise InputError(
             f"{where} names GPUs by number on a machine with different GPUs, where CUDA and NVML "
-            "number differently; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name them by UUID: " + names
+            "number differently; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name them by UUID: "
+            f"{listed.names}"
         )
     return tuple(chosen)
 
@@ -316,8 +340,10 @@ def _choose(entries: Sequence[str], listed: _Listed, environ: Mapping[str, str])
 def visible_gpus(nvml: Any, *, environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
     """Return the GPUs this process may use, in CUDA's order: every GPU without its variable.
 
+    Of a GPU with MIG on it is a slice: the one that is named, or the only one.
+
     Raises:
-        InputError: an entry names a MIG slice, no GPU, several, or one that has MIG on.
+        InputError: an entry names no GPU or several, or slices of which CUDA uses none or one.
         MeterError: NVML does not answer, or none of the GPUs that it counts can be used.
     """
     environ = os.environ if environ is None else environ
@@ -328,14 +354,30 @@ def visible_gpus(nvml: Any, *, environ: Mapping[str, str] | None = None) -> tupl
         chosen = _choose(entries, listed, environ)
     elif listed.unusable and not listed.gpus:
         raise MeterError(f"NVML opens no GPU: {listed.names}")
+    return _sliced(chosen)
+
+
+def _sliced(chosen: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    found: list[Gpu] = []
     for gpu in chosen:
-        if gpu.ask((0, 0), "MigMode")[0]:
-            raise InputError(
-                f"GPU {gpu.index} ({gpu.uuid}) has MIG on; NVML counts energy and sets clocks for "
-                f"whole GPUs only, so switch it off (nvidia-smi -i {gpu.index} -mig 0) or choose "
-                "another GPU with CUDA_VISIBLE_DEVICES"
-            )
-    return chosen
+        if gpu.whole is None and gpu.ask((0, 0), "MigMode")[0]:
+            slices = gpu.slices()
+            if not slices:
+                raise InputError(
+                    f"GPU {gpu.index} ({gpu.uuid}) has MIG on and no slice that this process may "
+                    "use; create one (nvidia-smi mig -cgi), switch MIG off (nvidia-smi -i "
+                    f"{gpu.index} -mig 0), or choose another GPU with CUDA_VISIBLE_DEVICES"
+                )
+            found += slices
+        else:
+            found.append(gpu)
+    if len(found) > 1 and (sliced := [gpu for gpu in found if gpu.whole]):
+        # MIG User Guide, "CUDA Device Enumeration": an application sees one instance.
+        raise InputError(
+            "CUDA uses one MIG slice in a program, and no GPU beside it; name one in "
+            f"CUDA_VISIBLE_DEVICES: {', '.join(gpu.uuid for gpu in sliced)}"
+        )
+    return tuple(found)
 
 
 def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
@@ -343,7 +385,8 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
 
     CUDA_VISIBLE_DEVICES may hold UUIDs or prefixes of them, but programs read integers there, and
     CUDA numbers the fastest GPU first unless told to follow the PCI bus. A number counts the GPUs
-    that this process may open; behind a damaged GPU there is none to rely on, and UUIDs stay.
+    that this process may open; behind a damaged GPU there is none to rely on, and UUIDs stay, as
+    that of a MIG slice does, which has no number.
     """
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
@@ -352,7 +395,7 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
     except MeterError:
         return order
     numbers = {gpu.uuid: str(number) for number, gpu in enumerate(listed.gpus)}
-    certain = all(gpu.index < listed.damaged for gpu in chosen)
+    certain = all(gpu.index < listed.damaged and not gpu.whole for gpu in chosen)
     if certain and "CUDA_VISIBLE_DEVICES" not in environ:
         return order
     names = [numbers[gpu.uuid] if certain else gpu.uuid for gpu in chosen]

@@ -41,6 +41,7 @@ from tuner.workload.meters.settling import (
     Integral,
     LostJoules,
 )
+from tuner.workload.meters.time_alone import NoEnergy
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.probe import MeterInfo
 
@@ -136,12 +137,14 @@ class NvmlMeter:
             self.gpus = visible_gpus(self._nvml, environ=environ)
             if not self.gpus:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
+            if self.gpus[0].whole:
+                raise NoEnergy(f"{self.gpus[0].name}, a MIG slice, shares its GPU's meter")
             self._powers = {gpu.uuid: self._find_power(gpu) for gpu in self.gpus}
             self._sources = [self._find_source(gpu) for gpu in self.gpus]
             self._smooth = [gpu.smooths_power for gpu in self.gpus]
             self._modules = any(self._tells_the_module_only(gpu) for gpu in self.gpus)
             if self._modules and any(TWO_ON_A_MODULE.search(gpu.name) for gpu in self.gpus):
-                raise MeterError(
+                raise NoEnergy(
                     f"{self.gpus[0].name} tells the power of its module only, and two GPUs share "
                     "a module, so that their sum would count it twice; update the driver"
                 )
@@ -195,7 +198,7 @@ class NvmlMeter:
                 return counter
         except (self._nvml.NVMLError, AttributeError) as error:
             if power_W is None:
-                raise MeterError(
+                raise NoEnergy(
                     f"GPU {gpu.index} ({gpu.name}) tells neither its energy nor its power: {error}"
                 ) from error
         return Integral(power_W, self._clock())

@@ -119,10 +119,28 @@ class NvmlRecording:
             data = json.loads(Path(path).read_text())
             if data["version"] != FORMAT:
                 raise InputError(f"{path} has the format {data['version']!r}, not {FORMAT!r}")
-            rows = tuple(tuple(tuple(row) for row in series) for series in data["rows"])
+            rows = tuple(tuple(map(_row, series)) for series in data["rows"])
+            for key, count in data["errors"].items():
+                if len(key.split()) != 3 or type(count) is not int:
+                    raise ValueError(f"failed calls {key!r}: {count!r}")
             return cls(data["system"], tuple(data["devices"]), rows, data["errors"], data["root"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise InputError(f"{path} is no recording of NVML: {error}") from error
+
+
+def _row(row: Sequence[Any]) -> tuple[float | None, ...]:
+    # A time, and what was read then; None is what could not be read.
+    numbers = all(value is None or type(value) in (int, float) for value in row)
+    if not numbers or row[0] is None:
+        raise ValueError(f"a reading of {row!r}")
+    return tuple(row)
 
 
 def _plain(value: Any) -> Any:

@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from numbers import Real
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import Meter, MeterError, PowerSample, Reading
-from tuner.workload.probe import MeterInfo, Scope
+from tuner.workload.meters.time_alone import TIME_ALONE
+from tuner.workload.probe import ENERGY_SCOPES, MeterInfo
 
 #: Variables that name the meter, and the folder from which its module may be imported.
 METER, FOLDER = "JOULEFRONT_METER", "JOULEFRONT_METER_FOLDER"
@@ -34,7 +35,7 @@ CALL_LIMIT_S = 20.0
 #: Seconds by which the time of a reading may lie before its call: the counter's last update.
 OLDEST_S = 120.0
 #: Names of the package's own sources, which tell records of different meters apart.
-TAKEN = ("nvml", "superchip", "rapl", "estimated", "simulated")
+TAKEN = ("nvml", "superchip", "rapl", "estimated", "simulated", "time")
 #: Parts of the protocol that must be callable.
 _CALLS = ("read", "boundary", "sample", "close")
 
@@ -99,8 +100,8 @@ def own_meter(name: str | None) -> Iterator[None]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which another process opens the same meter; empty without one."""
-    return {name: environ[name] for name in (METER, FOLDER) if name in environ}
+    """Return the variables by which another process opens the same meter."""
+    return {name: environ[name] for name in (METER, FOLDER, TIME_ALONE) if name in environ}
 
 
 def opener_of(environ: Mapping[str, str]) -> Callable[[], Meter] | None:
@@ -159,7 +160,7 @@ class CheckedMeter:
         info = self._meter.info
         if not isinstance(info, MeterInfo):
             raise self._error(f"info is a {type(info).__name__}; it must be a MeterInfo")
-        if info.scope not in get_args(Scope):
+        if info.scope not in ENERGY_SCOPES:
             raise self._error(f"scope is {info.scope!r}; it must be gpu, module or node")
         if not isinstance(info.name, str) or not info.name.strip() or info.name in TAKEN:
             raise self._error(

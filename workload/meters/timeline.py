@@ -61,13 +61,13 @@ class Timeline:
     ) -> None:
         self.errors: list[str] = []
         self.busy_s = 0.0
-        self._meter, self._state = meter, state
+        self.meter, self._state = meter, state
         self._samples: list[PowerSample] = []
         self._ticker = Ticker(self._tick, period_s=period_s, name="joulefront-timeline")
 
     def _tick(self) -> None:
         try:
-            sample = self._meter.sample()
+            sample = self.meter.sample()
             if self._state is not None:
                 sample = replace(sample, extra={**sample.extra, **self._state()})
             self._samples.append(sample)

@@ -20,6 +20,7 @@ from tuner.workload.clocks.base import Applied
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.meters import MeterError, PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.multi_node.samples import with_shared_states
 from tuner.workload.node.rank_group import Event, RankGroup
 from tuner.workload.node.rank_launch import Place, RankLaunch, bounded_logs
 from tuner.workload.node.rank_server import control_socket
@@ -122,8 +123,8 @@ class Peer:
         return self._runner.node.meter.sample()
 
     def samples(self, after: int) -> tuple[PowerSample, ...]:
-        """Return its timeline after the first `after` samples."""
-        return self._timeline.samples[after:] if self._timeline is not None else ()
+        """Return its timeline after the first `after` samples, with states that they share."""
+        return with_shared_states(self._timeline.samples[after:]) if self._timeline else ()
 
     def apply(self, live: Settings, ranks: int) -> Applied:
         """Set its devices."""

@@ -13,7 +13,6 @@ import math
 import socket
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,6 +25,13 @@ from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter, MeterError, PowerSample, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
+from tuner.workload.multi_node.samples import (
+    SHARED,
+    merged,
+    nearest,
+    together,
+    with_shared_states,
+)
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_telling, reserved_port
@@ -127,70 +133,50 @@ class MultiNodeMeter:
         """Do nothing: each node closes its own meter."""
 
 
-def merged(samples: Sequence[PowerSample], devices_per_node: int) -> PowerSample:
-    """Combine simultaneous samples of all nodes: power summed, devices numbered through.
-
-    Means over devices become means over nodes; of temperatures and throttling the highest counts.
-    """
-    extra: dict[str, list[float]] = {}
-    several = len(samples) > 1
-    for node, sample in enumerate(samples):
-        first = node * devices_per_node
-        for name, value in sample.extra.items():
-            number, _, rest = name.removeprefix("gpu").partition("_")
-            if name.startswith("gpu") and number.isdigit():
-                name = f"gpu{first + int(number)}_{rest}"
-            elif several and devices_per_node == 1 and name.endswith("clock_MHz"):
-                extra.setdefault(f"gpu{first}_{name}", []).append(value)
-                extra.setdefault(f"gpu{first}_power_W", [sample.power_W])
-            extra.setdefault(name, []).append(value)
-
-    def together(name: str, values: list[float]) -> float:
-        if name.startswith("throttle") or "temperature" in name:
-            return max(values)
-        return sum(values) / (1 if name.endswith("_W") else len(values))
-
-    return PowerSample(
-        samples[0].time_s,
-        sum(sample.power_W for sample in samples),
-        {name: together(name, values) for name, values in extra.items()},
-    )
-
-
 class MultiNodeTimeline(Timeline):
-    """Timeline of the lead with the other nodes' samples added, each at its own time."""
+    """Timeline of the lead with the other nodes' samples added, each at its own time.
+
+    A sample is merged once. States of devices, of which many nodes have thousands, are merged once
+    for `SHARED` samples; power is added up in each.
+    """
 
     def __init__(self, meter: Meter, nodes: Nodes, devices_per_node: int) -> None:
         super().__init__(meter)
         self._nodes, self._devices = nodes, devices_per_node
         self._others: list[list[PowerSample]] = [[] for _ in nodes.peers]
+        self._times: list[list[float]] = [[] for _ in nodes.peers]
+        self._merged: list[PowerSample] = []
+        self._merging = threading.Lock()
 
     def _fetch(self) -> None:
         told = self._nodes.ask(lambda i, peer: peer.samples(len(self._others[i])))()
-        for mine, new, ahead_s in zip(self._others, told, self._nodes.ahead_s, strict=True):
-            mine += [replace(sample, time_s=sample.time_s - ahead_s) for sample in new]
+        for number, (new, ahead_s) in enumerate(zip(told, self._nodes.ahead_s, strict=True)):
+            times = [sample.time_s - ahead_s for sample in new]
+            self._others[number] += new
+            self._times[number] += times
 
     @property
     def samples(self) -> tuple[PowerSample, ...]:
-        with contextlib.suppress(PeerLost):  # the probe hears of it elsewhere
-            self._fetch()
-        own = super().samples
-        if not all(self._others):
-            return ()
-        others = [(other, [sample.time_s for sample in other]) for other in self._others]
-        return tuple(
-            merged(
-                [mine, *(other[_nearest(at, mine.time_s)] for other, at in others)], self._devices
-            )
-            for mine in own
-        )
+        with self._merging:
+            with contextlib.suppress(PeerLost):  # the probe hears of it elsewhere
+                self._fetch()
+            if all(self._others):
+                own = with_shared_states(super().samples[len(self._merged) :])
+                for first in range(0, len(own), SHARED):
+                    self._merged += self._together(own[first : first + SHARED])
+            return tuple(self._merged)
 
-
-def _nearest(times: Sequence[float], at_s: float) -> int:
-    i = bisect_left(times, at_s)
-    if i == len(times) or (i > 0 and at_s - times[i - 1] < times[i] - at_s):
-        return i - 1
-    return i
+    def _together(self, own: Sequence[PowerSample]) -> list[PowerSample]:
+        rows = []
+        for sample in own:
+            places = (nearest(times, sample.time_s) for times in self._times)
+            others = [other[i] for other, i in zip(self._others, places, strict=True)]
+            rows.append([sample, *others])
+        # Other nodes' samples may share states with the one before or after.
+        extra = merged(rows[0], self._devices).extra
+        if any(a.extra is not b.extra for a, b in zip(rows[0], rows[-1], strict=True)):
+            extra = together([extra, merged(rows[-1], self._devices).extra])
+        return [PowerSample(r[0].time_s, sum(s.power_W for s in r), extra) for r in rows]
 
 
 class MultiNodeGovernor:

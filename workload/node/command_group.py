@@ -16,13 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.workload.hook import loopback
 from tuner.workload.node.command_processes import Process, below, without_entry
 from tuner.workload.node.rank_group import Event, RankGroup
 
 #: Exit code of a rank that is gone without a word, which no launcher has told yet.
 GONE = -255
-#: Variables of ours in the environment of a command.
-OWN_VARIABLES = (*("JOULEFRONT_ATTACH", "BASH_ENV", "JOULEFRONT_BASH_ENV", "JOULEFRONT_LINES"),)
+#: Variables of ours in the environment of a command and its ranks.
+OWN_VARIABLES = (
+    *("JOULEFRONT_ATTACH", "BASH_ENV", "JOULEFRONT_BASH_ENV", "JOULEFRONT_LINES"),
+    *(loopback.MEETING, loopback.OWN_STORE),
+)
 #: Once a rank has reported, the others have as long as it took, and at least this, seconds.
 LEAST_PATIENCE_S = 20.0
 #: The processes of a command are looked at this often, seconds.

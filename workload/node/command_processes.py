@@ -74,14 +74,21 @@ def below(server: int) -> list[Process]:
         with contextlib.suppress(OSError):  # it has ended
             program = Path(f"/proc/{pid}/exe").resolve().name
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            if not words:  # it has ended, and nobody has read its exit code
+            if not words and _is_zombie(pid):
                 continue
-            each = Process(pid, tuple(words.split("\0")[:-1]), program)
-            if each.runs_python and (why := _why_hidden(each)):
+            # A process has no words for a moment while it starts another program (execve).
+            each = Process(pid, tuple(words.split("\0")[:-1]) or (program,), program)
+            if words and each.runs_python and (why := _why_hidden(each)):
                 maps = Path(f"/proc/{pid}/maps").read_text()
                 each = replace(each, why_hidden=why, has_torch="/libtorch" in maps)
             found.append(each)
     return found
+
+
+def _is_zombie(pid: int) -> bool:
+    """Return True if a process has ended, and nobody has read its exit code."""
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "Z"
 
 
 def _why_hidden(process: Process) -> str:

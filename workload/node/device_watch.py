@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter, MeterError
+from tuner.workload.meters.base import PowerSample
 from tuner.workload.platforms.base import Counters, Platform
 from tuner.workload.probe import Failure
 
@@ -30,15 +32,24 @@ class IdlePower:
         self._clock = clock
         self._busy_until_s = -math.inf
         self.power_W: float | None = None
+        self.sampled_W: float | None = None
 
     def was_busy(self) -> None:
         """Note that ranks have worked until now."""
         self._busy_until_s = self._clock()
 
     def measure(
-        self, meter: Meter, idle_s: float, wait: Callable[[float], object] = time.sleep
+        self,
+        meter: Meter,
+        idle_s: float,
+        wait: Callable[[float], object] = time.sleep,
+        *,
+        samples: Callable[[], Sequence[PowerSample]] = tuple,
     ) -> float | None:
-        """Return the idle power, watts: measured if the devices are cool, else the earlier one."""
+        """Return the idle power, watts: measured if the devices are cool, else the earlier one.
+
+        `sampled_W` is then the mean of the power samples of that time.
+        """
         if idle_s <= 0:
             return None
         warm = self._clock() - self._busy_until_s < COOL_S
@@ -49,6 +60,8 @@ class IdlePower:
         closed = meter.boundary(opens=False)
         if closed.time_s > opened.time_s:
             self.power_W = (closed.energy_J - opened.energy_J) / (closed.time_s - opened.time_s)
+            sampled_W = [s.power_W for s in samples() if s.time_s >= opened.time_s]
+            self.sampled_W = statistics.mean(sampled_W) if sampled_W else None
         return self.power_W
 
 

@@ -18,8 +18,10 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
 from tuner.workload.meters import MeterError
 from tuner.workload.meters.own import METER, opener_of
+from tuner.workload.meters.time_alone import REMEDY, NoEnergy, permits_time_alone
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -27,6 +29,7 @@ from tuner.workload.node.host import (
     shared_memory_bytes,
     why_few_cores,
 )
+from tuner.workload.node.importing import import_errors
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import installed_torch, installed_version
 from tuner.workload.node.readiness import NEEDED, USED, Missing, missing_parts
@@ -75,6 +78,7 @@ class NodeFacts:
     why_clocks_fixed: str = ""
     compilers: Mapping[str, str | None] = field(default_factory=dict)
     packages: Mapping[str, str | None] = field(default_factory=dict)
+    import_errors: Mapping[str, str] = field(default_factory=dict)
     busy: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     missing: tuple[Missing, ...] = ()
@@ -146,7 +150,9 @@ class NodeFacts:
             energy = f"{how}: {meter.note}"
         absent = [name for name in NEEDED if self.packages.get(name) is None]
         if absent:
-            verdict = f"cannot train: {', '.join(absent)} missing; pip install 'joulefront[train]'"
+            verdict = f"cannot train: {', '.join(absent)} missing; {install_command('train')}"
+        elif self.import_errors:
+            verdict = f"cannot train: {' and '.join(self.import_errors)} cannot be imported"
         elif meter is None:
             verdict = "cannot measure: there is no meter"
         elif self.missing:
@@ -197,6 +203,8 @@ def _meter_facts(
     for name, opened in every:
         try:
             meter = opened()
+        except NoEnergy as error:
+            yield MeterFacts(name, permits_time_alone(environ), f"{error}; {REMEDY}")
         except (MeterError, InputError) as error:
             yield MeterFacts(name, False, str(error))
         else:
@@ -265,6 +273,13 @@ def _compilers(which: Callable[[str], str | None], *, nvcc: bool) -> dict[str, s
     return found
 
 
+def _packages(*, imports: bool) -> tuple[dict[str, str | None], Mapping[str, str]]:
+    # Versions of the packages, and why some cannot be imported.
+    found = {name: installed_version(name) for name in PACKAGES}
+    installed = [name for name in NEEDED if found[name]]
+    return found, import_errors(installed) if imports else {}
+
+
 def look(
     *,
     proc: str | Path = "/proc",
@@ -274,8 +289,12 @@ def look(
     which: Callable[[str], str | None] = shutil.which,
     sys: str | Path = "/sys",
     environ: Mapping[str, str] | None = None,
+    imports: bool = False,
 ) -> NodeFacts:
-    """Collect this node's facts. Never raises: an error becomes their `trouble`."""
+    """Collect this node's facts, with `imports` by importing what is installed, too.
+
+    Never raises: an error becomes their `trouble`.
+    """
     environ = os.environ if environ is None else environ
     host = socket.gethostname()
     try:
@@ -283,6 +302,7 @@ def look(
     except InputError as error:
         return NodeFacts(host, None, str(error))
     looked = [(each, each.facts()) for each in (k(environ, sys=sys) for k in PLATFORMS.values())]
+    looked = [(k, f) for k, f in looked if k.always_listed or f.devices or f.broken]
     platform, found = _in_use(looked)
     clocks = platform.clocks()
     where = {"proc": proc, "cgroup": cgroup, "environ": environ, "core": core, "sys": sys}
@@ -291,15 +311,10 @@ def look(
     cores = granted_cores(proc=proc, cgroup=cgroup, affinity=affinity)
     shm_bytes, gpus = shared_memory_bytes(), found.devices
     compilers = _compilers(which, nvcc=bool(gpus))
-    packages = {name: installed_version(name) for name in PACKAGES}
-    parts = missing_parts(
-        packages,
-        compilers,
-        gpus=len(gpus),
-        cores=cores,
-        shm_bytes=shm_bytes,
-        why_not_torch=_why_not_torch(platform) if gpus else "",
-    )
+    packages, errors = _packages(imports=imports)
+    why = _why_not_torch(platform) if gpus else ""
+    given: dict[str, Any] = {"gpus": len(gpus), "cores": cores, "shm_bytes": shm_bytes}
+    parts = missing_parts(packages, compilers, why_not_torch=why, import_errors=errors, **given)
     meters = _meters(looked, (platform, found), core, environ)
     return NodeFacts(
         host,
@@ -319,6 +334,7 @@ def look(
         why_clocks_fixed="" if cluster and cluster.clock_control else clocks.why_not,
         compilers=compilers,
         packages=packages,
+        import_errors=errors,
         busy=busy,
         notes=_notes([facts for _, facts in looked], cores, len(gpus)),
         missing=(*_unusable(broken, trouble, busy, meters), *parts, *clocks.missing),

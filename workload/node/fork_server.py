@@ -33,11 +33,17 @@ CHILD_LIMIT_S = 10.0
 TERM_LIMIT_S = 3.0
 #: The agent waits as long for a build.
 STALE_LOCK_S = 900.0
+#: `AgentGone` is raised again after this time, where a destructor has swallowed it, seconds.
+AGAIN_S = 0.5
 hook: Any = runpy.run_path(os.path.join(HOOK, "__main__.py"))["load"]()
 
 
 #: Modules, and their functions, that open a driver's library anew in a rank: imports had opened it.
 _reopened: list[tuple[str, str]] = []
+
+
+class AgentGone(BaseException):
+    """The agent's end of the socket is closed; not an Exception, which imports may swallow."""
 
 
 def _die_with_parent() -> None:
@@ -52,6 +58,8 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
         os.setpgid(0, group)
     _die_with_parent()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGIO, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     # The agent has removed what had this name; O_NOFOLLOW: a link put there since is not followed.
@@ -121,7 +129,7 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
     gc.freeze()
     # In this order: what asking torch does to later forks is seen by the guard.
     build = _torch_build()
-    unsafe = _why_fork_is_unsafe()
+    unsafe = _why_fork_is_unsafe() if request["devices"] else _why_fork_hangs()
     return {"prepared_s": time.monotonic() - began, "fork_unsafe": unsafe, "torch": build}
 
 
@@ -135,6 +143,7 @@ def _torch_build() -> dict[str, str] | None:
     return {
         "version": str(torch.__version__),
         "cuda": str(torch.version.cuda or ""),
+        "hip": str(getattr(torch.version, "hip", None) or ""),
         "architectures": flags or "",
     }
 
@@ -166,15 +175,25 @@ def _why_fork_is_unsafe() -> str:
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return "importing the frameworks initialised CUDA in torch"
+        return "an import initialised CUDA in torch"
     refused = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
     if refused is not None and _in_child(refused) is not False:
         return "torch refuses CUDA in processes that are forked after the imports, or they hang"
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
         if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != 3:
-            return "importing the frameworks started the CUDA driver"
+            return "an import started the CUDA driver"
     return ""
+
+
+def _why_fork_hangs() -> str:
+    """Return the reason why ranks that use no device cannot be forked; empty if they can.
+
+    torch built for CUDA refuses CUDA in children once a framework has asked it for a device, also
+    where there is none: ranks on cores do not use it.
+    """
+    alive = _in_child(lambda: True)
+    return "" if alive else "a process that is forked after the imports hangs"
 
 
 def _release(library: str, close: str, module: str, reopen: str) -> None:
@@ -255,21 +274,47 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
         try:
-            while True:
-                watched: list[Any] = [self._connection, wake_read]
-                ready, _, _ = select.select(watched, [], [])
-                if wake_read in ready:
-                    os.read(wake_read, 4096)
-                    self._reap()
-                if self._connection in ready:
-                    chunk = self._connection.recv(65536)
-                    if not chunk:
-                        return
-                    *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-                    for line in lines:
-                        self._handle(json.loads(line))
+            self._listen_for_the_end()
+            self._answer(wake_read)
+        except AgentGone:
+            pass
         finally:
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
             self._kill_all()
+
+    def _answer(self, wake_read: int) -> None:
+        while True:
+            watched: list[Any] = [self._connection, wake_read]
+            ready, _, _ = select.select(watched, [], [])
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                self._reap()
+            if self._connection in ready:
+                chunk = self._connection.recv(65536)
+                if not chunk:
+                    return
+                *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+                for line in lines:
+                    self._handle(json.loads(line))
+
+    def _listen_for_the_end(self) -> None:
+        # An import or a build takes minutes, in which nothing is read: the kernel's signal of a
+        # change at the socket (fcntl(2), O_ASYNC) interrupts it when the agent is gone.
+        for number in (signal.SIGIO, signal.SIGALRM):
+            signal.signal(number, self._raise_if_gone)
+        fd = self._connection.fileno()
+        fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+        self._raise_if_gone()
+
+    def _raise_if_gone(self, *_: Any) -> None:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLRDHUP)
+        if poll.poll(0):
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
+            raise AgentGone
 
     def _reap(self) -> None:
         while True:

@@ -110,7 +110,7 @@ def cannot_compile() -> str:
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """Facts of a torch: CUDA's release ("13.0" or empty), codes such as "sm_80 sm_90".
+    """Facts of a torch: releases of CUDA and of HIP (one of them empty), codes as "sm_80 sm_90".
 
     By them a platform finds out before the first probe if it can use its devices: the venv of a
     machine may hold torch for CPUs, one whose CUDA is newer than the driver, or one without code
@@ -120,6 +120,7 @@ class TorchBuild:
     version: str
     cuda: str
     architectures: str = ""
+    hip: str = ""
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Return True if it has code for this compute capability.
@@ -143,7 +144,10 @@ def installed_torch() -> TorchBuild | None:
             text = (Path(folder) / "version.py").read_text(encoding="utf-8")
         except OSError:
             continue
-        version = re.search(r"^__version__ = '([^']*)'", text, flags=re.MULTILINE)
-        cuda = re.search(r"^cuda\b[^=]*= '([^']*)'", text, flags=re.MULTILINE)
-        return TorchBuild(version.group(1) if version else "", cuda.group(1) if cuda else "")
+        found = {
+            name: re.search(rf"^{name}\b[^=]*= '([^']*)'", text, flags=re.MULTILINE)
+            for name in ("__version__", "cuda", "hip")
+        }
+        version, cuda, hip = (match.group(1) if match else "" for match in found.values())
+        return TorchBuild(version, cuda, hip=hip)
     return None

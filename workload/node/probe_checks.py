@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.clocks.base import GovernorError
+from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.hook import GROUPS
 from tuner.workload.limits import LONG_STEP_S
+from tuner.workload.measure.agreement import Levels
 from tuner.workload.measure.measurement import drift_of
 from tuner.workload.measure.statistics import Window
 from tuner.workload.measure.stragglers import HostWatch, Straggler, device_state, stragglers
@@ -20,9 +24,10 @@ from tuner.workload.meters import MeterError
 from tuner.workload.meters.base import PowerSample, device_states
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.rank_group import NoAnswer, ServerError
-from tuner.workload.probe import Failure, Measurement
+from tuner.workload.node.rank_launch import ProbeNode
+from tuner.workload.probe import Failure, Measurement, ProbeRequest
 from tuner.workload.scripts.evidence import batches_seen
-from tuner.workload.trace import write_power_samples
+from tuner.workload.trace import partial_record, save_partial, write_power_samples
 
 #: Processes that a command starts at once reach their first steps this far apart, seconds.
 LEAST_WAIT_S = 2.0
@@ -44,6 +49,52 @@ def failure_of(
         return Failure("refused", str(error))
     what = "hold the probe's files" if isinstance(error, OSError) else "be metered or set"
     return Failure("node", f"the node cannot {what}: {error}")
+
+
+def prepare_ops(
+    node: ProbeNode,
+    request: ProbeRequest,
+    environment: dict[str, Any],
+    enter: Callable[[str], None],
+) -> None:
+    """Import the frameworks and build the ops of a launch, both once a machine.
+
+    A build is a phase that `enter` shows; `environment` notes its seconds, also of a failed one.
+    """
+    ops = ops_needed(request.launch, node.job)
+    began_s = time.monotonic()
+    if building := node.server.missing_ops(ops):
+        names = ", ".join(name.removesuffix("Builder") for name in building)
+        enter(f"building DeepSpeed's {names}, once a machine")
+    try:
+        node.prepare(ops)
+    finally:
+        if building:
+            environment["built_s"] = time.monotonic() - began_s
+
+
+def measured_levels(
+    node: ProbeNode, request: ProbeRequest, timeline: Timeline, nodes: int
+) -> Levels:
+    """Measure the idle power before a launch; return it with the limit of the lease's devices."""
+    meter, device = timeline.meter, node.cluster.device
+    idle_W = node.idle.measure(
+        meter, request.window.idle_s, node.cancelled.wait, samples=lambda: timeline.samples
+    )
+    most_W = math.inf
+    if meter.info.scope == "gpu":
+        limits_W = [live.get("power_limit_W") for live in request.live]
+        each_W = max([device.max_W, *(w for w in limits_W if isinstance(w, int | float))])
+        most_W = each_W * node.cluster.devices_per_node * nodes
+    return Levels(idle_W, node.idle.sampled_W, most_W)
+
+
+def keep_so_far(
+    node: ProbeNode, request: ProbeRequest, measurements: Sequence[Measurement]
+) -> None:
+    """Save what a probe has measured, if the node keeps it for a driver that may die."""
+    if node.keep:
+        save_partial(node.run_dir, partial_record(request, measurements, node.meter.info))
 
 
 def keep_timeline(
@@ -72,9 +123,9 @@ def step_time_s_of(window: Window, accumulations: Sequence[int]) -> float:
     return fit.once_s + fit.each_s * accumulations[0]
 
 
-def drift_flags(measurements: Sequence[Measurement]) -> list[str]:
+def drift_flags(measurements: Sequence[Measurement], *, of_power: bool) -> list[str]:
     """Return the flags of windows whose probe drifted, or was not checked for it."""
-    drift = drift_of(measurements)
+    drift = drift_of(measurements, of_power=of_power)
     if drift is None:
         return ["drift was not checked: no setting was measured twice"]
     return [f"drift: {drift.sentence}"] if drift.notable else []

@@ -20,11 +20,11 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed import dump_fields
 from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
-from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.measure.accumulated import choose_accumulation, measure_accumulated
+from tuner.workload.measure.accumulated import choose_accumulation
+from tuner.workload.measure.agreement import Agreed, Agreement, Levels
 from tuner.workload.measure.foreign_load import ForeignLoad
 from tuner.workload.measure.measurement import drift_of, measurement, reached
-from tuner.workload.measure.statistics import Window, compilation_s
+from tuner.workload.measure.statistics import compilation_s
 from tuner.workload.measure.stragglers import HostWatch, sentence
 from tuner.workload.measure.window import Conductor, ProbeFailed, longest_s
 from tuner.workload.meters import MeterError, Reading
@@ -38,9 +38,12 @@ from tuner.workload.node.probe_checks import (
     drift_flags,
     failure_of,
     found_stragglers,
+    keep_so_far,
     keep_timeline,
     look_further,
+    measured_levels,
     peak_bytes,
+    prepare_ops,
     require_batches,
     step_time_s_of,
 )
@@ -53,6 +56,7 @@ from tuner.workload.node.rank_launch import (
     reserved_port,
 )
 from tuner.workload.node.rank_server import control_socket
+from tuner.workload.node.setting_window import SettingWindow
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import (
     Failure,
@@ -62,7 +66,7 @@ from tuner.workload.probe import (
     ProbeRequest,
 )
 from tuner.workload.runners import Continuation
-from tuner.workload.trace import partial_record, save_partial, write_phase
+from tuner.workload.trace import write_phase
 
 
 class Probe:
@@ -82,7 +86,9 @@ class Probe:
         self._next_settings: Continuation | None = None
         self._missed: list[NotApplied] = []
         self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
-        self._idle_W: float | None = None
+        self._agreement = Agreement(Levels())
+        ranks = self.launch.configuration.world_size
+        self._devices_in_use = devices_in_use(self.nodes, node.cluster.devices_per_node, ranks)
         self._platform = platform_of(node.cluster)
         self._devices = DeviceWatch(self._platform)
         self._phases: list[tuple[float, str]] = []
@@ -104,12 +110,14 @@ class Probe:
             if self.request.purpose != "training":  # which nobody measures
                 self._devices.require_free()
             # What is compiled once a machine is no time or energy of the probe that needs it first.
-            self.node.prepare(ops_needed(self.request.launch, self.node.job))
-            self._began_s = time.monotonic()
+            try:
+                prepare_ops(self.node, self.request, self.environment, self._enter)
+            finally:
+                self._began_s = time.monotonic()
             opened = closed = self.meter.read()
             timeline = self.open_timeline()
-            idle_s, wait = self.request.window.idle_s, self.node.cancelled.wait
-            self._idle_W = self.node.idle.measure(self.meter, idle_s, wait)
+            levels = measured_levels(self.node, self.request, timeline, self.nodes)
+            self._agreement = Agreement(levels)
             with bounded_logs(self.launch.folder, self.environment):
                 self._launch_and_measure(timeline)
         except ProbeFailed as failed:
@@ -157,10 +165,10 @@ class Probe:
             started_at=started_at,
             host=socket.gethostname(),
             environment=self.environment,
-            idle_W=self._idle_W,
+            idle_W=self._agreement.levels.counted_idle_W,
             waiting_devices=self.nodes * self.node.cluster.devices_per_node
             - self.launch.configuration.world_size,
-            drift=drift_of(self.measurements),
+            drift=drift_of(self.measurements, of_power=self.meter.info.tells_energy),
             missed=tuple(self._missed),
         )
 
@@ -261,7 +269,8 @@ class Probe:
             # The first once more: what differs now is drift, for the setting is the same.
             if self._time_for_one_more():
                 self._visit(visits[0], conductor, timeline, step_time_s, notes)
-            self._flag(drift_flags(self.measurements))
+            of_power = self.meter.info.tells_energy
+            self._flag(drift_flags(self.measurements, of_power=of_power))
 
     def _further(self) -> list[Settings]:
         request = self.request
@@ -279,11 +288,15 @@ class Probe:
         """Seconds from the request until now."""
         return time.monotonic() - self._began_s
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the probe's time is up."""
+        return self.request.time_limit_s - self.since_request_s
+
     def _time_for_one_more(self) -> bool:
         window = self.request.window
-        left_s = self._began_s + self.request.time_limit_s - time.monotonic()
         longest_s = max((m.window_s for m in self.measurements), default=window.max_s)
-        return left_s > 1.5 * (window.settle_s + max(window.min_s, longest_s))
+        return self.left_s > 1.5 * (window.settle_s + max(window.min_s, longest_s))
 
     def _flag(self, flags: Sequence[str]) -> None:
         self.measurements = [replace(m, flags=(*m.flags, *flags)) for m in self.measurements]
@@ -307,8 +320,8 @@ class Probe:
     ) -> float:
         policy = self.request.window
         number = len(self.measurements) + len(self._missed) + 1
-        at = f" at {live.short}" if live else ""
-        self._enter(f"measuring {number} of {max(number, len(self.request.live))}{at}")
+        of = max(number, len(self.request.live))
+        self._enter(f"measuring {number} of {of}" + (f" at {live.short}" if live else ""))
         ranks = self.launch.configuration.world_size
         applied = apply_live(
             self.governor, conductor.set_live, self.node.job.knobs, live, ranks=ranks
@@ -321,46 +334,34 @@ class Probe:
         if not self._launch_s:
             self._launch_s = time.monotonic() - self._began_s
         contention = self._group and self._platform.contention(self._group.pids)
-        window = self._window(conductor, timeline, step_time_s)
-        share = contention.share() if contention else 0.0
-        foreign = ForeignLoad(share, self._devices.others(family(self.node.server.pid)))
-        outcome = measurement(
-            live,
-            window,
-            policy,
-            settings=applied.settings,
-            began_s=self._began_s,
-            notes=(*notes, *applied.notes, *foreign.notes),
-            resolution_s=self.meter.resolution_s,
-            independent=self.meter.info.independent,
-            devices=devices_in_use(self.nodes, self.node.cluster.devices_per_node, ranks),
-        )
-        if isinstance(outcome, NotApplied):
-            self._missed.append(outcome)
-        else:
-            self.measurements.append(foreign.widened(outcome))
-            if self.node.keep:
-                so_far = partial_record(self.request, self.measurements, self.meter.info)
-                save_partial(self.node.run_dir, so_far)
-        return step_time_s_of(window, self._accumulations)
 
-    def _window(self, conductor: Conductor, timeline: Timeline, step_time_s: float) -> Window:
-        policy, accumulations, front = self.request.window, self._accumulations, self.request.front
-        known = (*front, *(reached(m) for m in self.measurements)) if front else ()
-        if not accumulations:
-            return conductor.measure(
-                self.meter, policy, step_time_s, samples=lambda: timeline.samples, known=known
+        def keep(agreed: Agreed) -> None:
+            share = contention.share() if contention else 0.0
+            foreign = ForeignLoad(share, self._devices.others(family(self.node.server.pid)))
+            outcome = measurement(
+                live,
+                agreed.window,
+                policy,
+                settings=applied.settings,
+                began_s=self._began_s,
+                notes=(*notes, *applied.notes, *foreign.notes, *agreed.notes),
+                resolution_s=self.meter.resolution_s,
+                independent=self.meter.info.independent and agreed.compared,
+                devices=self._devices_in_use,
             )
-        return measure_accumulated(
-            conductor,
-            self.meter,
-            policy,
-            accumulations,
-            self.launch.accumulations.own,
-            micro_batch_s=step_time_s / accumulations[0],
-            samples=lambda: timeline.samples,
-            known=known,
-        )
+            if isinstance(outcome, NotApplied):
+                self._missed.append(outcome)
+                return
+            self.measurements.append(foreign.widened(outcome))
+            keep_so_far(self.node, self.request, self.measurements)
+
+        front = self.request.front
+        known = (*front, *(reached(m) for m in self.measurements)) if front else ()
+        few, own = self._accumulations, self.launch.accumulations.own
+        window = SettingWindow(conductor, self.meter, timeline, known, few, own)
+        agreed = window.agreed(self._agreement, policy, step_time_s, left_s=self.left_s, keep=keep)
+        keep(agreed)
+        return step_time_s_of(agreed.window, self._accumulations)
 
     def log_tail(self) -> str:
         """Return the last lines of the ranks' logs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import selectors
 import socket
 import time
@@ -67,6 +68,13 @@ class Ranks(Protocol):
 
     def kill(self) -> None:
         """End the ranks and all that they started."""
+
+
+def _finite(text: str) -> float:
+    time_s = float(text)
+    if not math.isfinite(time_s):
+        raise ValueError(f"the time {text}")
+    return time_s
 
 
 class RankGroup:
@@ -171,12 +179,13 @@ class RankGroup:
     def _parse(self, link: socket.socket, line: str) -> Event | None:
         kind, _, rest = line.partition(" ")
         if kind == "hello":
-            return self._hello(link, *(int(word) for word in rest.split()))
+            number, pid, *worlds = map(int, rest.split())
+            return self._hello(link, number, pid, *worlds[:1])
         rank = self._ranks.get(link, -1)
         if kind in ("step", "at", "ready"):
             step, at, *more = rest.split()
             taken = {"micro_batches": int(more[0])} if more else {}
-            return Event(kind, rank, int(step), float(at), taken)
+            return Event(kind, rank, int(step), _finite(at), taken)
         if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
             if not isinstance(detail, dict) or (
@@ -186,7 +195,7 @@ class RankGroup:
             return Event(kind, rank, detail=detail)
         if kind == "phase":
             name, _, at = rest.rpartition(" ")
-            return Event(kind, rank, time_s=float(at), detail={"name": name})
+            return Event(kind, rank, time_s=_finite(at), detail={"name": name})
         return Event("end", rank) if kind == "end" else None
 
     def _hello(self, link: socket.socket, rank: int, pid: int, world: int = 0) -> Event | None:

@@ -21,6 +21,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
+from tuner.search_spaces.typed import whole_number
 from tuner.workload import hook
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.built_in_job import launchable
@@ -171,7 +172,7 @@ class RankLaunch:
             raise InputError(why)
         bound = self._bound(place.ranks)
         given = start.env.get("OMP_NUM_THREADS", "")
-        threads = int(given) if given.isdigit() and int(given) else self.job.threads_today
+        threads = whole_number(given) or self.job.threads_today
         threads = max(1, min(threads, len(cores) // max(place.ranks, 1)))
         specs, node_rank = [], place.first // max(place.ranks, 1)
         for rank in range(place.first, place.first + place.ranks):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.workload.node.command_group import CommandGroup
 from tuner.workload.node.ops import BUILD_LIMIT_S, TorchBuild, extensions_dir, remove_stale_locks
 from tuner.workload.node.rank_group import NoAnswer, RankGroup, ServerError
@@ -61,6 +61,10 @@ PRELOAD_OPTIONAL = (
 
 #: The fork server has this long to end its ranks, seconds; it gives up a second earlier itself.
 KILL_LIMIT_S = 8.0
+#: It has this long to end itself with all that it started when the socket closes, seconds.
+END_LIMIT_S = 5.0
+#: Times that a session is searched for processes that were started meanwhile.
+SEARCHES = 20
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,10 @@ class RankServer:
         return self._process.pid if self._process is not None else 0
 
     @property
+    def _on_cpu(self) -> bool:
+        return self._env.get("DS_ACCELERATOR") == "cpu"
+
+    @property
     def alive(self) -> bool:
         """True while the fork server runs."""
         if self._process is None or self._process.returncode is not None:
@@ -175,7 +183,11 @@ class RankServer:
             theirs.close()
         self._socket, self._buffer, self._ops = ours, b"", set()
         try:
-            request = {"imports": list(self._needs), "optional": list(self._optional)}
+            request = {
+                "imports": list(self._needs),
+                "optional": list(self._optional),
+                "devices": not self._on_cpu,
+            }
             answer = self._ask({**PREPARE, **request}, timeout_s=300)
             self.fork_unsafe = answer["fork_unsafe"]
             self.torch = TorchBuild(**answer["torch"]) if answer["torch"] else None
@@ -198,9 +210,13 @@ class RankServer:
         if not (missing := self.missing_ops(ops)):
             return 0.0
         own = not os.environ.get("TORCH_EXTENSIONS_DIR")
-        on_cpu = self._env.get("DS_ACCELERATOR") == "cpu"
-        architectures = "" if on_cpu else self._platform.capabilities()
-        request = {"ops": missing, "own_folder": own, "architectures": architectures}
+        architectures = "" if self._on_cpu else self._platform.capabilities()
+        request = {
+            "ops": missing,
+            "own_folder": own,
+            "architectures": architectures,
+            "devices": not self._on_cpu,
+        }
         answer = self._ask({**PREPARE, **request}, timeout_s=BUILD_LIMIT_S)
         self._ops.update(missing)
         self.fork_unsafe = answer["fork_unsafe"]
@@ -258,10 +274,12 @@ class RankServer:
             self._socket.close()  # the server kills what is left of its groups, and ends
             self._socket = None
         if self._process is not None:
-            try:
-                self._process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+            deadline_s = time.monotonic() + END_LIMIT_S
+            while self.alive and time.monotonic() < deadline_s:
+                time.sleep(0.005)
+            if self._process.returncode is None:  # not reaped: its pid names its session
+                os.kill(self._process.pid, signal.SIGKILL)
+                _kill_session(self._process.pid)
                 self._process.wait()
             self._process = None
         if self._error_log is not None:
@@ -333,29 +351,32 @@ def _kill_session(leader: int) -> None:
     Each process is held by a descriptor before it is looked at again, so that its pid cannot pass
     to another in between; before Linux 5.3 there are none, and nothing is signalled.
     """
-    for path in Path("/proc").glob("[0-9]*"):
-        pid = int(path.name)
-        if pid == leader or _session_of(pid) != leader:
-            continue
-        with contextlib.suppress(OSError):
-            handle = os.pidfd_open(pid)
-            try:
-                if _session_of(pid) == leader:
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            finally:
-                os.close(handle)
+    for _ in range(SEARCHES):
+        left = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        left = [pid for pid in left if pid != leader and _session_of(pid) == leader]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(pid)
+                try:
+                    if _session_of(pid) == leader:
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
+        time.sleep(0.01)
 
 
 def control_socket() -> tuple[socket.socket, str, Callable[[], None]]:
     """Listen in a private folder; return the socket, its path, and a function that removes it."""
-    folder = tempfile.mkdtemp(prefix="joulefront-")
-    address = str(Path(folder) / "agent")
+    folder = TemporaryFolder()
+    address = str(folder.path / "agent")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(128)
 
     def remove() -> None:
         listener.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
     return listener, address, remove

@@ -7,17 +7,51 @@ anyone could permit, so its energy is estimated and it is ready.
 from __future__ import annotations
 
 import getpass
+import hashlib
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.search_spaces.extras import install_command
 from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.clocks.ways import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
 from tuner.workload.node.host import why_few_cores, why_shm_is_small
 from tuner.workload.scripts.launchers.slurm import ONE_CLOCK
 
+#: What the guard's unit may not do: it needs NVML's devices, a folder in /run, and nothing else.
+_CONFINED = (
+    "CapabilityBoundingSet=CAP_SYS_ADMIN",
+    "NoNewPrivileges=yes",
+    "DevicePolicy=closed",
+    "'DeviceAllow=char-nvidia* rw'",
+    "ProtectSystem=strict",
+    "ProtectHome=yes",
+    "ProtectClock=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "PrivateNetwork=yes",
+    "PrivateTmp=yes",
+    "RestrictAddressFamilies=AF_UNIX",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "LockPersonality=yes",
+    "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service",
+    "SystemCallErrorNumber=EPERM",
+    "RuntimeDirectory=joulefront",
+    "RuntimeDirectoryMode=0700",
+    "RuntimeDirectoryPreserve=yes",
+    "OOMScoreAdjust=-1000",
+    "MemoryMax=256M",
+    "TasksMax=16",
+)
 #: The packages without which nothing trains.
 NEEDED = ("torch", "deepspeed", "transformers")
 #: Those whose versions a study keeps besides.
@@ -61,12 +95,23 @@ def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missin
 
 def _guard_lines(user: str) -> Iterator[str]:
     units = "/etc/systemd/system/joulefront-guard"
-    source = shlex.quote(str(Path(guard.__file__).resolve()))
+    source = Path(guard.__file__).resolve()
     listens = f"ListenStream={DEFAULT_SOCKET} SocketUser={user} SocketMode=0600 Accept=yes"
-    unit = f"'[Socket]' {listens} '[Install]' WantedBy=sockets.target"
-    service = f"'[Service]' 'ExecStart={PROGRAM} {user}' StandardInput=socket"
-    yield f"guard:  install -o root -m 755 {source} {PROGRAM}; then sudo or unit:"
-    yield f"sudo:   echo '{user} ALL=(root) NOPASSWD: {PROGRAM} \"\"' > /etc/sudoers.d/joulefront"
+    unit = f"'[Socket]' {listens} MaxConnections=16 '[Install]' WantedBy=sockets.target"
+    run = f"'ExecStart={PROGRAM} {os.getuid()}' StandardInput=socket StandardOutput=journal"
+    service = f"'[Unit]' CollectMode=inactive-or-failed '[Service]' {run} {' '.join(_CONFINED)}"
+    # The copy is checked, which the user cannot change any more.
+    total = hashlib.sha256(source.read_bytes()).hexdigest()
+    yield (
+        f"guard:  install -o root -m 755 {shlex.quote(str(source))} {PROGRAM}.new && "
+        f"echo '{total}  {PROGRAM}.new' | sha256sum -c && mv {PROGRAM}.new {PROGRAM}; "
+        "then sudo or unit:"
+    )
+    yield (
+        f"sudo:   rule='{user} ALL=(root) NOPASSWD: {PROGRAM} \"\"'; "
+        'echo "$rule" | visudo -cf - && '
+        'echo "$rule" | install -m 440 /dev/stdin /etc/sudoers.d/joulefront'
+    )
     yield (
         f"unit:   printf '%s\\n' {unit} > {units}.socket; printf '%s\\n' {service} > "
         f"{units}@.service; systemctl enable --now joulefront-guard.socket"
@@ -92,10 +137,13 @@ def missing_parts(
     cores: float,
     shm_bytes: int,
     why_not_torch: str = "",
+    import_errors: Mapping[str, str] | None = None,
 ) -> Iterator[Missing]:
     """Return what keeps ranks from training here, with what to run."""
+    for name, why in (import_errors or {}).items():
+        yield Missing(f"{name} {packages[name]} that can be imported: {why}")
     if lacking := [name for name in NEEDED if not packages.get(name)]:
-        yield Missing(", ".join(lacking), ("pip install 'joulefront[train]'",))
+        yield Missing(", ".join(lacking), (install_command("train"),))
     if why_not_torch:
         yield Missing(f"a torch that can use the GPUs: {why_not_torch}")
     if why := why_few_cores(cores, gpus):

@@ -16,7 +16,7 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.rules import broken_rules
+from tuner.search_spaces.rules import why_it_cannot_run
 from tuner.workload.built_in_job import launchable, training_program
 from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.meters import Meter, MeterError
@@ -113,7 +113,7 @@ class LocalRunner(Runner):
             self.node.server.load_ops(missing)
         if (why := self.node.server.fork_unsafe) and why != self._said:
             self._said = why
-            self._say(f"{why}, so every rank starts in a new interpreter, some seconds slower")
+            self._say(f"ranks start afresh here, some seconds more for each probe ({why})")
         return time.monotonic() - began
 
     def _main_packages(self) -> str:
@@ -164,7 +164,7 @@ class LocalRunner(Runner):
     def check(self, request: ProbeRequest, nodes: int = 1) -> None:
         """Raise InvalidConfiguration, with every reason, if a request cannot run on these nodes."""
         for configuration in request.configurations():
-            reasons = list(broken_rules(configuration, self.node.job, self.node.cluster))
+            reasons = list(why_it_cannot_run(configuration, self.node.job, self.node.cluster))
             reasons += launchable(self.node.job, self.node.cluster).refused(configuration)
             have = nodes * self.node.cluster.devices_per_node
             if configuration.world_size > have:

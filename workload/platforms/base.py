@@ -14,6 +14,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor
 from tuner.workload.meters import Meter, MeterError
 from tuner.workload.meters.own import opener_of
+from tuner.workload.meters.time_alone import REMEDY, NoEnergy, TimeMeter, permits_time_alone
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.readiness import Missing
@@ -77,6 +78,8 @@ class Platform:
     libraries: ClassVar[tuple[tuple[str, str, str, str], ...]] = ()
     accelerator: str = "cpu"
     binds_offload = False
+    #: True if `doctor` lists the platform although nothing of it is on the node.
+    always_listed = True
 
     def __init__(
         self, environ: Mapping[str, str] | None = None, *, sys: str | Path = "/sys"
@@ -90,6 +93,8 @@ class Platform:
     def open_meter(self, cluster: Cluster) -> Meter:
         """Open the user's own meter, else the best for this node of `cluster`.
 
+        Devices without energy get a `TimeMeter` in a study that asks for time alone.
+
         Raises:
             InputError: the user's meter does not open, or none of the platform's.
         """
@@ -98,15 +103,18 @@ class Platform:
                 return own()
             except MeterError as error:
                 raise InputError(str(error)) from error
-        reasons = []
+        reasons, silent = [], False
         for opened in self.meters(cluster).values():
             try:
                 return opened()
             except MeterError as error:
                 reasons.append(str(error))
-        raise InputError(
-            f"the energy of cluster {cluster.name!r} cannot be metered: {'; '.join(reasons)}"
-        )
+                silent = silent or isinstance(error, NoEnergy)
+        why = "; ".join(reasons)
+        if silent and permits_time_alone(self.environ):
+            return TimeMeter(why)
+        remedy = f"; {REMEDY}" if silent else ""
+        raise InputError(f"the energy of cluster {cluster.name!r} cannot be metered: {why}{remedy}")
 
     def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
         """Return the governor of this node, or a fixed one with its reason.

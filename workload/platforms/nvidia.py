@@ -113,7 +113,9 @@ class Nvidia(Platform):
         governor.close()
         if governor.can_set:
             return ClockFacts(True, "")
-        if governor.why_not.endswith(TAKES_NONE):  # which nobody could permit
+        if governor.gpus[0].whole or governor.why_not.endswith(
+            TAKES_NONE
+        ):  # nobody could permit it
             return ClockFacts(False, governor.why_not, governor.why_not)
         missing = missing_clocks(self.environ, slurm=shutil.which("sbatch") is not None)
         return ClockFacts(False, "not permitted", governor.why_not, (missing,))

@@ -126,6 +126,8 @@ def _memory(gpu: Gpu, base: Device, host_bytes: int) -> tuple[int, bool, str]:
 
 def _device(gpu: Gpu, host_bytes: int) -> Device:
     """Describe a GPU; `host_bytes` is its share of the host's memory."""
+    if gpu.whole:
+        return _slice(gpu, _device(gpu.whole, host_bytes))
     max_MHz = gpu.ask(0, "MaxClockInfo", "NVML_CLOCK_SM")
     default_MHz = gpu.ask(0, "DefaultApplicationsClock", "NVML_CLOCK_SM")
     if gpu.capability >= BOOSTS_FROM:
@@ -147,6 +149,31 @@ def _device(gpu: Gpu, host_bytes: int) -> Device:
             f"NVML: power limits and clocks of this machine's {gpu.name}",
             *base.sources,
         ),
+    )
+
+
+def _slice(gpu: Gpu, whole: Device) -> Device:
+    """Describe a MIG slice: its memory is NVML's, and it computes by its share of the memory.
+
+    A share of the memory is within an eighth of the GPU of the share of its multiprocessors (MIG
+    User Guide, "Supported MIG Profiles").
+    """
+    memory_bytes = gpu.memory_bytes or 0
+    share = memory_bytes / whole.memory_bytes
+    _, _, profile = gpu.name.partition(" MIG ")
+    return replace(
+        whole,
+        name=f"{whole.name} MIG {profile}",
+        memory_bytes=memory_bytes,
+        peak_flops=share * whole.peak_flops,
+        fp32_flops=share * whole.fp32_flops,
+        fp8_flops=share * whole.fp8_flops,
+        mxfp8_flops=share * whole.mxfp8_flops,
+        memory_bandwidth_Bps=share * whole.memory_bandwidth_Bps,
+        idle_W=share * whole.idle_W,
+        max_W=share * whole.max_W,
+        min_limit_W=None,
+        sources=(f"{share:.0%} of its GPU, by memory", *whole.sources),
     )
 
 

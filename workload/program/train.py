@@ -41,6 +41,7 @@ from causal_lm import (
     planned_model,
     reads_video,
 )
+from deepspeed.utils import groups
 from host_activations import activations_on_host
 from lora import trained
 
@@ -182,14 +183,21 @@ def give_weights(model: Any, fill: Filler, shard: dict[str, Any] | None) -> None
     if shard is not None:
         # Which ranks share a sequence is not known here, so the batch would not add up.
         shard = {name: value for name, value in shard.items() if name != "train_batch_size"}
+
+    def share(module: Any) -> None:
+        if shard is not None:
+            # The ranks of a second copy (ZeRO++) become a group at the first call alone.
+            near = groups._get_zero_param_intra_parallel_group()
+            deepspeed.zero.Init(
+                module=module, config_dict_or_path=shard, zero_param_parallel_group=near
+            )
+
     for block in (*blocks_of(model), *encoder_blocks_of(model)):
         fill(block)
-        if shard is not None:
-            deepspeed.zero.Init(module=block, config_dict_or_path=shard)
+        share(block)
     fill(model)
     model.tie_weights()
-    if shard is not None:
-        deepspeed.zero.Init(module=model, config_dict_or_path=shard)
+    share(model)
 
 
 def mark_reduction(engine: Any) -> None:

@@ -22,6 +22,7 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
+from tuner.search_spaces.typed import whole_number
 from tuner.workload.scripts.frameworks.driven import Bound
 from tuner.workload.scripts.frameworks.keys import recognised, source_of
 from tuner.workload.scripts.job_script import JobScript
@@ -153,7 +154,8 @@ class Script:
                 hint = f"or any name whose values are declared, --knob '{name}=VALUE,VALUE'"
                 raise UnknownName("placeholder", name, (*LAUNCH, *_EXTRA, *declared, hint))
             if value and name in LAUNCH:
-                KNOBS[name].check(int(value) if value.isdigit() else value)
+                number = whole_number(value)
+                KNOBS[name].check(value if number is None else number)
 
     def require_startable(self) -> None:
         """Raise InputError for a command that cannot be started as it stands."""

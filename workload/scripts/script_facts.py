@@ -69,7 +69,7 @@ class Launcher:
         try:
             lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
             return cls(**{**data, **lists})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"this is not the launcher of a script: {error}") from error
 
 

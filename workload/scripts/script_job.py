@@ -20,7 +20,7 @@ from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.today_facts import TodayFacts
 from tuner.workload.declared_knobs import resolved
 from tuner.workload.hook import merge, split_differently
-from tuner.workload.job import LaunchableJob
+from tuner.workload.job import LaunchableJob, UserCommand
 from tuner.workload.scripts.command import Script, Start, asks_for_a_rank, imported_frameworks
 from tuner.workload.scripts.knob_support import ScriptKnobs
 from tuner.workload.scripts.launchers.secrets import require, shell_words
@@ -76,6 +76,13 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     def offers(self) -> Mapping[str, KnobSupport]:
         """The support of each launch knob."""
         return self._supported.offers
+
+    @property
+    def user_command(self) -> UserCommand:
+        """The words of each rank, with the variables of the launcher's line."""
+        env = self.launcher.env if self.launcher else {}
+        driver = self.driver.driver if self.driver is not None else None
+        return UserCommand(self.words, self.cwd, env, driver)
 
     # ---- how it starts
 

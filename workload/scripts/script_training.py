@@ -86,7 +86,7 @@ class ScriptTraining(TrainingJob):
             if "program" in data:
                 given["program"] = Program.from_table(data["program"], "the job")
             return cls(**given)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"this is not the job of a script: {error}") from error
 
     # ---- what can be turned

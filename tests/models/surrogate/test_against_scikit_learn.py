@@ -46,7 +46,7 @@ def peer(
 
 def test_the_posterior_is_scikit_learns(data) -> None:
     x, y, own = data
-    process = GaussianProcess(kinds=[MIXED] * 3, noise=0.02, amplitude=0.5)
+    process = GaussianProcess([MIXED] * 3, noise=0.02, amplitude=0.5)
     process.update(x[:20], y[:20], own[:20])
     process.update(x, y, own)  # four rows appended to the factor
     asked = np.random.default_rng(8).uniform(size=(50, 3))
@@ -59,7 +59,7 @@ def test_the_posterior_is_scikit_learns(data) -> None:
 
 def test_leave_one_out_in_closed_form_is_leaving_one_out(data) -> None:
     x, y, own = data
-    process = GaussianProcess(kinds=[MIXED] * 3, noise=0.02, amplitude=0.5)
+    process = GaussianProcess([MIXED] * 3, noise=0.02, amplitude=0.5)
     process.update(x, y, own)
     mean, variance = process.leave_one_out()
     for left in (0, 5, 23):

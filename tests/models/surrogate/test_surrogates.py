@@ -7,7 +7,7 @@ import pytest
 
 from tuner.models.analytic.model import Prediction
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.surrogates import POWER_NOISE, Surrogates
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.surrogate_data import (
     CANDIDATES,
@@ -286,3 +286,15 @@ def test_the_energys_interval_knows_that_errors_go_together() -> None:
     assert (shown.log_energy_std < apart).all()
     assert np.median(shown.log_energy_std / apart) < 0.85
     assert shown[:3].correlation == shown.correlation
+
+
+def test_power_that_varies_is_not_taken_for_noise_but_a_step_time_may_be() -> None:
+    """Windows of power are known to 1.5 %; a knee that moves from launch to launch looks like noise
+    of time, and is too costly to learn."""
+    some = picked(24)
+    odd = np.exp(np.random.default_rng(0).normal(0, 0.12, (2, len(some))))
+    surrogates = Surrogates(FeatureMap(CANDIDATES))
+    surrogates.fit(some, odd[0], 100 * odd[1])
+    time_noise, power_noise = surrogates.noise()
+    assert power_noise <= 2 * POWER_NOISE * (1 + 1e-6)
+    assert time_noise > 2 * POWER_NOISE

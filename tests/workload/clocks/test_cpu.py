@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.governor import FAULTS, try_cpu_fault
+from tests.workload.clocks.governor_faults import FAULTS, try_cpu_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName

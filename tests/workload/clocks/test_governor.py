@@ -15,15 +15,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from benchmarks.governor import FAULTS, try_fault
+from tests.workload.clocks.governor_faults import FAULTS, try_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.base import FixedGovernor, Governor, GovernorError, UnsupportedKnob
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.guard import Earlier, put_back
-from tuner.workload.clocks.guard_client import Guard, GuardError
+from tuner.workload.clocks.guard_client import Earlier, Guard, GuardError, put_back
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.cores import Cores
 

@@ -16,13 +16,15 @@ from typing import Any
 import pynvml
 import pytest
 
-from benchmarks.governor import FAULTS, try_root_fault, unit
+from tests.workload.clocks.governor_faults import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
+from tuner.testing.guards import installed_guard
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks import guard
+from tuner.workload.clocks import locks
 from tuner.workload.clocks import ways as ways_to_set
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.clocks.locks import guards_of
 from tuner.workload.clocks.ways import GUARD_SOCKET, RootGuardNvml, ways
 from tuner.workload.meters.gpus import Gpu
 
@@ -124,16 +126,23 @@ def test_a_governor_without_rights_sets_all_three_by_the_guard(
 def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens: Path) -> None:
     governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
     governor.apply(Settings(power_limit_W=200))
-    os.kill(governor._nvml.ask(verb="state")["pid"], 9)
+    os.kill(guards_of(os.getpid())[0], 9)
     governor.apply(Settings(power_limit_W=250))
     governor._nvml._drop()  # as if this process were gone
     becomes(lambda: node.limit_W() == 350.0)
 
 
-def test_a_lock_that_an_administrator_has_set_comes_back(node: TwinNode, listens: Path) -> None:
+def test_a_lock_that_an_administrator_has_configured_comes_back(
+    node: TwinNode, listens: Path
+) -> None:
     environ = {GUARD_SOCKET: str(listens), "EARLIER_CLOCKS_MHZ": "300,1095"}
     governor = NvmlGovernor(environ=environ, guarded=False)
-    governor.apply(Settings(clock_MHz=900))
+    assert not governor.can_set  # the user's word is not believed, and not silently dropped
+    assert '{"GpuLockedClocks": [300, 1095]}' in governor.why_not
+    governor.close()
+    locks.configured_file().write_text('{"GpuLockedClocks": [300, 1095]}')
+    governor = NvmlGovernor(environ=environ, guarded=False)
+    assert governor.apply(Settings(clock_MHz=900)).notes == ()  # nothing will be released
     governor._nvml._drop()  # as if this process were gone
     becomes(lambda: node.locked_MHz() == (300, 1095))
 
@@ -176,7 +185,6 @@ def test_what_a_gpu_does_not_offer_is_refused(
     node: TwinNode, asker: Asker, what: str, values: tuple[Any, ...]
 ) -> None:
     assert asker.set(what, *values)
-    assert asker.set("GpuLockedClocks", 900, 900, stood=(1, 9000)) != ""
     assert node.log == []
     assert asker.set("GpuLockedClocks", 210, 1410) == ""  # and it lives on
 
@@ -200,8 +208,7 @@ def test_whatever_is_sent_it_stays_to_restore(node: TwinNode, asker: Asker, line
     asker.set("GpuLockedClocks", 900, 900)
     asker.say(line)
     assert node.locked_MHz() == (900, 900)
-    assert [gpu["uuid"] for gpu in asker.ask(verb="state")["earlier"]] == [GPU]
-    assert asker.ask(verb="end") == {}
+    assert asker.ask(verb="restore") == {}
     assert stands(node) == BEFORE
 
 
@@ -229,7 +236,7 @@ class TestAsRoot:
     @pytest.fixture
     def listens(self, node: TwinNode, folder: Path) -> Iterator[Path]:
         """A unit for one other user, who need not exist."""
-        with unit(node, folder, "nobody") as path:
+        with unit(node, folder, "65534") as path:
             yield path
 
     @staticmethod
@@ -279,7 +286,7 @@ class TestAsRoot:
         ):
             ours, theirs = socket.socketpair()
             with theirs:
-                command = [sys.executable, "-IS", guard.__file__, *words]
+                command = [sys.executable, "-IS", str(installed_guard(node)), *words]
                 process = subprocess.Popen(
                     command, stdin=theirs, env=environ, stderr=subprocess.PIPE
                 )
@@ -320,7 +327,7 @@ class TestAsRoot:
 def test_a_guard_that_is_gone_for_good_is_a_failed_setting(node: TwinNode, folder: Path) -> None:
     with unit(node, folder) as path:
         governor = NvmlGovernor(environ={GUARD_SOCKET: str(path)}, guarded=False)
-        os.kill(governor._nvml.ask(verb="state")["pid"], 9)
+        os.kill(guards_of(os.getpid())[0], 9)
         path.unlink()
         (folder / "other").touch()
         governor._nvml._path = str(folder / "other")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -137,6 +139,7 @@ class TestZeusd:
     def test_sets_and_restores_for_those_who_may_not(
         self, daemon: tuple[TwinNode, str, list[str]]
     ) -> None:
+        """Named for finding_8."""
         fake, path, log = daemon
         governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": path}, guarded=False)
         assert (governor.can_set, governor.means) == (True, "zeusd")
@@ -237,3 +240,27 @@ class TestZeusd:
         assert says in governor.why_not
         governor.close()
         assert log == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_socket_of_another_user_is_sent_nothing(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+    path = str(tmp_path / "zeusd.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        os.seteuid(65534)
+        try:
+            listener.listen()  # the kernel notes who listens
+        finally:
+            os.seteuid(0)
+
+        def hear() -> None:
+            with listener.accept()[0] as connection:
+                heard.append(connection.recv(4096))
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        with pytest.raises(pynvml.NVMLError):
+            ZeusdNvml(pynvml, path, token="SECRET-TOKEN")._request("GET", "/discover")
+        thread.join()
+    assert heard == [b""]

@@ -88,11 +88,11 @@ def test_second_day_3_a_gpu_that_cannot_be_opened_is_left_out(
 @pytest.mark.parametrize(
     ("named", "broken", "says"),
     [
-        ("3", {3: LOST}, "'3', which names no GPU of this machine: .* 3 of NVML: GPU is lost"),
+        ("3", {3: LOST}, "'3', which names no GPU or MIG slice .* 3 of NVML: GPU is lost"),
         ("1", {1: LOST}, "GPU 1 cannot be used .GPU is lost.*name GPUs by UUID"),
         ("0,2", {1: LOST}, "'2', but GPU 1 cannot be used|names no GPU"),
         ("GPU-1", {1: HIDDEN}, "'GPU-1', which names no GPU .*Insufficient Permissions"),
-        ("9", {}, "'9', which names no GPU of this machine: 0 = GPU-0, 1 = GPU-1"),
+        ("9", {}, "'9', which names no GPU or MIG slice of this machine: 0 = GPU-0, 1 = GPU-1"),
         (None, dict.fromkeys(range(4), HIDDEN), "NVML opens no GPU: GPU 0 of NVML: Insufficient"),
         (None, dict.fromkeys(range(4), LOST), "NVML opens no GPU: GPU 0 of NVML: GPU is lost"),
     ],

@@ -18,11 +18,13 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters import Meter, MeterError, PowerSample
 from tuner.workload.meters.estimated import EstimatedMeter
-from tuner.workload.meters.gpus import Gpu, visible_gpus
+from tuner.workload.meters.gpus import Gpu, cuda_numbering, visible_gpus
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.rapl import RaplMeter
+from tuner.workload.meters.time_alone import NoEnergy
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.platforms import PLATFORMS
 from tuner.workload.probe import MeterInfo
@@ -474,8 +476,8 @@ class TestVisibleGpus:
             ("GPU-cccc", "names no GPU"),
             ("GPU-aaaa", "names several"),
             ("1,1", "twice"),
-            ("MIG-4711", "MIG slice"),
-            ("MIG-GPU-aaaa1111/0/0", "MIG slice"),
+            ("MIG-4711", "no GPU or MIG slice"),
+            ("MIG-GPU-aaaa1111/0/0", "no GPU or MIG slice"),  # names of drivers before R470
             ("zero", "names no GPU"),
         ],
     )
@@ -485,9 +487,47 @@ class TestVisibleGpus:
         with pytest.raises(InputError, match=says):
             self.visible(twin_node, value)
 
-    def test_a_gpu_with_mig_on_is_refused(self, twin_node: Make) -> None:
-        with pytest.raises(InputError, match="MIG on"):
-            self.visible(twin_node, None, mig=True)
+    def test_the_only_slice_of_a_gpu_is_used(self, twin_node: Make) -> None:
+        twin_node(TwinGpu(mig=1))
+        pynvml.nvmlInit()
+        (gpu,) = visible_gpus(pynvml, environ={})
+        assert gpu.uuid.startswith("MIG-0-")
+        assert gpu.name.endswith(" MIG 1g.10gb")
+        assert gpu.memory_bytes == 10 * 2**30
+        assert cuda_numbering({})["CUDA_VISIBLE_DEVICES"] == gpu.uuid
+
+    @pytest.mark.parametrize("value", ["1", "MIG-1-"])
+    def test_a_slice_is_named(self, twin_node: Make, value: str) -> None:
+        node = twin_node(TwinGpu(), TwinGpu(mig=2))
+        pynvml.nvmlInit()
+        environ = {"CUDA_VISIBLE_DEVICES": value}
+        if value == "1":  # its GPU's number stands for both
+            with pytest.raises(InputError, match=r"one MIG slice in a program.*: MIG-0-.*, MIG-1-"):
+                visible_gpus(pynvml, environ=environ)
+            return
+        (gpu,) = visible_gpus(pynvml, environ=environ)
+        assert (gpu.index, gpu.whole and gpu.whole.index) == (1, 1)
+        assert gpu.uuid.startswith("MIG-1-")
+        assert node.log == []
+
+    def test_slices_and_gpus_are_not_used_together(self, twin_node: Make) -> None:
+        with pytest.raises(InputError, match="no GPU beside it; name one"):
+            self.visible(twin_node, None, mig=1)
+
+    def test_a_gpu_with_mig_on_and_no_slice_is_refused(self, twin_node: Make) -> None:
+        with pytest.raises(InputError, match="MIG on and no slice"):
+            self.visible(twin_node, None, mig=-1)
+
+    def test_a_slice_has_neither_meter_nor_clocks(self, twin_node: Make) -> None:
+        node = twin_node(TwinGpu(mig=1))
+        with pytest.raises(NoEnergy, match="MIG slice, shares its GPU's meter"):
+            NvmlMeter()
+        governor = NvmlGovernor()
+        assert not governor.can_set
+        assert "shares its GPU's clocks" in governor.why_not
+        assert governor.delivered() == {}
+        governor.close()
+        assert node.log == []
 
     def test_numbers_are_ambiguous_among_different_gpus(self, twin_node: Make) -> None:
         twin_node(TwinGpu(), TwinGpu(name="NVIDIA A40"))

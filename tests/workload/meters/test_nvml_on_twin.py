@@ -57,6 +57,7 @@ def test_a_window_right_after_work_and_right_before_idling(
 
 
 def test_random_windows_under_filtered_power_and_a_lagging_counter() -> None:
+    """Named for finding_12."""
     errors = [window for window in map(window_error, range(40)) if window.plain is not None]
     assert len(errors) > 25
     assert max(abs(window.error) for window in errors) < 0.005

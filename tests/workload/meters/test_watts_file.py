@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.by_path import module_at
 from tuner.testing.meters import MeterContract
 from tuner.workload.meters import MeterError
 
@@ -20,11 +20,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "meter" / "watts_file.py"
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("watts_file", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(EXAMPLE)
     monkeypatch.setenv("WATTS_FILE", str(tmp_path / "watts"))
     monkeypatch.setattr(module, "PERIOD_S", 0.1)
     monkeypatch.setattr(module.WattsFile, "resolution_s", 0.1)

@@ -7,7 +7,7 @@ Ray are in test_ray_cluster.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from tuner.workload.multi_node.probe import (
     MultiNodeGovernor,
     MultiNodeMeter,
     MultiNodeProbe,
+    MultiNodeTimeline,
     Nodes,
     joined_settings,
-    merged,
     settings_of_part,
 )
+from tuner.workload.multi_node.samples import SHARED, merged, with_shared_states
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
 
@@ -206,6 +207,67 @@ def test_single_devices_are_told_apart_by_node() -> None:
     one = merged([NearMeter(100.0).sample(), FarNode().sample()], 1)
     assert (one.extra["gpu0_clock_MHz"], one.extra["gpu1_clock_MHz"]) == (1000.0, 1400.0)
     assert (one.extra["gpu0_power_W"], one.extra["gpu1_power_W"]) == (100.0, 100.0)
+
+
+class Recorded:
+    """A node whose samples are already taken, as its agent sends them."""
+
+    def __init__(self, samples: Sequence[PowerSample]) -> None:
+        self._samples, self.sent = list(samples), 0
+
+    def samples(self, after: int) -> tuple[PowerSample, ...]:
+        new = with_shared_states(self._samples[after:])
+        self.sent += len(new)
+        return new
+
+    def take(self, sample: PowerSample) -> None:
+        self._samples.append(sample)
+
+
+def test_a_timeline_adds_power_at_each_sample_and_merges_states_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looking again costs what is new; a throttle in one sample of one node is not lost."""
+    calls = []
+
+    def counted(samples: Sequence[PowerSample], devices: int) -> PowerSample:
+        calls.append(len(samples))
+        return merged(samples, devices)
+
+    monkeypatch.setattr("tuner.workload.multi_node.probe.merged", counted)
+    peers = [Recorded([PowerSample(k / 10, 100.0 + k) for k in range(40)]) for _ in range(3)]
+    hot = PowerSample(4.0, 50.0, {"throttle_power": 1.0, "clock_MHz": 900.0})
+    timeline = MultiNodeTimeline(NearMeter(0.0), Nodes(peers), 8)
+    timeline._ticker.stop()
+    timeline._samples[:] = [PowerSample(k / 10, 10.0 * k) for k in range(40)]
+    first = timeline.samples
+    assert [s.power_W for s in first] == [10.0 * k + 3 * (100.0 + k) for k in range(40)]
+    assert calls == [4] * (40 // SHARED)
+    assert not any("throttle_power" in sample.extra for sample in first)
+    peers[1].take(hot)
+    for peer in (peers[0], peers[2]):
+        peer.take(PowerSample(4.0, 140.0))
+    timeline._samples.append(PowerSample(4.0, 400.0))
+    again = timeline.samples
+    assert again[:40] == first
+    assert again[40].power_W == 400.0 + 50.0 + 2 * 140.0
+    assert again[40].extra == {"throttle_power": 1.0, "clock_MHz": 900.0}
+    assert len(calls) == 40 // SHARED + 1
+    assert [peer.sent for peer in peers] == [41] * 3
+    timeline._nodes.close()
+
+
+def test_a_node_combines_states_and_keeps_each_power() -> None:
+    samples = [
+        PowerSample(k / 10, float(k), {"clock_MHz": 1000.0 + k, "temperature_C": 60.0 + k})
+        for k in range(SHARED + 2)
+    ]
+    shared = with_shared_states(samples)
+    assert [(s.time_s, s.power_W) for s in shared] == [(s.time_s, s.power_W) for s in samples]
+    assert shared[0].extra["clock_MHz"] == pytest.approx(1000.0 + (SHARED - 1) / 2)
+    assert shared[0].extra["temperature_C"] == 60.0 + SHARED - 1
+    assert shared[0].extra is shared[SHARED - 1].extra
+    assert shared[SHARED].extra["clock_MHz"] == pytest.approx(1000.5 + SHARED)
 
 
 def test_the_interface_is_the_one_that_shows_the_address() -> None:

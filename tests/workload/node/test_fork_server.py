@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -35,6 +36,18 @@ ASK_TORCH = "import torch; print('bad fork', torch._C._cuda_isInBadFork())\n"
 ASK_CUDA = LIBCUDA + "print('cuInit', driver.cuInit(0))\n"
 
 
+#: A thread holds a lock at the fork, which a child needs to come up.
+HELD = """
+import __main__, os, threading
+lock, locked = threading.Lock(), threading.Event()
+threading.Thread(target=lambda: (lock.acquire(), locked.set(), threading.Event().wait())).start()
+locked.wait()
+os.register_at_fork(after_in_child=lock.acquire)
+globals_of_server = __main__._in_child.__globals__
+globals_of_server["CHILD_LIMIT_S"] = 0.5
+"""
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[TwinNode]:
     made = TwinNode(tmp_path / "twin-node", [TwinGpu(), TwinGpu()], virtual_time=False)
@@ -42,7 +55,10 @@ def node(tmp_path: Path) -> Iterator[TwinNode]:
     made.close()
 
 
-Start = Callable[[str], RankServer]
+class Start(Protocol):
+    """Starts a fork server that imports a module with this text."""
+
+    def __call__(self, text: str, *, accelerator: str = "cuda") -> RankServer: ...
 
 
 @pytest.fixture
@@ -50,10 +66,11 @@ def start(node: TwinNode, tmp_path: Path) -> Iterator[Start]:
     """Start a fork server that imports a module with this text."""
     servers: list[RankServer] = []
 
-    def make(text: str) -> RankServer:
+    def make(text: str, *, accelerator: str = "cuda") -> RankServer:
         (tmp_path / "framework.py").write_text(text)
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        server = RankServer(needs=("framework",), env=node.environment() | {"PYTHONPATH": path})
+        env = node.environment() | {"PYTHONPATH": path, "DS_ACCELERATOR": accelerator}
+        server = RankServer(needs=("framework",), env=env)
         server._optional = ()
         servers.append(server)
         server.start()
@@ -100,6 +117,7 @@ def test_a_rank_finds_nvml_open_and_cuda_untouched(
 
 
 def test_the_server_keeps_no_descriptor_of_nvml(start: Start, node: TwinNode) -> None:
+    """Named for finding_9."""
     server = start(NVML_AT_IMPORT + "pynvml.nvmlInit()\n")
     assert server._process is not None
     folder = Path(f"/proc/{server._process.pid}/fd")
@@ -131,24 +149,26 @@ def test_an_import_after_which_torch_refuses_cuda_is_noticed(start: Start, tmp_p
 
 
 @pytest.mark.real
+def test_a_refused_cuda_slows_no_rank_that_trains_on_cores(start: Start, tmp_path: Path) -> None:
+    """PyPI's torch on a laptop: DeepSpeed asks it for a device, and there is none."""
+    server = start(CUDA_BUILD + "flags()\n", accelerator="cpu")
+    assert server.fork_unsafe == ""
+    assert "bad fork True" in output_of_rank(server, tmp_path, ASK_TORCH)
+
+
+def test_a_fork_that_hangs_is_noticed_on_cores_too(start: Start) -> None:
+    assert "hangs" in start(HELD, accelerator="cpu").fork_unsafe
+
+
+@pytest.mark.real
 def test_children_that_wait_for_a_lock_for_ever_cost_no_probe(start: Start, tmp_path: Path) -> None:
     """A thread of an import holds a lock at the fork, which a child needs to come up."""
-    held = """
-import __main__, os, threading
-lock, locked = threading.Lock(), threading.Event()
-threading.Thread(target=lambda: (lock.acquire(), locked.set(), threading.Event().wait())).start()
-locked.wait()
-os.register_at_fork(after_in_child=lock.acquire)
-globals_of_server = __main__._in_child.__globals__
-globals_of_server["CHILD_LIMIT_S"] = 0.5
-"""
-    server = start(CUDA_BUILD + held)
+    server = start(CUDA_BUILD + HELD)
     assert "or they hang" in server.fork_unsafe
     assert server.torch is not None
     assert server.torch.architectures == ""  # not known
 
 
-@pytest.mark.slow
 def test_finding_1_an_optional_import_that_fails_is_left_to_the_rank(
     node: TwinNode, tmp_path: Path
 ) -> None:

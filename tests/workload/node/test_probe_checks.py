@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
+from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.meters import MeterError
-from tuner.workload.node.probe_checks import failure_of
+from tuner.workload.node.probe_checks import failure_of, prepare_ops
 from tuner.workload.node.rank_group import NoAnswer, ServerError
 from tuner.workload.node.rank_server import RankServer
+from tuner.workload.probe import ProbeRequest
 
 
 @pytest.mark.parametrize(
@@ -31,6 +38,52 @@ def test_a_build_that_takes_too_long_is_no_fault_of_the_launch(
     assert failure.kind == kind
     assert (failure.type.blames == "launch") == launch
     assert str(error) in failure.message
+
+
+class Node:
+    """What `prepare_ops` asks of a node, with an op that is built once or that cannot be built."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.job, self.server, self.error = load_job("tiny-gpt"), self, error
+        self.loaded: set[str] = set()
+
+    def missing_ops(self, ops: Sequence[str]) -> list[str]:
+        return [op for op in ops if op not in self.loaded]
+
+    def prepare(self, ops: Sequence[str]) -> None:
+        time.sleep(0.02)
+        if self.error is not None and ops:
+            raise self.error
+        self.loaded |= set(ops)
+
+
+OFFLOAD = ProbeRequest("p", Settings(zero_stage=2, optimizer_offload="cpu", data_parallel=2))
+
+
+def test_a_build_is_a_phase_and_its_seconds_are_noted_once() -> None:
+    node, phases = Node(), list[str]()
+    first: dict[str, Any] = {}
+    second: dict[str, Any] = {}
+    prepare_ops(node, OFFLOAD, first, phases.append)  # type: ignore[arg-type]
+    prepare_ops(node, OFFLOAD, second, phases.append)  # type: ignore[arg-type]
+    assert phases == ["building DeepSpeed's CPUAdam, once a machine"]
+    assert first["built_s"] > 0
+    assert second == {}
+
+
+def test_a_probe_without_ops_waits_for_no_build() -> None:
+    environment: dict[str, Any] = {}
+    plain = ProbeRequest("p", Settings(data_parallel=2))
+    prepare_ops(Node(), plain, environment, pytest.fail)  # type: ignore[arg-type]
+    assert environment == {}
+
+
+def test_the_time_of_a_failed_build_is_noted_too() -> None:
+    environment: dict[str, Any] = {}
+    node = Node(NoAnswer("the fork server did not answer 'prepare' in 900 s"))
+    with pytest.raises(NoAnswer):
+        prepare_ops(node, OFFLOAD, environment, lambda phase: None)  # type: ignore[arg-type]
+    assert environment["built_s"] > 0
 
 
 def test_a_fork_server_that_does_not_answer_is_told_apart() -> None:

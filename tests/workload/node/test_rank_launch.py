@@ -60,6 +60,7 @@ def rank_env(
 def test_ranks_get_indices_in_the_order_of_the_bus(
     twin_node: Make, visible: str, indices: str
 ) -> None:
+    """Named for finding_4."""
     twin_node(*[TwinGpu(uuid=uuid) for uuid in UUIDS])
     env = rank_env({"CUDA_VISIBLE_DEVICES": visible}, Place(0, 2, ("127.0.0.1", 1), "lo"))
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == (indices, "PCI_BUS_ID")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.figures import ROOT
 from tuner.cli.main import main
+from tuner.search_spaces.extras import install_command
 from tuner.testing.sysfs import make_sysfs
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small
 from tuner.workload.node.ops import installed_torch
@@ -29,7 +33,7 @@ class TestClocks:
         plain = "\n".join(missing_clocks({}).lines)
         assert "systemctl enable --now zeusd" in plain
         assert "ZEUSD_SOCK_PATH=/run/zeusd/zeusd.sock" in plain
-        assert plain.count("/usr/local/sbin/joulefront-guard") == 3
+        assert hashlib.sha256(Path(guard.__file__).read_bytes()).hexdigest() in plain
         assert '/usr/local/sbin/joulefront-guard ""\'' in plain  # and no words of the caller's
         assert "slurm" not in plain
         here = "\n".join(missing_clocks({"SLURM_JOB_ID": "7"}).lines)
@@ -67,7 +71,7 @@ class TestParts:
             )
         )
         assert [thing.what.partition(",")[0] for thing in found] == ["torch", "g++ and ninja"]
-        assert found[0].lines == ("pip install 'joulefront[train]'",)
+        assert found[0].lines == (install_command("train"),)
 
     def test_finding_13_a_torch_that_cannot_use_the_gpus(self, twin_node: Make) -> None:
         """finding_13: the installed torch is one for CPUs, and there are GPUs."""
@@ -126,3 +130,10 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     assert len(lines) <= 20
     main(["doctor", "--json"])
     assert json.loads(capsys.readouterr().out)["ready"] == root
+
+
+def test_the_published_sum_of_the_guard_is_that_of_this_release() -> None:
+    """After a change of the guard, put the sum that this test shows into SECURITY.md."""
+    total = hashlib.sha256(Path(guard.__file__).read_bytes()).hexdigest()
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    assert f"\n{total}  joulefront-guard\n" in text

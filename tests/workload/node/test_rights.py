@@ -237,7 +237,6 @@ def test_a_study_in_the_database_of_the_environment(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "tuner.cli.main",
-        "dev",
         "replay",
         str(table),
         "--max-probes",

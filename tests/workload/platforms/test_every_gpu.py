@@ -173,7 +173,8 @@ def _power_differs() -> tuple[TwinGpu, ...]:
         (_power_differs(), "this machine has different GPUs"),
         ((TwinGpu(recovery_action=1),), "waits for a reset"),
         ((TwinGpu(fabric_state=2),), "still being registered with the NVLink fabric"),
-        ((TwinGpu(mig=True),), "has MIG on"),
+        ((TwinGpu(mig=-1),), "has MIG on"),
+        ((TwinGpu(mig=1),), "--minimize time"),
         (
             (TwinGpu(has_counter=False, gpu_scope=0, has_usage=False),),
             "tells neither its energy nor its power",

@@ -114,6 +114,14 @@ def test_deepspeeds_own_schema_reads_the_settings(knobs: dict[str, str]) -> None
     assert read.offload_optimizer.device == zero["offload_optimizer"]["device"]
 
 
+def test_deepspeeds_own_schema_reads_the_second_copy() -> None:
+    config = pytest.importorskip("deepspeed.runtime.zero.config")
+    asked = Configuration.of(data_parallel=16, zero_stage=3, zero_hpz_partition_size=8)
+    read = config.DeepSpeedZeroConfig(**render_deepspeed_config(asked, JOB)["zero_optimization"])
+    assert not read.model_extra
+    assert read.zero_hpz_partition_size == 8
+
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
@@ -189,7 +197,7 @@ def test_selective_checkpointing_repeats_no_product(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-qwen2.5-lora"])
 def test_what_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without inductor, which takes half a minute; benchmarks.knobs runs it."""
+    """Without inductor, which takes half a minute."""
     import causal_lm
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", dynamic=False))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tuner.workload.node.runner
-from benchmarks.knobs import (
+from tests.workload.program.trainer import (
     REFERENCE,
     Trainer,
     configuration_with,
@@ -26,7 +26,7 @@ from benchmarks.knobs import (
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.rules import broken_rules, unrunnable, why_it_cannot_run
 from tuner.workload.built_in_job import BuiltInJob
 from tuner.workload.node.machine import detect_cluster
 
@@ -83,13 +83,14 @@ video dp4 mb1 fsdp2 hsdp2 ckpt-full
 """
 #: Other models and a precision.
 OTHERS = """
+dense dp4 mb1 zero3 hpz2
 sparse1 dp2 ep2 zero1
 opt tp2
 qwen sp4 zero1
 lora dp2 zero3 ckpt-full
 dense-bf16 pp2 ckpt-full
 """
-#: What pairs no more settings; `benchmarks.knobs --all` adds all of `cpu-all` on two ranks.
+#: What pairs no more settings.
 REST = """
 dense tp4
 dense sp4 zero2 ckpt-every_4
@@ -155,7 +156,7 @@ def compare(trainer: Trainer, job: TrainingJob, configuration: Configuration) ->
 def test_every_configuration_trains_the_same(trainer: Trainer, name: str, words: str) -> None:
     job = JOBS[name]
     configuration = Configuration.parse(words if " mb" in words else f"{words} mb2")
-    assert broken_rules(configuration, job, CLUSTER) == []
+    assert why_it_cannot_run(configuration, job, CLUSTER) == []
     assert unrunnable(configuration, job) == []
     compare(trainer, job, configuration)
     if job in (SPARSE, VIDEO):
@@ -219,7 +220,7 @@ def test_activations_kept_on_the_host_train_the_same(
     configuration = Configuration.of(knobs)
     (phrase,) = broken_rules(configuration, DENSE, CLUSTER)
     assert "needs a CUDA device" in phrase
-    monkeypatch.setattr(tuner.workload.node.runner, "broken_rules", lambda *_: [])
+    monkeypatch.setattr(tuner.workload.node.runner, "why_it_cannot_run", lambda *_: [])
     compare(trainer, DENSE, configuration)
 
 
@@ -243,7 +244,7 @@ def test_what_the_rules_refuse_deepspeed_refuses(
     """Else a rule that DeepSpeed has outgrown would keep back what could be run."""
     asked = Configuration.of({"micro_batch": 2, **knobs})
     assert broken_rules(asked, job, CLUSTER) or unrunnable(asked, job)
-    monkeypatch.setattr(tuner.workload.node.runner, "broken_rules", lambda *_: [])
+    monkeypatch.setattr(tuner.workload.node.runner, "why_it_cannot_run", lambda *_: [])
     monkeypatch.setattr(BuiltInJob, "refused", lambda *_: [])
     with pytest.raises(RuntimeError, match=words):
         trainer.train(job, asked)

@@ -90,7 +90,8 @@ def test_a_plan_and_a_search_elsewhere_need_no_release_here(
     pretend: Pretend, tmp_path: Path
 ) -> None:
     pretend(transformers="4.45.0", torch="2.4.0")
-    assert main(["plan", "tiny-gpt", "--quiet", "--runs-dir", str(tmp_path)]) == 0
+    words = ["plan", "tiny-gpt", "--cluster", "a100-8", "--quiet"]
+    assert main([*words, "--runs-dir", str(tmp_path)]) == 0
     assert len(problem_of_job(JobRequest(job="tiny-gpt", cluster="a100-8")).candidates) > 1
 
 

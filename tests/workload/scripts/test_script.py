@@ -116,7 +116,7 @@ def turned(made: ScriptJob) -> set[str]:
 
 
 BATCH = {"data_parallel", "micro_batch"}
-STATES = {"zero_stage", "optimizer_offload", "parameter_offload"}
+STATES = {"zero_stage", "zero_hpz_partition_size", "optimizer_offload", "parameter_offload"}
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,8 @@ def test_a_framework_that_owns_the_loop_is_recognised(bench: Bench, tmp_path: Pa
     job = bench.look("train.py --deepspeed_config ds.json", tmp_path)
     assert job.frame.owner == "lightning"
     turned = {name for name, offer in job.offers.items() if offer.turned}
-    assert turned == {"zero_stage", "optimizer_offload", "parameter_offload"}
+    zero = {"zero_stage", "zero_hpz_partition_size", "optimizer_offload", "parameter_offload"}
+    assert turned == zero
 
 
 @pytest.mark.slow
@@ -395,7 +396,8 @@ def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed:
     assert job.steps == 100_000  # as its state says
     assert (job.frame.measured, job.frame.counted) == (deepspeed, not deepspeed)
     turned = {name for name, offer in job.offers.items() if offer.turned}
-    states = {"zero_stage", "optimizer_offload", "parameter_offload"} if deepspeed else set()
+    zero = {"zero_stage", "zero_hpz_partition_size", "optimizer_offload", "parameter_offload"}
+    states = zero if deepspeed else set()
     driven = {"data_parallel", "micro_batch", "activation_checkpointing", "compilation"}
     assert turned == driven | states
     knobs = {"zero_stage": 2} if deepspeed else {"data_parallel": 1}

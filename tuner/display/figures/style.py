@@ -135,8 +135,15 @@ def empty_figure(
 
 def translucent(colour: str) -> str:
     """Return the colour at an opacity of about a sixth, for fills over a grid and other bands."""
-    # As eight hexadecimal digits, so that the dark page's palette finds the first six of them.
-    return f"{colour}2a"
+    # Older releases of plotly do not take eight hexadecimal digits.
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"
+
+
+def dark_palette() -> dict[str, str]:
+    """Return what each colour of a figure, and its translucent form, becomes on a dark page."""
+    fills = {translucent(light): translucent(dark) for light, dark in DARK.items()}
+    return {**DARK, **fills}
 
 
 def wrapped(text: str, width: int = 46) -> str:

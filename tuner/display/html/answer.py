@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.display.advice import details, evidence_sentence
-from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME
+from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, told_columns
 from tuner.display.html.environment import macro
 from tuner.display.view import View
-from tuner.formatting import change, label, number, percent, probability, short
+from tuner.formatting import change, duration, label, number, percent, probability, short
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of
 from tuner.results.choice_grid import choice_grid
@@ -73,12 +73,14 @@ def _figures_of(view: View, point: Point) -> list[Tile]:
     units, changes, mark = view.units, _changes(view, point), point.meter.mark
     of = "" if view.result.length else " of a step"
     tiles = []
-    for column in (TIME, ENERGY):
+    for column in told_columns((TIME, ENERGY), view):
         lines = [changes[column.name]] if column.name in changes else []
         if below := column.below(view, point):
             lines.append(Line(f"{below} {column.unit(units)}", "interval"))
         own = mark if column.metered else ""
         tiles.append(Tile(f"{column.heading}{of}", column.text(view, point), lines, own))
+    if not view.tells_energy:
+        return tiles
     lines = [changes["power"]] if "power" in changes else []
     return [*tiles, Tile("Average power", f"{number(point.power_W)} W", lines, mark)]
 
@@ -176,6 +178,8 @@ def _spent_tile(view: View) -> Tile:
         past = Line(f"{len(result.points)} settings of past runs", "muted")
         return Tile("Search spent", "nothing", [past])
     title = "A real search would take" if view.is_predicted else "Search spent"
+    if not view.tells_energy:
+        return Tile(title, duration(spent.time_s), [Line(f"{spent.probes} probes", "muted")])
     failed = f", {spent.failed} failed" if spent.failed else ""
     lines = [Line(f"{spent.probes} probes{failed}", "muted")]
     kept = view.advice is not None and view.advice.action == "keep"
@@ -201,7 +205,7 @@ def front_values(view: View) -> dict[str, Any]:
         "fixed": [name for name in present if name not in names],
         "shown": shown,
         "others": others[:_MOST_POINTS],
-        "columns": [column for column in PAGE if known or column is not MEMORY],
+        "columns": [c for c in told_columns(PAGE, view) if known or c is not MEMORY],
         "meters": list({p.meter for p in every}),
         "flags_of": _flags_of,
         "source_text": _source_text,
@@ -223,7 +227,7 @@ def limit_values(view: View) -> dict[str, Any]:
     """Return the sliders for deadline and energy budget, with the choices that the page's script
     looks up; no sliders if there is nothing to choose."""
     result, units = view.result, view.units
-    grid = choice_grid(result, units)
+    grid = choice_grid(result, units) if view.tells_energy else None
     if grid is None:
         return {"sliders": []}
     limits = result.limits

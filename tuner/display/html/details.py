@@ -12,9 +12,10 @@ from typing import Any
 
 from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.view import View, figure_texts
-from tuner.formatting import Units, energy_text, label, number, percent
+from tuner.formatting import Units, energy_text, label, number, percent, signed_percent
 from tuner.problem.limits import LIMITS
 from tuner.results.parts import Explanation
+from tuner.workload.measure.parts import PARTS, part_rows, parts_told
 from tuner.workload.measure.stragglers import words
 from tuner.workload.probe import ProbeRecord
 
@@ -68,6 +69,7 @@ def detail_values(
         "explanation": explanation,
         "parts": _parts(explanation) if explanation is not None else [],
         "parts_note": _parts_note(view, explanation) if explanation is not None else "",
+        **_power_by_part(explanation.parts_W if explanation is not None else {}),
         "timelines": [ShownTimeline.of(name, each) for name, each in timelines.items()],
         "spent_rows": _spent_rows(view),
         "straggler_rows": [(probe, *words(each)) for probe, each in view.result.stragglers],
@@ -78,10 +80,16 @@ def detail_values(
     }
 
 
+def _power_by_part(parts_W: Mapping[str, float]) -> dict[str, Any]:
+    heads = ["Phase", *(PARTS[part] for part in parts_told(parts_W))]
+    return {"power_heads": heads, "power_rows": part_rows(parts_W)}
+
+
 def _parts(explanation: Explanation) -> list[list[str]]:
     if not explanation.time_s:
         return []
-    units = ((explanation.time_s, "s"), (explanation.energy_J, "J"))
+    units = [(explanation.time_s, "s")]
+    units += [(explanation.energy_J, "J")] if explanation.energy_J else []
     rows = []
     for name in dict.fromkeys((*explanation.time_s, *explanation.energy_J)):
         cells = [name]
@@ -96,9 +104,10 @@ def _parts_note(view: View, explanation: Explanation) -> str:
     if view.is_predicted:
         return "Predicted shares of the choice's step, along the busiest pipeline stage."
     errors = explanation.model_error.items()
-    off = ", ".join(f"{name} {100 * share:+.0f} %" for name, share in errors)
+    off = ", ".join(f"{name} {signed_percent(share)}" for name, share in errors)
+    what = "time and energy" if explanation.energy_J else "time"
     return (
-        "Measured time and energy of the choice's step, by the analytic models' shares along the "
+        f"Measured {what} of the choice's step, by the analytic models' shares along the "
         f"busiest pipeline stage; the models alone would have been off by {off}."
     )
 
@@ -126,7 +135,8 @@ def _asked(view: View) -> dict[str, Any]:
     asked = {_ASKED[name]: f"{value:,.10g}" for name, value in given.items() if name in _ASKED}
     scopes = sorted(
         {
-            f"{p.meter.name}: {p.meter.scope} scope, {p.meter.source}"
+            (f"{p.meter.name}: {p.meter.scope} scope, " if view.tells_energy else "time alone: ")
+            + p.meter.source
             + label(p.meter.mark)
             + (f"; charged: {p.meter.host}" if p.meter.host else "")
             for p in result.points
@@ -139,7 +149,7 @@ def _asked(view: View) -> dict[str, Any]:
         f"{view.unit_of_work}s to the solution": f"{result.length:,}"
         if result.length
         else "unknown",
-        "energy from": scopes or ["nothing was measured"],
+        ("energy from" if view.tells_energy else "metered"): scopes or ["nothing was measured"],
         **{name: _unpacked(value) for name, value in rest.items()},
     }
 

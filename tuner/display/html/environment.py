@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -24,6 +25,11 @@ def in_script(text: str) -> Markup:
     return Markup(text)
 
 
+def whole_figures(text: str) -> str:
+    """Return a text whose numbers stay on one line with the unit or word after them."""
+    return re.sub(r"(?<=\d) (?=\S)", "\u00a0", text)
+
+
 def _text_of(name: str) -> Markup:
     return Markup((resources.files("tuner") / "templates" / name).read_text(encoding="utf-8"))
 
@@ -39,6 +45,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["in_script"] = in_script
+    made.filters["whole_figures"] = whole_figures
     made.filters["json"] = lambda value: in_script(json.dumps(value))
     made.tests["not_flat"] = lambda values: any(
         isinstance(each, Mapping | list | tuple) for each in values

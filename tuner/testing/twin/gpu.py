@@ -18,6 +18,8 @@ class TwinGpu:
     Attributes:
         reserved_bytes: memory that the driver keeps for itself.
         pci_bus: number of the bus; 0 takes the next.
+        mig: number of MIG slices, each with an eighth of the memory; -1: MIG is on without any; 0:
+            it is off.
         clock_MHz, memory_MHz: the clocks on offer, ascending.
         peak_W: draw at the highest clock and full load (may be above the limit: it is then capped).
         leak_per_K: growth of the idle power by kelvin above 30 degrees.
@@ -47,6 +49,8 @@ class TwinGpu:
         smoothing: power smoothing is off (0) or on (1); -1: not supported.
         ramp_W_per_s, hold_s: rate at which power falls after work, and how long it stays before
             that, as power smoothing has it; 0: at once.
+        counter_share: energy that the counter counts, as a share of the true one.
+        sensor_stuck_W: power at which the sensor stands still; 0: it follows the true one.
         recovery_action, fabric_state, link_recoveries: NVML's code of the action that the GPU waits
             for (0: none), the state of its NVLink fabric (3: completed), and the recoveries of its
             links; -1: not supported.
@@ -76,7 +80,7 @@ class TwinGpu:
     pcie_width: int = 16
     nvlinks: int = 12
     c2c: bool = False
-    mig: bool = False
+    mig: int = 0
     clock_MHz: tuple[int, ...] = tuple(range(210, 1411, 15))
     memory_MHz: tuple[int, ...] = (1593,)
     idle_W: float = 60.0
@@ -123,6 +127,8 @@ class TwinGpu:
     smoothing: int = -1
     ramp_W_per_s: float = 0.0
     hold_s: float = 0.0
+    counter_share: float = 1.0
+    sensor_stuck_W: float = 0.0
     recovery_action: int = -1
     fabric_state: int = -1
     link_recoveries: int = -1

@@ -92,7 +92,7 @@ class Gpu(ctypes.Structure):
         *_i("default_application_MHz has_ecc tells_memory tells_limit lists_clocks"),
         *_d("enforced_limit_W"),
         *_i("smoothing"),
-        *_d("ramp_W_per_s hold_s"),
+        *_d("ramp_W_per_s hold_s counter_share sensor_stuck_W"),
         *_i("recovery_action fabric_state link_recoveries power_profiles"),
         *_d("start_s step_s micro_batch_s sample_s clock_free_share"),
         *_i("memory_node"),

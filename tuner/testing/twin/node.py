@@ -51,6 +51,7 @@ class TwinNode(NodeState):
         state.driver_version, state.cuda_driver = driver_version.encode(), cuda_driver
         for index, gpu in enumerate(gpus):
             gpu.write(state.gpu[index], index)
+            Path(f"{path}.gpu{index}").touch()  # its device file, which guards lock
         self._library.twin_start(ctypes.byref(state))
         state.magic = layout.MAGIC
         self._tell_rights(root)

@@ -67,7 +67,7 @@ def _gpu(told: Mapping[str, Any]) -> TwinGpu:
         pcie_width=get("nvmlDeviceGetMaxPcieLinkWidth", 0),
         nvlinks=get("nvmlDeviceGetNvLinkState.active", 0),
         c2c=bool(c2c["isC2cEnabled"] if isinstance(c2c, dict) else c2c),
-        mig=bool(get("nvmlDeviceGetMigMode", (0, 0))[0]),
+        mig=-get("nvmlDeviceGetMigMode", (0, 0))[0],
         clock_MHz=tuple(sorted(clocks))[-layout.MAX_CLOCKS :],
         memory_MHz=tuple(sorted(memory_clocks))[-layout.MAX_MEMORY_CLOCKS :],
         default_application_MHz=get("nvmlDeviceGetDefaultApplicationsClock.SM", 0),

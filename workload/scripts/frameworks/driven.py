@@ -58,7 +58,7 @@ class Bound:
             data = json.loads(text)
             driver = read_driver(data["driver"], "the study's framework")
             return cls(driver, data["version"], tuple(data["gone"]), data["given"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"this is not the framework of a script: {error}") from error
 
 

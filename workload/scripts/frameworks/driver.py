@@ -22,7 +22,7 @@ from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.program import PARTITIONS, Program
-from tuner.search_spaces.typed import plain_text
+from tuner.search_spaces.typed import plain_text, whole_number
 from tuner.search_spaces.when import check_condition
 from tuner.workload.hook import merge
 from tuner.workload.scripts.frameworks.parts import (
@@ -34,6 +34,7 @@ from tuner.workload.scripts.frameworks.parts import (
     Rule,
     Wrapper,
 )
+from tuner.workload.scripts.frameworks.recipe_keys import CASES, Case, RecipeKeys
 
 #: What a route may set: the launch knobs and what follows from them.
 ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
@@ -131,6 +132,7 @@ class Driver:
         defaults: values of keys of declared knobs where they are not given.
         facts, program: keys of "steps" and the like, and what the program does (`Program`).
         sources: files in which its keys are named, below the folder that it is imported from.
+        recipe: keys that say what is trained, for predictions; None if files are not read for it.
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
     """
 
@@ -153,6 +155,7 @@ class Driver:
     quiet_env: Mapping[str, str] = field(hash=False)
     sources: tuple[str, ...]
     wrapper: Wrapper | None = None
+    recipe: RecipeKeys | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -164,7 +167,7 @@ class Driver:
 
 _TOP = (
     *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
-    *("world", "facts", "program", "rules", "probe", "keys", "wrapper"),
+    *("world", "facts", "program", "rules", "probe", "keys", "wrapper", "recipe"),
 )
 _WITH = ("imports", "mentions", "options")
 _RULE = ("why", "require", "divide", "of", "default")
@@ -221,7 +224,31 @@ def read_driver(data: Any, where: str) -> Driver:
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
         sources=table.texts("keys"),
         wrapper=wrapper.made(Wrapper) if wrapper.data else None,
+        recipe=_recipe(table.part("recipe", *(item.name for item in fields(RecipeKeys)))),
     )
+
+
+def _recipe(table: Table) -> RecipeKeys | None:
+    if not table.data:
+        return None
+    notes, sizes = table.part("notes"), table.part("sizes")
+    cases = [_case(each) for each in table.parts("cases", "of", "value", "when")]
+    numbers = {name: table.value(name) or 0 for name in ("length_default", "rank_default")}
+    for name, number in numbers.items():
+        if type(number) is not int:
+            raise InputError(f"{name} in {table.where} must be an integer")
+    named = {key: notes.text(key) for key in notes.data}
+    keys = {name: sizes.text(name) for name in sizes.data}
+    return table.made(RecipeKeys, cases=tuple(cases), notes=named, sizes=keys, **numbers)
+
+
+def _case(table: Table) -> Case:
+    fact = table.choice("of", tuple(CASES))
+    if "of" not in table.data:
+        raise InputError(f"{table.where} must say of which fact it is")
+    value, when = table.choice("value", CASES[fact]), table.part("when")
+    held = {key: _or_unset(_alternatives(each, when.where)) for key, each in when.data.items()}
+    return Case(fact, value, held)
 
 
 def _program(table: Table) -> dict[str, bool | str]:
@@ -251,7 +278,8 @@ def _route(name: str, table: Table) -> Route:
         raise InputError(f"[knobs.{name}] of {table.file} must have either a key or levels")
     made = {}
     for text in levels.data:
-        level = int(text) if text.isdigit() else text
+        number = whole_number(text)
+        level = text if number is None else number
         standard = KNOBS.get(name)
         made[standard.check(level) if standard else level] = {
             setting: _alternatives(value, f"{setting} in {levels.where}")
@@ -288,10 +316,12 @@ def _declared(name: str, item: Any, where: str) -> Knob:
         item, f"[declared.{name}] of {where}", "key", "values", "kind", "default", "when", "what",
         "changes_training",
     )  # fmt: skip
-    key = table.text("key")
+    key, values = table.text("key"), table.data.get("values", [])
+    if not isinstance(values, list):
+        raise InputError(f"values in {table.where} must be a list")
     return Knob(
         name,
-        tuple(table.data.get("values", ())),
+        tuple(values),
         kind=table.text("kind", ""),
         how=key if key.startswith("env:") else f"framework:{key}",
         when=table.text("when", ""),

@@ -113,9 +113,17 @@ def _stands(key: str, words: frozenset[str]) -> bool:
 
 
 def recognised(
-    words: Sequence[str], cwd: Path, launcher: str = "", given: Path | None = None
+    words: Sequence[str],
+    cwd: Path,
+    launcher: str = "",
+    given: Path | None = None,
+    *,
+    calls: bool = True,
 ) -> Bound | None:
-    """Return the framework of a command, with the keys that its installed version lacks."""
+    """Return the framework of a command, with the keys that its installed version lacks.
+
+    With `calls`, a user's function that makes the configuration is called, too.
+    """
     drivers = load_drivers(given) if given else _matching(words, cwd, launcher)
     path = search_path(cwd, words)
     checked = [(driver, check_keys(driver, path)) for driver in drivers]
@@ -129,7 +137,7 @@ def recognised(
     # Without a version the keys decide.
     driver, found = min(fitting, key=lambda pair: len(pair[1].gone))
     held: dict[str, Any] = {}
-    if driver.wrapper is not None:
+    if driver.wrapper is not None and calls:
         told = [key for key in driver.program.values() if isinstance(key, str)]
         keys = [*driver.keys, *driver.facts.values(), *told]
         held = read_function(driver.wrapper, words, keys, path, cwd)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed import whole_number
 from tuner.workload.scripts.launchers.kinds import (
     PYTHON,
     Kind,
@@ -222,20 +223,22 @@ def _nodes(told: Mapping[str, str], environment: Mapping[str, str]) -> int:
     if not text:
         one = told.get("ntasks") == "1"
         return 1 if one else _first_number(environment.get("SLURM_NNODES", "")) or 1
-    numbers = [int(number) for number in re.findall(r"\d+", text.partition(":")[0])]
-    if not numbers:
+    words = re.findall(r"\d+", text.partition(":")[0])
+    nodes = whole_number(words[-1]) if words else None
+    if not nodes:
         raise InputError(f"srun's --nodes={text} is no number of nodes")
-    return numbers[-1]
+    return nodes
 
 
 def _number(told: Mapping[str, str], name: str) -> int:
     if name not in told:
         return 0
-    if not told[name].isdigit() or not int(told[name]):
+    number = whole_number(told[name])
+    if not number:
         raise InputError(f"srun's --{name}={told[name]} is no number of tasks")
-    return int(told[name])
+    return number
 
 
 def _first_number(text: str) -> int:
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else 0
+    found = re.match(r"[0-9]+", text)
+    return (whole_number(found[0]) or 0) if found else 0

@@ -183,7 +183,9 @@ def trl(arguments: Sequence[str]) -> dict[str, Any]:
     caught: list[argparse.Namespace] = []
     # TRL's own command line is run up to the place where it would launch.
     accelerate_launch.launch_command = caught.append
-    (entry,) = importlib.metadata.entry_points(group="console_scripts", name="trl")
+    (*_, entry) = (None, *importlib.metadata.entry_points(group="console_scripts", name="trl"))
+    if entry is None:
+        raise Refused("it is not installed here; give the file that it trains by, or its script")
     sys.argv = ["trl", *arguments]
     entry.load()()
     if not caught:

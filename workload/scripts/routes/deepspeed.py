@@ -14,6 +14,7 @@ from tuner.workload.scripts.routes.base import ACCUMULATION, Draft, KnobSupport,
 from tuner.workload.scripts.script_facts import OFFLOADS, OLD_OFFLOADS
 from tuner.workload.scripts.script_training import ScriptTraining
 
+_SECOND_COPY = "zero_hpz_partition_size"
 #: A probe of twenty steps is no experiment, so nothing of it is logged.
 _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_monitor", "comet")}
 
@@ -34,6 +35,7 @@ class DeepSpeedConfig(Route):
             "pipeline_parallel": frame.stages,
             "sequence_parallel": frame.config.get("sequence_parallel_size") or 1,
             "zero_stage": int(frame.zero.get("stage", 0)),
+            _SECOND_COPY: int(frame.zero.get(_SECOND_COPY, 1)),
             **{knob: "cpu" if place == "cpu" else "none" for knob, place in places.items()},
         }
 
@@ -46,7 +48,7 @@ class DeepSpeedConfig(Route):
         if knob == ACCUMULATION and not frame.owner:
             does = frame.on_deepspeed or (under and not inspected)
             return KnobSupport("DeepSpeed accumulates", route=self) if does else None
-        if knob == "zero_stage" and under:
+        if knob in ("zero_stage", _SECOND_COPY) and under:
             return KnobSupport("DeepSpeed's configuration", route=self)
         if knob not in OFFLOADS or not under or self._kept_place(job, knob):
             return None
@@ -60,7 +62,7 @@ class DeepSpeedConfig(Route):
 
     def why_not(self, job: ScriptTraining, knob: str) -> str:
         """Name DeepSpeed's absence, or today's place of a state."""
-        if knob != "zero_stage" and knob not in OFFLOADS:
+        if knob not in ("zero_stage", _SECOND_COPY, *OFFLOADS):
             return ""
         if not job.under_deepspeed:
             return "the script does not train under DeepSpeed"
@@ -126,6 +128,9 @@ class DeepSpeedConfig(Route):
             zero["stage"] = configuration.zero_stage
             if zero["stage"] != 3:  # nowhere else does DeepSpeed take it
                 zero["offload_param"] = None
+        if draft.offers[_SECOND_COPY].turned:
+            near = configuration.get(_SECOND_COPY)
+            zero[_SECOND_COPY] = None if near == KNOBS[_SECOND_COPY].default else near
         rendered = render_deepspeed_config(configuration, job)["zero_optimization"]
         for knob, section in OFFLOADS.items():
             if draft.offers[knob].turned:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.typed import whole_number
 from tuner.workload.declared_knobs import environment, framework_settings, text_values, with_files
 from tuner.workload.scripts.routes.base import (
     ACCUMULATION,
@@ -27,7 +28,11 @@ class Placeholders(Route):
     def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the values that the placeholders state."""
         stated = {name: text for name, text in job.placeholders.items() if name in LAUNCH and text}
-        return {name: int(text) if text.isdigit() else text for name, text in stated.items()}
+        numbers = {name: whole_number(text) for name, text in stated.items()}
+        return {
+            name: text if numbers[name] is None else numbers[name]  # type: ignore[misc]
+            for name, text in stated.items()
+        }
 
     def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
         """Support each knob that has a placeholder."""

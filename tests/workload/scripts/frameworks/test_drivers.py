@@ -119,6 +119,10 @@ GOOD: dict[str, Any] = {
         (lambda d: d.update(probe={"env": {"LD_PRELOAD": "x.so"}}), "would start code of its own"),
         (lambda d: d.update(probe={"env": {"PYTHONPATH": "x"}}), "would start code of its own"),
         (lambda d: d.update(declared={"c": {"key": "c"}}), "has no values"),
+        *(
+            (lambda d, v=v: d.update(declared={"c": {"key": "c", "values": v}}), "must be a list")
+            for v in (5, True, "abc", {"a": 1})
+        ),
     ],
 )
 def test_a_wrong_driver_is_one_sentence(change: Callable[[Any], Any], sentence: str) -> None:

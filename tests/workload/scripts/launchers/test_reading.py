@@ -441,3 +441,11 @@ def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert launcher.env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "2"
     with pytest.raises(InputError, match="trl: "):
         read("trl env", folder)
+
+
+@pytest.mark.parametrize(
+    "options", ["-N 0", "--nodes=00", "-N 999999999999999999999", "-n ²", "--ntasks=0"]
+)
+def test_numbers_that_srun_cannot_mean_are_refused(tmp_path: Path, options: str) -> None:
+    with pytest.raises(InputError, match="is no number of"):
+        kinds.read_command(shlex.split(f"srun {options} python train.py"), tmp_path)

@@ -68,7 +68,8 @@ typedef struct {
 } utilization_t;
 
 extern node_t *node;
-extern char handles[MAX_GPUS];
+extern char handles[MAX_GPUS], slices[MAX_GPUS][MAX_SLICES];
+extern int slice; /* number of the MIG slice of the current call's handle; -1: a whole GPU */
 int enter(const char *name, const void *device, gpu_t **gpu);
 int leave(int result);
 int injected(const char *name, int64_t gpu);

@@ -22,7 +22,9 @@ node_t *node;
 static int descriptor = -1, references;
 static pid_t owner;
 static struct stat identity;
-char handles[MAX_GPUS]; /* a handle is the address of its GPU's entry */
+/* A handle is the address of its GPU's entry, or of its slice's. */
+char handles[MAX_GPUS], slices[MAX_GPUS][MAX_SLICES];
+int slice;
 
 static int open_node(void) {
     const char *path = getenv("JOULEFRONT_TWIN");
@@ -66,9 +68,26 @@ int injected(const char *name, int64_t gpu) {
     return result;
 }
 
+/* What NVML answers of a MIG slice; power, energy and clocks are the whole GPU's. */
+static int of_slices(const char *name) {
+    static const char *const names[] = {
+        "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
+        "nvmlDeviceGetCudaComputeCapability"};
+    for (size_t i = 0; name && i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) return 1;
+    return 0;
+}
+
 /* Begin a call; without a name, errors are injected by the caller. On SUCCESS the node is locked and up to date, and leave() must follow. */
 int enter(const char *name, const void *device, gpu_t **gpu) {
-    int64_t index = device ? (const char *)device - handles : -1;
+    int64_t index = device ? (const char *)device - handles : -1, part = -1;
+    if (device && (const char *)device >= slices[0] &&
+        (const char *)device < slices[0] + sizeof slices) {
+        part = (const char *)device - slices[0];
+        index = part / MAX_SLICES;
+        part %= MAX_SLICES;
+    }
     if (references <= 0 || owner != getpid()) return UNINITIALIZED;
     if (gpu && (!device || index < 0 || index >= node->gpus)) return INVALID_ARGUMENT;
     pthread_mutex_lock(&mutex);
@@ -89,7 +108,8 @@ int enter(const char *name, const void *device, gpu_t **gpu) {
         twin_advance(*gpu, twin_now(node));
         (*gpu)->asked = 1;
     }
-    return SUCCESS;
+    slice = (int)part;
+    return slice < 0 || of_slices(name) ? SUCCESS : leave(NOT_SUPPORTED);
 }
 
 void log_setter(const char *name, const gpu_t *gpu, int64_t a, int64_t b) {

@@ -91,12 +91,18 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **out) {
 }
 
 GET(nvmlDeviceGetUUID, char *out, unsigned int length) {
+    char named[96];
     BEGIN("nvmlDeviceGetUUID");
-    return text(out, length, gpu->uuid);
+    if (slice < 0) return text(out, length, gpu->uuid);
+    snprintf(named, sizeof named, "MIG-%d-%s", slice, gpu->uuid + strlen("GPU-"));
+    return text(out, length, named);
 }
 GET(nvmlDeviceGetName, char *out, unsigned int length) {
+    char named[160];
     BEGIN("nvmlDeviceGetName");
-    return text(out, length, gpu->name);
+    if (slice < 0) return text(out, length, gpu->name);
+    snprintf(named, sizeof named, "%s MIG 1g.%dgb", gpu->name, (int)(gpu->memory_bytes >> 33));
+    return text(out, length, named);
 }
 /* A set of cores or memory nodes, in words of a long. */
 static int bits(unsigned int words, unsigned long *out, const int64_t *from, unsigned int have) {
@@ -208,11 +214,15 @@ GET(nvmlDeviceGetFieldValues, int count, field_t *fields) {
     return leave(SUCCESS);
 }
 
+/* A slice has an eighth of the GPU's memory, and of the driver's reserve. */
+static unsigned long long part(int64_t bytes) {
+    return (unsigned long long)(slice < 0 ? bytes : bytes / 8);
+}
 GET(nvmlDeviceGetMemoryInfo, memory_t *out) {
     BEGIN("nvmlDeviceGetMemoryInfo");
     REQUIRE(gpu->tells_memory); /* this version counts the driver's reserve as used */
-    out->total = (unsigned long long)gpu->memory_bytes;
-    out->used = (unsigned long long)(gpu->used_bytes + gpu->reserved_bytes);
+    out->total = part(gpu->memory_bytes);
+    out->used = part(gpu->used_bytes + gpu->reserved_bytes);
     out->free = out->total - out->used;
     return leave(SUCCESS);
 }
@@ -220,15 +230,26 @@ GET(nvmlDeviceGetMemoryInfo_v2, memory_v2_t *out) {
     BEGIN("nvmlDeviceGetMemoryInfo");
     REQUIRE(gpu->tells_memory);
     if (out->version != MEMORY_V2) return leave(VERSION_MISMATCH);
-    out->total = (unsigned long long)gpu->memory_bytes;
-    out->reserved = (unsigned long long)gpu->reserved_bytes;
-    out->used = (unsigned long long)gpu->used_bytes;
+    out->total = part(gpu->memory_bytes);
+    out->reserved = part(gpu->reserved_bytes);
+    out->used = part(gpu->used_bytes);
     out->free = out->total - out->reserved - out->used;
     return leave(SUCCESS);
 }
 GET(nvmlDeviceGetMigMode, unsigned int *current, unsigned int *pending) {
     BEGIN("nvmlDeviceGetMigMode");
-    *current = *pending = (unsigned int)gpu->mig;
+    *current = *pending = gpu->mig != 0;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetMaxMigDeviceCount, unsigned int *out) {
+    BEGIN("nvmlDeviceGetMaxMigDeviceCount");
+    *out = MAX_SLICES;
+    return leave(SUCCESS);
+}
+GET(nvmlDeviceGetMigDeviceHandleByIndex, unsigned int number, void **out) {
+    BEGIN("nvmlDeviceGetMigDeviceHandleByIndex");
+    if ((int64_t)number >= gpu->mig) return leave(NOT_FOUND);
+    *out = &slices[gpu - node->gpu][number];
     return leave(SUCCESS);
 }
 GET(nvmlDeviceGetPciInfo_v3, pci_t *out) {

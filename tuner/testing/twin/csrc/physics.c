@@ -263,10 +263,11 @@ double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s) {
     double joules = energy_at(gpu, fmin(tick_s, now_s)) - gpu->counter_base_J;
     if (gpu->stalled) return gpu->stalled_J;
     if (gpu->counter_is_module) joules += gpu->module_W * fmax(0.0, tick_s - epoch_s);
-    return fmax(joules, 0.0);
+    return fmax(joules * gpu->counter_share, 0.0);
 }
 
 double twin_sensed_W(const gpu_t *gpu, double epoch_s, double now_s, int averaged) {
+    if (gpu->sensor_stuck_W > 0) return gpu->sensor_stuck_W;
     double tick_s = fmin(last_tick(gpu, epoch_s, now_s, gpu->sensor_period_s), now_s);
     double span_s = averaged ? gpu->averaged_s : gpu->sensor_window_s;
     if (tick_s - span_s < epoch_s) span_s = tick_s - epoch_s;

@@ -64,6 +64,11 @@ static int64_t own_gpu(void) {
     if (!visible || !*visible) return -1;
     if (*visible >= '0' && *visible <= '9') return atoi(visible);
     size_t length = strcspn(visible, ",");
+    if (!strncmp(visible, "MIG-", 4)) { /* MIG-N- and the rest of the GPU's UUID */
+        const char *rest = visible + 6;
+        for (int64_t i = 0; i < node->gpus; i++)
+            if (!strncmp(node->gpu[i].uuid + 4, rest, length - 6)) return i;
+    }
     for (int64_t i = 0; i < node->gpus; i++)
         if (!strncmp(node->gpu[i].uuid, visible, length)) return i;
     return -1;

@@ -11,6 +11,7 @@
 enum {
     TWIN_MAGIC = 0x4e495754,
     MAX_GPUS = 16,
+    MAX_SLICES = 7,
     MAX_CLOCKS = 256,
     MAX_MEMORY_CLOCKS = 8,
     MAX_PROCESSES = 16,
@@ -63,7 +64,8 @@ typedef struct {
     /* What the device is. */
     char uuid[80], name[96];
     int64_t memory_bytes, reserved_bytes, pci_bus, cores, bus_bits, compute_major, compute_minor;
-    int64_t architecture, pcie_generation, pcie_width, nvlinks, c2c, mig;
+    int64_t architecture, pcie_generation, pcie_width, nvlinks, c2c;
+    int64_t mig; /* slices of an eighth of the memory; -1: on without any, 0: off */
     int64_t clocks, clock_MHz[MAX_CLOCKS]; /* ascending */
     int64_t memory_clocks, memory_MHz[MAX_MEMORY_CLOCKS];
     double idle_W, peak_W, leak_per_K, default_limit_W, min_limit_W, max_limit_W;
@@ -82,6 +84,7 @@ typedef struct {
     double enforced_limit_W; /* a lower limit of the board or the module; 0: none */
     int64_t smoothing; /* power smoothing: 0 off, 1 on; -1: not supported */
     double ramp_W_per_s, hold_s; /* power after work falls so fast, and so long after it; 0: at once */
+    double counter_share, sensor_stuck_W; /* a counter's scale; a sensor that stands still; 0: none */
     int64_t recovery_action, fabric_state, link_recoveries; /* -1: not supported */
     int64_t power_profiles; /* mask of those in effect; -1: not supported */
     double start_s; /* of the first client's nvmlInit, when persistence mode is off */

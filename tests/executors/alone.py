@@ -1,0 +1,52 @@
+"""A shell in namespaces of its own, whose processes end with it and whose ports are its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ALONE = ("unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder whose name leaves room for Ray's sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="jf-", dir="/tmp", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def run_alone(
+    script: str, folder: Path, *, timeout_s: float, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of bash, which finds its loopback up, $PYTHON, and the folder as $FOLDER."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("namespaces need util-linux's unshare and iproute2's ip")
+    # A proxy of this machine cannot be reached from inside.
+    kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    done = subprocess.run(
+        [*ALONE, "bash", "-c", f"ip link set lo up\n{script}"],
+        env={
+            **kept,
+            "PYTHON": sys.executable,
+            "FOLDER": str(folder),
+            "PYTHONPATH": str(ROOT),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if "unshare failed" in done.stderr:
+        pytest.skip(f"namespaces may not be made here: {done.stderr}")
+    return done

@@ -1,0 +1,440 @@
+"""Everyday states of a shared cluster: devices that others hold, nodes that are late or stall."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.cluster.own_ray import OwnRay
+from benchmarks.cluster.states import false_sentences
+from tuner.executors import ray_executor, ray_first_nodes, ray_flights, ray_head, ray_nodes
+from tuner.executors.ray_cluster import JoinedRay, join_ray
+from tuner.executors.ray_executor import RayExecutor
+from tuner.executors.ray_first_nodes import admit_first
+from tuner.executors.ray_head import Head
+from tuner.executors.ray_leases import Leases
+from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.testing.studies import METER
+from tuner.workload.agent import Entered
+from tuner.workload.node.facts import NodeFacts
+from tuner.workload.probe import ProbeRequest
+from tuner.workload.trace import read_trace
+
+pytest.importorskip("ray")
+
+
+class NeverGranted:
+    """A lease of devices that others hold."""
+
+    id = SimpleNamespace(hex=lambda: "ours")
+
+    def wait(self, timeout_seconds: float) -> bool:
+        time.sleep(min(timeout_seconds, 0.01))
+        return False
+
+
+def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """cluster_1: each lease began the limit of ten minutes anew."""
+    for name, value_s in {"_LEASE_S": 0.2, "_ASIDE_S": 0.1}.items():
+        monkeypatch.setattr(ray_executor, name, value_s)
+    monkeypatch.setattr(ray_flights, "NO_NODE_S", 2.0)
+    leases: list[str] = []
+
+    def lease(*_: Any, name: str, **__: Any) -> NeverGranted:
+        leases.append(name)
+        return NeverGranted()
+
+    module = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(module, "placement_group", lease)
+    monkeypatch.setattr(ray_executor, "holders", lambda *_: ["actor Train of Ray job 01"])
+    said: list[str] = []
+    made = object.__new__(RayExecutor)
+    made._ray = SimpleNamespace(util=SimpleNamespace(remove_placement_group=lambda lease: None))
+    made._cluster, made._say = replace(load_cluster("h200-8"), nodes=1), said.append
+    made._run_dir = tmp_path / "qwen"
+    made._link = JoinedRay(False, lambda: None, Head(str, lambda *_: None))
+    made._leases = Leases(made._ray, made._link.head, "GPU")
+    made._gauges = SimpleNamespace(set=lambda *_: None)
+    made._flights, made._queue, made._done, made._held = [], deque(), deque(), set()
+    made.pool = pool(None, said)
+    made.pool.slots, made.pool.meter = [Slot("a", "n1", "", None, 8.0)], METER
+    made.pool.drop_unreachable = lambda slots: False  # type: ignore[method-assign]
+    made.pool._refreshed_s = time.monotonic() + 1e6
+    made.submit(ProbeRequest("p0007", Settings(data_parallel=8)))
+    ended = made.wait(20)
+    assert ended is not None
+    assert ended.failure is not None
+    assert ended.failure.message == "no node came free within 2 s"
+    assert len(leases) > 2
+    assert set(leases) == {"joulefront-qwen-p0007"}
+    (sentence,) = said
+    assert "n1 did not come free" in sentence
+    assert "its GPUs are held by actor Train of Ray job 01" in sentence
+
+
+HOLDS = """
+import os, ray
+from ray.util.placement_group import placement_group
+ray.init(address=os.environ["JF_ADDRESS"], log_to_driver=False, logging_level="ERROR")
+group = placement_group([{"CPU": 1}], name="their-training")
+ray.get(group.ready())
+print("held", flush=True)
+input()
+"""
+ASKS = """
+import json, os, ray
+from tuner.executors.ray_holders import holders
+ray.init(address=os.environ["JF_ADDRESS"], log_to_driver=False, logging_level="ERROR")
+node = ray.nodes()[0]["NodeID"]
+(own,) = ray.util.placement_group_table()
+found = [holders([node], "CPU", []), holders([node], "CPU", [own]), holders(["x"], "CPU", [])]
+print("ANSWER " + json.dumps([*found, holders([node], "GPU", [])]))
+"""
+
+
+@pytest.fixture
+def own_ray() -> Iterator[OwnRay]:
+    with OwnRay.started() as made:
+        yield made
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_tells_who_holds_the_devices(own_ray: OwnRay) -> None:
+    with own_ray.python(HOLDS) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        out, err = own_ray.python(ASKS).communicate(timeout=120)
+        assert "ANSWER" in out, err[-2000:]
+        named = ["placement group 'their-training'"]
+        assert json.loads(out.partition("ANSWER ")[2]) == [named, [], [], []]
+        other.communicate("\n", timeout=60)
+
+
+# ---- heads that refuse, that are of others, and that die
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_each_reason_against_joining_is_the_one_that_is_said() -> None:
+    """cluster_3: all of them were 'no Ray cluster answers', after a minute, and blamed the token"""
+    assert false_sentences() == []
+
+
+def test_an_address_of_another_machine_is_not_here() -> None:
+    assert ray_head._is_here("127.0.0.1")
+    assert ray_head._is_here("::1")
+    assert not ray_head._is_here("203.0.113.7")
+    assert not ray_head._is_here("2001:db8::7")
+
+
+def test_auto_means_the_cluster_of_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(InputError, match="'ray://head:10001' is no address of a Ray cluster"):
+        join_ray("auto")
+
+
+def test_a_head_that_is_silent_for_too_long_ends_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_head, "GONE_S", 0.2)
+    answers = True
+
+    def ask(address: str, timeout_s: float) -> None:
+        if not answers:
+            raise ConnectionRefusedError
+
+    head, returned = Head(str, ask), list[Any]()
+    ray = SimpleNamespace(util=SimpleNamespace(remove_placement_group=returned.append))
+    leases = Leases(ray, head, "GPU")
+    answers = False
+    assert not head.answers()
+    leases.give_back("one")
+    assert returned == []  # it would wait for a minute
+    answers = True
+    assert head.answers()
+    leases.give_back()
+    assert returned == ["one"]
+    answers = False
+    time.sleep(0.3)
+    with pytest.raises(InputError, match="every finished probe is kept, and the same command"):
+        head.answers()
+
+
+def test_a_raylet_that_refuses_connections_has_ended_unless_it_always_did() -> None:
+    raylet = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{raylet.getsockname()[1]}"
+
+    def ask(address: str, timeout_s: float) -> None:
+        if address:
+            socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 1).close()
+
+    head = Head(str, ask, raylet=address)
+    assert head.answers()
+    assert not head.raylet_ended
+    raylet.close()
+    assert head.raylet_ended
+    with pytest.raises(InputError, match="has ended; every finished probe is kept, and the same"):
+        head.answers()
+
+    def fails() -> None:
+        raise RuntimeError("placement group does not exist")
+
+    with pytest.raises(InputError, match="has ended; every finished"):
+        head.call(fails)
+    # A firewall that refuses them, and a raylet that is slow, are not ends.
+    assert Head(str, ask, raylet=address).answers()
+    with pytest.raises(RuntimeError, match="placement group"):
+        Head(str, ask, raylet=address).call(fails)
+
+    def slow(address: str, timeout_s: float) -> None:
+        if address:
+            raise TimeoutError
+
+    assert not Head(str, slow, raylet=address).raylet_ended
+
+
+def test_a_call_that_waits_for_a_head_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_head, "GONE_S", 0.5)
+    monkeypatch.setattr(ray_head, "_LOOK_S", 0.1)
+    ends = threading.Event()
+
+    def ask(address: str, timeout_s: float) -> None:
+        raise ConnectionRefusedError
+
+    with pytest.raises(InputError, match="every finished probe is kept"):
+        Head(str, ask).call(lambda: ends.wait(20) and None)
+    ends.set()
+
+    def fails() -> None:
+        raise InputError("no device")
+
+    with pytest.raises(InputError, match="no device"):
+        Head(str, lambda *_: None).call(fails)
+
+
+SEARCHES = """
+import os, sys
+from tuner.cli.main import main
+sys.exit(main(["optimize", "tiny-gpt", "--ray", os.environ["JF_ADDRESS"], "--name", "spot",
+    "--runs-dir", os.environ["JF_RUNS"], "--no-verify", "--max-probes", "6"]))
+"""
+
+
+@contextlib.contextmanager
+def search_with_a_probe(own_ray: OwnRay, runs: Path) -> Iterator[subprocess.Popen[str]]:
+    """A search on it that has finished its first probe."""
+    trace = runs / "spot" / "trace" / "probes.jsonl"
+    with own_ray.python(SEARCHES, JF_RUNS=str(runs)) as search:
+        until_s = time.monotonic() + 200
+        while not trace.exists() or not trace.stat().st_size:
+            assert search.poll() is None, search.communicate()
+            assert time.monotonic() < until_s
+            time.sleep(0.2)
+        yield search
+    assert read_trace(trace).records
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("program", "number", "code", "told"),
+    [
+        ("gcs_server", signal.SIGKILL, 2, "the head of the Ray cluster has not answered for 30 s"),
+        ("raylet", signal.SIGKILL, 2, "Ray's process on this machine (raylet) has ended; every"),
+        ("raylet", signal.SIGTERM, 2, "Ray's process on this machine (raylet) has ended; every"),
+        ("", signal.SIGTERM, 130, "interrupted; every finished probe is in"),
+    ],
+)
+def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
+    own_ray: OwnRay, tmp_path: Path, program: str, number: int, code: int, told: str
+) -> None:
+    """cluster_9: Ray ended the process by lines of its own; "" is the search itself."""
+    with search_with_a_probe(own_ray, tmp_path / "runs") as search:
+        (process,) = own_ray.processes(program) if program else (search,)
+        process.send_signal(number)
+        begin_s = time.monotonic()
+        out, err = search.communicate(timeout=150)
+    assert search.returncode == code, (out, err)
+    assert time.monotonic() - begin_s < 100
+    assert err.splitlines()[-1].startswith(f"tuner: {told}"), err
+    assert out == ""
+    for words in ("Stack trace", "Traceback", "SIGTERM received", "raylet)"):
+        assert words not in err.replace("(raylet) has", "")
+
+
+# ---- nodes that are late
+
+
+class Ray:
+    """Ray with nodes of eight GPUs; what their agents are asked is answered as `answers` says."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.killed, self.answers = names, list[Any](), dict[str, Any]()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        one = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"GPU": 8.0}}
+        return [{**one, "NodeID": name, "NodeManagerHostname": name} for name in self.names]
+
+    def wait(self, answers: list[str], num_returns: int, timeout: float) -> Any:
+        until_s = time.monotonic() + timeout
+        while True:
+            ready = [each for each in answers if each in self.answers]
+            if len(ready) >= num_returns or time.monotonic() >= until_s:
+                return ready, [each for each in answers if each not in ready]
+            time.sleep(0.005)
+
+    def get(self, answer: str) -> Any:
+        return self.answers[answer]
+
+    def kill(self, agent: Any) -> None:
+        self.killed.append(agent.name)
+
+
+def agent_on(name: str) -> Any:
+    def asked(*_: Any, **__: Any) -> str:
+        return name
+
+    call = SimpleNamespace(remote=asked)
+    return SimpleNamespace(name=name, enter=call, prepare=call)
+
+
+def pool(ray: Any, said: list[str]) -> NodePool:
+    cluster = replace(load_cluster("h200-8"), nodes=1)
+    asked = {"run_dir": ".", "make_runner": SimpleNamespace(), "local": False, "say": said.append}
+    return NodePool(ray, load_job(), cluster, **asked)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"_LATEST_S": 1.0, "_TELL_S": 0.2, "_GRACE_S": 0.3, "_WAIT_S": 0.1, "_BUSY_S": 3.0}
+    later = {"_ASK_BUSY_S": 0.2, "_PREPARED_S": 0.3, "_FIRST_PREPARED_S": 0.6}
+    for name, value_s in {**first, "_ASK_AGAIN_S": 0.1}.items():
+        monkeypatch.setattr(ray_first_nodes, name, value_s)
+    for name, value_s in later.items():
+        monkeypatch.setattr(ray_nodes, name, value_s)
+    monkeypatch.setattr(ray_nodes, "place_agent", lambda node, *_, **__: agent_on(node))
+
+
+def entered(busy: tuple[str, ...] = ()) -> Entered:
+    facts = NodeFacts("n1", load_cluster("h200-8"), busy=busy)
+    return Entered(facts, busy, METER)
+
+
+@pytest.mark.usefixtures("times")
+def test_nodes_that_do_not_answer_are_not_said_to_lack_devices() -> None:
+    """cluster_5: a firewall, or a file system that is slow at the first start."""
+    said: list[str] = []
+    late = pool(Ray("n1", "n2"), said)
+    late.refresh()
+    with pytest.raises(InputError, match=r"2 nodes have the devices, and none answered within 1 s"):
+        admit_first(late, late._say)
+    (sentence,) = said
+    assert "ports between the nodes are closed; waiting up to 1 s" in sentence
+
+
+@pytest.mark.usefixtures("times")
+def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later() -> None:
+    ray = Ray("n1", "n2")
+    late = pool(ray, [])
+    ray.answers["n1"] = entered()
+    late.refresh()
+    begin_s = time.monotonic()
+    admit_first(late, late._say)
+    assert 0.25 < time.monotonic() - begin_s < 0.9
+    assert late.names == ("n1",)
+    assert late.node_ids == {"n1", "n2"}  # a probe of two nodes waits for it
+    ray.answers["n2"] = entered()
+    late.admit(0.1)
+    assert late.names == ("n1", "n2")
+
+
+@pytest.mark.usefixtures("times")
+def test_a_study_waits_for_nodes_on_which_others_measure() -> None:
+    ray, said = Ray("n1"), list[str]()
+    ray.answers["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    waiting = pool(ray, said)
+    waiting.refresh()
+    threading.Timer(0.5, lambda: ray.answers.update(n1=entered())).start()
+    admit_first(waiting, waiting._say)
+    assert waiting.names == ("n1",)
+    assert said[-1].startswith("waiting up to")
+    ray.answers["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    never = pool(ray, said)
+    never.refresh()
+    with pytest.raises(InputError, match="GPU 0 is used by process 7"):
+        admit_first(never, never._say)
+
+
+@pytest.mark.usefixtures("times")
+def test_a_cluster_without_the_devices_is_told_at_once() -> None:
+    with pytest.raises(InputError, match="no node of the Ray cluster has 8 GPUs"):
+        admit_first(pool(Ray(), []), print)
+
+
+@pytest.mark.usefixtures("times")
+def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cluster_6: the search waited for it without a limit."""
+    monkeypatch.setattr(ray_nodes, "_ASK_GONE_S", 0.0)
+    ray, said = Ray("hangs", "n2"), list[str]()
+    stalled = pool(ray, said)
+    ray.answers["hangs"] = ray.answers["n2"] = entered()
+    stalled.refresh()
+    admit_first(stalled, stalled._say)
+    ray.answers = {"n2": ""}
+    stalled.prepare()
+    assert stalled.names == ("n2",)
+    assert ray.killed == ["hangs"]
+    assert said == [
+        "node hangs is set aside: its imports take longer than 0 s; a file system that stalls is "
+        "the usual cause"
+    ]
+    stalled.refresh()  # with a new agent
+    ray.answers["hangs"] = entered()
+    stalled.admit(0.1)
+    assert stalled.names == ("n2", "hangs")
+
+
+@pytest.mark.usefixtures("times")
+def test_where_all_imports_are_slow_the_first_is_waited_for() -> None:
+    ray = Ray("n1", "n2")
+    slow = pool(ray, [])
+    ray.answers["n1"] = ray.answers["n2"] = entered()
+    slow.refresh()
+    admit_first(slow, slow._say)
+    ray.answers = {}
+    threading.Timer(0.5, lambda: ray.answers.update(n1="")).start()
+    slow.prepare()
+    assert slow.names == ("n1",)
+    ray.answers = {}
+    with pytest.raises(InputError, match="imports take longer"):
+        slow.prepare()

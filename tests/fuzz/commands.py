@@ -1,0 +1,238 @@
+"""Kinds of bad input to whole commands: their words, and the files and folders that they name.
+
+The words of a command are drawn from its own parser, so that a new option is tried as well. What
+would wait, measure or serve is left out: those options are tried by tests of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.kinds import DATA, Kind, command, parser
+from tests.fuzz.mutate import NASTY, as_toml, bent_file, torn
+from tests.fuzz.readers import CSV, bent_launch, data_files, make_program, packs
+
+Try = Callable[[random.Random], Any]
+#: What a person might type where something else is wanted.
+TYPED = (
+    *(str(each) for each in NASTY if isinstance(each, str | int | float) and each != 10**400),
+    *("5%", "-5%", "1e400%", "2h", "-1h", "1e9999h", "0s", "nanh", "inf", "5 kWh", "-1kWh", "8"),
+    *("dp2 mb4", "dp99999999999999999999 mb1", "dp2 dp2", "mb0", "#1", "today", "best", "knee"),
+    *("recommended", "kept", "./runs/kept", "train.py", "tiny-gpt", "a100-8", "cpu-2", "/", "~"),
+    *("a=b", "live:x=1,2", "env:A=1,2", "env:=1", "env:A B=1,2", "{micro_batch=1}", "{", "'", "-"),
+    *("--", "-x", "--json", "é", "\u202e", "=1+1", "@/etc/hostname", "@", "sqlite:///x.db", "auto"),
+    *("sqlite:////nonexistent/x.db", "mysql://x", "127.0.0.1:1", "x" * 300, ".", "runs", "csv"),
+    *("bundle", "energy", "time", "cost", "simulated", "inline", "t.csv", "default", "home"),
+)
+#: Commands that answer at once, each with words that make it so.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "show": (), "choose": (), "explain": (), "compare": (), "apply": (), "export": (),
+    "import": (), "runs": (), "list": (), "fit": ("--cluster", "cpu-2"),
+    "plan": ("--cluster", "cpu-2"), "optimize": ("--dry-run", "--cluster", "cpu-2"),
+}  # fmt: skip
+#: Options that wait for a cluster or a database elsewhere, or write where the user says.
+_LEFT_OUT = {"--ray", "--help", "--help-all", "--executor", "--storage", "--log-file", "--verbose"}
+
+
+def _keep_run(folder: Path) -> Path:
+    run = folder / "runs" / "kept"
+    shutil.copytree(DATA / "measured", run)
+    return run
+
+
+def _subparsers(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in whole._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(action.choices)
+    return found
+
+
+def _drawn_words(name: str, draw: random.Random) -> list[str]:
+    mine = _subparsers(parser())[name]
+    actions = [a for a in mine._actions if not {*a.option_strings} & _LEFT_OUT]
+    named = [a for a in actions if a.option_strings]
+    words: list[str] = []
+    for action in (a for a in actions if not a.option_strings):
+        many = draw.choice((0, 1, 1, 2)) if action.nargs in ("*", "+") else draw.choice((0, 1, 1))
+        for _ in range(many):
+            sound = action.choices and draw.random() < 0.8
+            usual = [*action.choices] if sound and action.choices else ["kept", "tiny-gpt", *TYPED]
+            words.append(str(draw.choice(usual)))
+    for action in draw.choices(named, k=draw.choice((0, 1, 1, 2, 3))):
+        words.append(draw.choice(action.option_strings))
+        if action.nargs != 0:
+            words += draw.choices(TYPED, k=1 if action.nargs is None else draw.choice((1, 2)))
+    return [word.replace("\0", "") for word in words]
+
+
+def _command_lines(folder: Path) -> Try:
+    run = _keep_run(folder)
+    make_program(folder)
+    (folder / "t.csv").write_bytes(CSV)
+
+    def one(draw: random.Random) -> None:
+        name = draw.choice([*COMMANDS])
+        words = _drawn_words(name, draw)
+        if not run.exists():  # it was removed by name, as asked
+            shutil.copytree(DATA / "measured", run)
+        command(name, *COMMANDS[name], *words)
+
+    return one
+
+
+def _imports(folder: Path) -> Try:
+    rows = [line.split(b",") for line in CSV.splitlines()]
+
+    def one(draw: random.Random) -> None:
+        mine = [list(row) for row in rows]
+        for _ in range(draw.choice((0, 1, 1, 2, 4))):
+            row = draw.choice(mine)
+            row[draw.randrange(len(row))] = draw.choice(TYPED).encode(errors="replace")
+        data = b"\n".join(b",".join(row) for row in mine) + b"\n"
+        (folder / "t.csv").write_bytes(torn(data, draw) if draw.random() < 0.4 else data)
+        knobs = draw.choice(("mb,clock_MHz", "mb", "clock_MHz,mb,", "mb,mb", "time_s"))
+        try:
+            command(
+                *("import", "t.csv", "--time-column", "time_s", "--energy-column", "energy_J"),
+                *("--knobs", knobs, "--name", "imported"),
+            )
+        finally:
+            shutil.rmtree(folder / "runs" / "imported", ignore_errors=True)
+
+    return one
+
+
+def _knobs_of_a_search(folder: Path) -> Try:
+    sounds = packs()
+
+    def one(draw: random.Random) -> None:
+        bent_file(folder / "k.toml", draw.choice(sounds), as_toml, draw)
+        words = ["optimize", "tiny-gpt", "--cluster", "cpu-2", "--dry-run", "--knobs", "k.toml"]
+        command(*words, *draw.choice(((), ("--trust",))))
+
+    return one
+
+
+def _checked_drivers(folder: Path) -> Try:
+    sounds = data_files("tuner.workload.scripts", "frameworks")
+
+    def one(draw: random.Random) -> None:
+        bent_file(folder / "d.toml", draw.choice(sounds), as_toml, draw)
+        command("dev", "frameworks", "check", "d.toml")
+
+    return one
+
+
+def _pasted(folder: Path) -> Try:
+    make_program(folder)
+
+    def one(draw: random.Random) -> None:
+        words = bent_launch(draw)
+        asked = draw.choice((["optimize", "--dry-run", "--executor", "inline"], ["fit"]))
+        command(*asked, "--cluster", "cpu-2", "--", *words)
+
+    return one
+
+
+def _bundles(folder: Path) -> Try:
+    run = _keep_run(folder)
+    study = tomllib.loads((run / "study.toml").read_text())
+    trace = (run / "trace" / "probes.jsonl").read_bytes()
+
+    def one(draw: random.Random) -> None:
+        bent_file(run / "study.toml", study, as_toml, draw)
+        (run / "trace" / "probes.jsonl").write_bytes(
+            torn(trace, draw) if draw.random() < 0.5 else trace
+        )
+        to = draw.choice(("csv", "bundle"))
+        redact = draw.choice(((), ("--redact",)))
+        command("export", "kept", "--to", to, "--out", f"out.{to}", *redact)
+
+    return one
+
+
+def _simulated(folder: Path) -> Try:
+    """A whole search by the model, with files and limits that may not fit it."""
+    job = tomllib.loads((DATA.parents[1] / "search_spaces/data/jobs/tiny-gpt.toml").read_text())
+
+    def one(draw: random.Random) -> None:
+        bent_file(folder / "job.toml", job, as_toml, draw)
+        limits = draw.choice(
+            ((), ("--deadline", draw.choice(TYPED)), ("--budget", draw.choice(TYPED)))
+        )
+        try:
+            command(
+                *("optimize", "job.toml", "--cluster", "cpu-2", "--executor", "simulated"),
+                *("--max-probes", "1", "--no-verify", "--quiet", "--name", "simulated", *limits),
+            )
+        finally:
+            shutil.rmtree(folder / "runs" / "simulated", ignore_errors=True)
+
+    return one
+
+
+#: What may be in the place of a file: (name, how it gets there).
+_ODD: tuple[tuple[str, Callable[[Path], object]], ...] = (
+    ("a pipe", os.mkfifo),
+    ("a folder", os.mkdir),
+    ("a link to itself", lambda path: os.symlink(path.name, path)),
+    ("a link to an endless device", lambda path: os.symlink("/dev/zero", path)),
+    ("a link outside", lambda path: os.symlink("/etc/hostname", path)),
+    ("nothing", lambda path: None),
+    ("no bytes", lambda path: path.touch()),
+    ("a file that cannot be read", lambda path: path.touch(mode=0)),
+)
+_ASKED: tuple[tuple[str, ...], ...] = (
+    ("show", "kept"), ("show", "kept", "--html", "--out", "report.html"), ("runs",),
+    ("runs", "stop", "kept"), ("choose", "kept", "--minimize", "energy"), ("explain", "kept"),
+    ("compare", "kept"), ("apply", "kept", "--out", "best"), ("runs", "--json"),
+    ("export", "kept", "--to", "csv", "--out", "kept.csv"),
+    ("export", "kept", "--to", "bundle", "--out", "kept.zip"),
+)  # fmt: skip
+
+
+def _odd_files(folder: Path) -> Try:
+    """A file of a run is something else: a pipe would be waited for, and a link followed."""
+    run = _keep_run(folder)
+    names = (
+        *("study.toml", "study.journal", "trace/probes.jsonl", ".lock", "trace/.reserve", "stop"),
+        *("plan.json", "trace/power/p0000.csv.gz", "trace", "probes", "best", "report.html"),
+        *("table/table.toml", "trace/power", "."),
+    )
+
+    def one(draw: random.Random) -> None:
+        path = Path(os.path.normpath(run / draw.choice(names)))
+        if os.path.lexists(path):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw.choice(_ODD)[1](path)
+        try:
+            command(*draw.choice(_ASKED))
+        finally:
+            if run.is_dir() and not run.is_symlink():
+                shutil.rmtree(run)
+            elif os.path.lexists(run):
+                run.unlink()
+            shutil.copytree(DATA / "measured", run)
+
+    return one
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("command lines", _command_lines, 2.0),
+    Kind("imported CSV", _imports, 0.5),
+    Kind("knobs of a search", _knobs_of_a_search, 1.0),
+    Kind("checked drivers", _checked_drivers, 2.0),
+    Kind("pasted commands", _pasted, 0.5),
+    Kind("exports", _bundles, 0.5),
+    Kind("simulated searches", _simulated, 0.3),
+    Kind("odd files in a run", _odd_files, 2.0),
+)

@@ -1,0 +1,441 @@
+"""Kinds of bad input to readers: files of users and strangers, launch lines, and lines of ranks.
+
+Each is given to the function that reads it, which answers, or refuses it with an `InputError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import tomllib
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.fuzz.kinds import DATA, Kind
+from tests.fuzz.mutate import as_json, as_toml, bent, bent_file, nasty, torn
+from tuner.workload.node.rank_group import Event, RankGroup
+
+Try = Callable[[random.Random], Any]
+RECORDS = [
+    json.loads(line) for line in (DATA / "measured/trace/probes.jsonl").read_text().splitlines()[:3]
+]
+CSV = b"time_s,energy_J,mb,clock_MHz\n" + b"".join(
+    b"%.1f,%d,%d,%d\n" % (1 + row / 10, 100 - row, 2 ** (row % 3), 900 + 100 * (row % 4))
+    for row in range(12)
+)
+
+
+def data_files(package: str, folder: str) -> list[dict[str, Any]]:
+    """Return the tables of the TOML files of a package's folder."""
+    files = resources.files(package).joinpath(folder).iterdir()
+    return [tomllib.loads(f.read_text()) for f in files if f.name.endswith(".toml")]
+
+
+def packs() -> list[dict[str, Any]]:
+    """Return files of knobs: the shipped ones, and one with knobs of each kind."""
+    live = {"values": ["a", "b"], "live": True, "set": ["sh", "-c", "true {value}"], "read": ["id"]}
+    key = {"values": [1, 2], "how": "conf.json:a.b", "baseline": 1}
+    mine = {"g": live, "c": {"values": [False, True], "how": "argument"}, "k": key}
+    return [*data_files("tuner.search_spaces", "data/knobs"), {"knobs": mine}]
+
+
+def _knobs(folder: Path) -> Try:
+    from tuner.problem.file_starts import of_knobs
+    from tuner.search_spaces.declared import load_pack
+
+    sounds, path = packs(), folder / "k.toml"
+
+    def one(draw: random.Random) -> None:
+        bent_file(path, draw.choice(sounds), as_toml, draw)
+        for start in of_knobs(load_pack(str(path)).knobs):
+            if "\n" in str(start):
+                raise AssertionError(f"two lines ask for trust: {start}")
+
+    return one
+
+
+def _drivers(folder: Path) -> Try:
+    from tuner.problem.file_starts import of_driver
+    from tuner.workload.scripts.frameworks.driver import load_drivers
+
+    sounds, path = data_files("tuner.workload.scripts", "frameworks"), folder / "d.toml"
+
+    def one(draw: random.Random) -> None:
+        bent_file(path, draw.choice(sounds), as_toml, draw)
+        for driver in load_drivers(path):
+            for start in of_driver(driver):
+                if "\n" in str(start):
+                    raise AssertionError(f"two lines ask for trust: {start}")
+
+    return one
+
+
+def _knob_words(folder: Path) -> Try:
+    from tuner.search_spaces.declared import parse_knob
+
+    sounds = (
+        *("env:A=1,2", "deepspeed:a.b:int=1,2", "f.yaml:a:log-int=1,8", "live:x=1,2", "x:flag=0,1"),
+        *("argument:--lr:float=0.1,0.2", "compile=false,true", "env:NCCL_ALGO=Ring,Tree"),
+    )
+    parts = (
+        *("env:", "deepspeed:", ":int", ":log-int", ":float", ":flag", "=", ",", ":", "1", "-1"),
+        *("nan", "1e400", "é", "\n", "\0", "x" * 300, "..", "/etc/passwd", " ", "1," * 60, ""),
+    )
+
+    def one(draw: random.Random) -> None:
+        text = draw.choice(sounds)
+        for _ in range(draw.choice((0, 1, 1, 2, 4))):
+            at, until = (draw.randrange(len(text) + 1) for _ in "12")
+            text = text[:at] + draw.choice(parts) + text[max(at, min(until, at + 3)) :]
+        parse_knob(text)
+
+    return one
+
+
+def _csv(folder: Path) -> Try:
+    from tuner.workload.table import read_csv
+
+    path = folder / "t.csv"
+
+    def one(draw: random.Random) -> None:
+        path.write_bytes(torn(CSV, draw))
+        read_csv(path)
+
+    return one
+
+
+def _pending(folder: Path) -> Try:
+    from tuner.workload.trace import recover_pending
+
+    probe = folder / "probes" / "p0000"
+    probe.mkdir(parents=True)
+
+    def one(draw: random.Random) -> None:
+        bent_file(probe / ".joulefront-record.json", RECORDS[0], as_json, draw)
+        recover_pending(folder)
+
+    return one
+
+
+def _tails(folder: Path) -> Try:
+    from tuner.workload.trace import read_trace, repair_torn_tail
+
+    sound = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
+    path = folder / "probes.jsonl"
+
+    def one(draw: random.Random) -> None:
+        data = sound[: draw.randrange(len(sound))]
+        path.write_bytes(data if draw.random() < 0.5 else torn(data, draw))
+        repair_torn_tail(path)
+        read_trace(path)
+
+    return one
+
+
+def _plans(folder: Path) -> Try:
+    from tests.fuzz.kinds import command
+    from tuner.planning.plan import PLAN_FILE, read_plan
+
+    command("plan", "tiny-gpt", "--cluster", "cpu-2", "--name", "planned", "--quiet")
+    (folder / "plan").mkdir()
+    sound = json.loads((folder / "runs" / "planned" / PLAN_FILE).read_text())
+    sound["rows"] = sound["rows"][:4]
+    sound["baseline"], sound["probes"] = 0, []
+
+    def one(draw: random.Random) -> None:
+        bent_file(folder / "plan" / PLAN_FILE, sound, as_json, draw)
+        read_plan(folder / "plan")
+
+    return one
+
+
+def _counts(folder: Path) -> Try:
+    from tuner.receipt.trainings import read_counts, trainings_of
+    from tuner.workload.hook.tally import HEAD
+
+    counts = folder / "counts"
+    counts.mkdir()
+    facts = {"rank": 0, "world": 2, "pid": 41, "parent": 40, "words": ["train.py", "--lr", "1"]}
+
+    def one(draw: random.Random) -> None:
+        for rank in range(2):
+            figures = [
+                draw.choice((0.0, 1.0, 5.0, 9.0, -1.0, 1e308, float("nan"))) for _ in "12345"
+            ]
+            words = as_json(bent({**facts, "rank": rank}, draw)) if draw.random() < 0.7 else b"{}"
+            data = HEAD.pack(*figures) + words
+            (counts / str(rank)).write_bytes(data if draw.random() < 0.7 else torn(data, draw))
+        for training in trainings_of(read_counts(counts)):
+            _ = training.samples, training.world
+
+    return one
+
+
+def _key_files(folder: Path) -> Try:
+    from tuner.workload.key_files import changed_text, parsed_file
+
+    sound = {
+        "model": {"name": "gpt", "layers": [1, 2], "deep": {"lr": 1e-3, "on": True}},
+        "steps": 10,
+    }
+
+    def as_yaml(value: Any) -> bytes:
+        try:
+            return yaml.safe_dump(value, allow_unicode=True).encode()
+        except (ValueError, UnicodeEncodeError, yaml.YAMLError):
+            return b"a: &a [*a]\n"
+
+    def one(draw: random.Random) -> None:
+        ending, write = draw.choice((("json", as_json), ("toml", as_toml), ("yaml", as_yaml)))
+        path = folder / f"conf.{ending}"
+        bent_file(path, sound, write, draw)
+        if draw.random() < 0.1:
+            path.write_bytes(draw.choice((b"a: &a [*a]\n", b"a: &a {b: *a}\nsteps: 1\n", b"- 1\n")))
+        parsed_file(path)
+        key = draw.choice(("steps", "model.deep.lr", "model.name", "model.layers", "zzz.a", ""))
+        changed_text(path, {key: draw.choice((1, 2.5, "x", True))}, may_add=draw.random() < 0.5)
+
+    return one
+
+
+def _tuned(folder: Path) -> Try:
+    from tuner.online.earlier import FILE, SCHEMA, read_earlier
+
+    head = {"schema": SCHEMA, "device": "core", "meter": "model", "ranks": 2}
+    windows = [
+        {"epoch": 0, "live": {"clock_MHz": clock}, "step_time_s": 0.5, "power_W": 90.0}
+        for clock in (900, 1200, 900)
+    ]
+
+    def one(draw: random.Random) -> None:
+        lines = [as_json(line) for line in bent([head, *windows], draw)]
+        data = b"\n".join(lines) + b"\n"
+        (folder / FILE).write_bytes(data if draw.random() < 0.7 else torn(data, draw))
+        read_earlier(folder)
+
+    return one
+
+
+def _recordings(folder: Path) -> Try:
+    from tuner.workload.meters.nvml_recording import FORMAT, NvmlRecording
+
+    sound = {
+        "version": FORMAT, "system": {"driver": "1"}, "devices": [{"name": "H100"}],
+        "rows": [[[0.0, 90.0], [0.1, 91.0]]], "errors": {"0 nvmlDeviceGetPowerUsage 3": 60},
+        "root": False,
+    }  # fmt: skip
+    path = folder / "nvml.json"
+
+    def one(draw: random.Random) -> None:
+        bent_file(path, sound, as_json, draw)
+        NvmlRecording.read(path).lines(path)
+
+    return one
+
+
+class _Server:
+    """Server of two ranks that end when they are killed, and not before."""
+
+    def __init__(self) -> None:
+        self._killed = False
+        self._ours, self._theirs = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def exits(self, timeout_s: float) -> list[tuple[int, int]]:
+        return [(41, -9), (42, -9)] if self._killed else []
+
+    def kill(self) -> None:
+        self._killed = True
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+#: Lines of a rank to its agent (`workload.hook.link`), which its program can write, too.
+LINES = (
+    *(b"hello 0 41 2", b"step 3 12.5", b"step 4 12.7 2", b"at 5 13.0", b"ready 6 13.5", b"end"),
+    *(b'set {"clock_MHz": 900}', b'facts {"parameters": 5}', b'peak {"bytes": [1, 2]}'),
+    *(b'fail {"type": "KeyError", "evidence": ["x"], "message": "m"}', b"phase forward 12.5"),
+)
+
+
+def events_of(lines: Sequence[bytes]) -> list[Event]:
+    """Return the events that the agent makes of the lines of one rank."""
+    events = []
+    listener, server = socket.socket(socket.AF_UNIX), _Server()
+    with contextlib.closing(listener), contextlib.closing(server):
+        listener.bind("")  # an abstract name of the kernel's choice
+        listener.listen()
+        group = RankGroup(server, [41, 42], listener)
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as rank:
+            rank.connect(listener.getsockname())
+            rank.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                rank.sendall(b"\n".join(lines) + b"\n")
+        while (event := group.next_event(0.01)) is not None:
+            events.append(event)
+        group.kill()
+    return events
+
+
+def _rank_lines(folder: Path) -> Try:
+    def one(draw: random.Random) -> None:
+        lines = [draw.choice(LINES) for _ in range(draw.randrange(1, 7))]
+        at = draw.randrange(len(lines))
+        if draw.random() < 0.5:
+            lines[at] = torn(lines[at], draw)
+        else:
+            kind = lines[at].split()[0]
+            word = str(draw.choice((1, 2.5, "x", -1))).encode()
+            data = as_json(nasty(draw))
+            lines[at] = draw.choice((kind, kind + b" " + word, kind + b" " + data))
+        events_of(lines)
+
+    return one
+
+
+LAUNCHES = (
+    "python train.py --lr 1 --bs {micro_batch=4}",
+    "A=1 B=2 env C=3 python -u -m pkg.train --bs 4",
+    "bash job.sh --bs 4",
+    "srun -N 1 --ntasks-per-node=2 --export=A=1 python train.py",
+    "mpirun -np 2 python train.py",
+    "OMP_NUM_THREADS=2 python train.py --config conf.yaml",
+)
+#: Read by the vendors' own parsers, in an interpreter that imports torch: seconds each.
+VENDORS_LAUNCHES = (
+    "torchrun --nproc-per-node 2 train.py --lr 1",
+    "accelerate launch --config_file acc.yaml train.py --bs 4",
+    "deepspeed --num_gpus 2 train.py --deepspeed_config ds.json",
+)
+_WORDS = (
+    *("-m", "--nproc-per-node", "--nnodes", "2", "torchrun", "env", "--config_file", "A=1", "&&"),
+    *("|", ";", "$(id)", "{micro_batch=1}", "{", "}", "'", '"', "\\", "-", "--", "-x", "é", "=1"),
+    *("A=", "~", "/", "train.py", "srun", "bash", "-c", "accelerate", "python3.11"),
+)
+
+
+def bent_launch(draw: random.Random, launches: tuple[str, ...] = LAUNCHES) -> list[str]:
+    """Return the words of a launch line, with some replaced, taken away, added or cut."""
+    words = draw.choice(launches).split()
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        at, how = draw.randrange(len(words) + 1), draw.random()
+        other = str(nasty(draw)) if draw.random() < 0.4 else draw.choice(_WORDS)
+        if how < 0.3 and at < len(words):
+            words[at] = other
+        elif how < 0.5 and at < len(words) and len(words) > 1:
+            del words[at]
+        elif how < 0.8:
+            words.insert(at, other)
+        elif at < len(words):
+            words[at] = words[at][: draw.randrange(len(words[at]) + 1)]
+    return [word.replace("\0", "") for word in words]
+
+
+def make_program(folder: Path) -> None:
+    """Write the small program and the files that the launch lines name."""
+    (folder / "train.py").write_text(
+        "import torch, argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--lr')\np.add_argument('--bs')\n"
+    )
+    (folder / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\npython train.py\n")
+    (folder / "conf.yaml").write_text("lr: 1\nmodel: {layers: 2}\n")
+    (folder / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
+    (folder / "ds.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 1}}')
+
+
+def _launches(folder: Path) -> Try:
+    import shlex
+
+    from tuner.search_spaces.cluster import load_cluster
+    from tuner.workload.scripts.command import Script
+    from tuner.workload.scripts.inspection import blank_job
+
+    make_program(folder)
+    cluster = load_cluster("cpu-2")
+
+    def one(draw: random.Random) -> None:
+        words = bent_launch(draw)
+        # The vendors' parsers take seconds, and have a kind of their own.
+        if {Path(word).name for word in words} & {"torchrun", "accelerate", "deepspeed"}:
+            return
+        (folder / "job.sh").write_bytes(torn(b"#!/bin/bash\n#SBATCH -N 2\npython train.py\n", draw))
+        line = shlex.join(words) if draw.random() < 0.7 else " ".join(words)
+        blank_job(Script(line, steps=10, global_batch=8, cwd=folder), cluster)
+
+    return one
+
+
+def _vendors(folder: Path) -> Try:
+    import shlex
+
+    from tuner.workload.scripts.launchers.kinds import read_command
+
+    make_program(folder)
+
+    def one(draw: random.Random) -> None:
+        for name in ("acc.yaml", "ds.json"):
+            if draw.random() < 0.3:
+                (folder / name).write_bytes(torn((folder / name).read_bytes()[:2000], draw))
+        words = bent_launch(draw, VENDORS_LAUNCHES)
+        read_command(words, folder)
+        shlex.join(words)
+
+    return one
+
+
+def _recipes(folder: Path) -> Try:
+    from tuner.workload.scripts.recipes import recipe_of_file
+
+    sounds = (
+        {"base_model": "tiny-gpt", "micro_batch_size": 2, "gradient_accumulation_steps": 4,
+         "sequence_len": 512, "adapter": "lora", "lora_r": 8, "bf16": True,
+         "datasets": [{"path": "d"}]},
+        {"model_name_or_path": "tiny-gpt", "stage": "sft", "finetuning_type": "full",
+         "per_device_train_batch_size": 1, "cutoff_len": 2048, "deepspeed": "ds.json"},
+        {"model": {"name": "llama3", "flavor": "8B"},
+         "training": {"local_batch_size": 2, "seq_len": 512},
+         "parallelism": {"data_parallel_shard_degree": 2},
+         "activation_checkpoint": {"mode": "full"}},
+    )  # fmt: skip
+    make_program(folder)
+
+    def one(draw: random.Random) -> None:
+        sound = draw.choice(sounds)
+        if draw.random() < 0.5:
+            path = folder / "r.toml"
+            bent_file(path, sound, as_toml, draw)
+        else:
+            path = folder / "r.yaml"
+            bent_file(path, sound, as_json, draw)  # JSON is YAML
+        recipe_of_file(str(path), draw.choice((1, 8)))
+
+    return one
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("knobs files", _knobs, 6.0),
+    Kind("drivers", _drivers, 6.0),
+    Kind("knob words", _knob_words, 6.0),
+    Kind("CSV tables", _csv, 4.0),
+    Kind("pending records", _pending, 4.0),
+    Kind("torn traces", _tails, 4.0),
+    Kind("plans", _plans, 4.0),
+    Kind("counts of ranks", _counts, 4.0),
+    Kind("key files", _key_files, 4.0),
+    Kind("tuned trainings", _tuned, 4.0),
+    Kind("NVML recordings", _recordings, 2.0),
+    Kind("lines of ranks", _rank_lines, 4.0),
+    Kind("launch lines", _launches, 4.0),
+    Kind("vendors' launch lines", _vendors, 0.1),
+    Kind("recipes", _recipes, 2.0),
+)

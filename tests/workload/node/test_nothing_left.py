@@ -1,0 +1,172 @@
+"""What a search started, and its temporary folders, are gone after any end, builds included."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces import temporary
+from tuner.search_spaces.temporary import SHORT_PREFIX, TemporaryFolder
+from tuner.workload.node.rank_server import RankServer
+
+#: Stands for a framework whose import, or whose op's build, starts compilers and waits for them.
+BUILD = """
+import os, pathlib, subprocess
+{before}
+here = pathlib.Path(__file__).parent
+(here / "server").write_text(str(os.getpid()))
+try:
+    subprocess.run(["sh", "-c", "sleep 300 & setsid sleep 300 & echo > begun; wait"], cwd=here)
+except {swallowed}:
+    subprocess.run(["sh", "-c", "sleep 300"], cwd=here)
+"""
+AGENT = """
+import signal
+from tuner.workload.node.rank_server import RankServer
+server = RankServer(needs=("framework",), env={{"PYTHONPATH": {folder!r}}})
+server._optional = ()
+try:
+    server.start()
+finally:
+    server.close()
+"""
+#: After this time nothing may be left, seconds.
+LIMIT_S = 5.0
+
+
+def awaited(held: Callable[[], bool], limit_s: float) -> bool:
+    until_s = time.monotonic() + limit_s
+    while not held():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def inside(folder: Path) -> list[int]:
+    """Return the processes that work in a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(entry / "cwd") == str(folder):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start an agent whose fork server builds, and wait until the compilers run."""
+    agents = []
+
+    def started(before: str = "", swallowed: str = "Exception") -> subprocess.Popen[bytes]:
+        text = BUILD.format(before=before, swallowed=swallowed)
+        (tmp_path / "framework.py").write_text(text)
+        agent = subprocess.Popen(
+            [sys.executable, "-c", AGENT.format(folder=str(tmp_path))], stderr=subprocess.DEVNULL
+        )
+        agents.append(agent)
+        assert awaited(lambda: len(inside(tmp_path)) >= 3 and (tmp_path / "begun").exists(), 60)
+        return agent
+
+    yield started
+    for agent in agents:
+        agent.kill()
+        agent.wait()
+    for pid in inside(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_ends_in_a_build_leaves_no_compiler(
+    number: signal.Signals, begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    agent = begin()
+    agent.send_signal(number)
+    assert awaited(lambda: not inside(tmp_path), LIMIT_S)
+    server = int((tmp_path / "server").read_text())
+    assert awaited(lambda: not Path(f"/proc/{server}").exists(), LIMIT_S)
+
+
+def test_a_build_that_swallows_every_error_is_ended_too(
+    begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    begin(swallowed="BaseException").kill()
+    assert awaited(lambda: not inside(tmp_path), LIMIT_S)
+
+
+def test_a_server_that_is_killed_in_a_build_leaves_no_compiler(
+    begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    begin()
+    os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
+    own_session = 1  # which left the server's; a framework's compilers stay in it
+    assert awaited(lambda: len(inside(tmp_path)) <= own_session, LIMIT_S)
+
+
+def test_a_server_that_hears_nothing_is_ended_when_it_is_closed(
+    begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})"
+    agent = begin(before=block)
+    agent.send_signal(signal.SIGINT)
+    assert awaited(lambda: len(inside(tmp_path)) <= 1, 3 * LIMIT_S)
+
+
+def test_a_server_answers_after_its_agent_has_spoken_much(tmp_path: Path) -> None:
+    (tmp_path / "framework.py").write_text("")
+    server = RankServer(needs=("framework",), env={"PYTHONPATH": str(tmp_path)})
+    server._optional = ()
+    server.start()
+    for _ in range(50):
+        assert server._ask({"op": "kill", "more": "x" * 100_000}, timeout_s=10)["killed"]
+    assert server.alive
+    server.close()
+
+
+MAKER = """
+import sys, time
+from tuner.search_spaces.temporary import TemporaryFolder
+made = TemporaryFolder(parent=sys.argv[1])
+(made.path / "agent").write_text("x")
+print(made.path, flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_folder_of_a_killed_process_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", MAKER, str(tmp_path)]
+    living, killed = (subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in "ab")
+    try:
+        assert living.stdout is not None
+        assert killed.stdout is not None
+        kept, left = (Path(process.stdout.readline().strip()) for process in (living, killed))
+        killed.kill()
+        killed.wait()
+        assert left.exists()
+        others = ("joulefront-older", "somebody", "jfoo", "jf_results", "joulefront_data")
+        for other in others:
+            (tmp_path / other).mkdir()
+            (tmp_path / other / "file").touch()
+        (tmp_path / "joulefront_link").symlink_to(tmp_path / "somebody")
+        with TemporaryFolder(parent=str(tmp_path), prefix=SHORT_PREFIX) as made:
+            assert made.path.stat().st_mode & 0o777 == 0o700
+            assert not left.exists()
+            assert (kept / "agent").exists()
+            temporary.remove_abandoned(str(tmp_path))  # this process's own is not abandoned
+            assert made.path.exists()
+        assert not made.path.exists()
+        assert all((tmp_path / other / "file").exists() for other in others)
+        made.remove()
+    finally:
+        for process in (living, killed):
+            process.kill()
+            process.wait()

@@ -1,0 +1,186 @@
+"""The head of a Ray cluster: whether it takes a token, knows this machine, and still answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from tuner.executors.ray_private import node_addresses
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed import whole_number
+
+#: Limit for connecting to a head node.
+CONNECT_S = 10.0
+#: A node that has just been started gets this long to be one of the cluster's.
+_NODE_S = 10.0
+#: The head gets this long when it is asked whether it is there.
+_ANSWER_S = 3.0
+#: A call is looked after this often, and an interrupted one gets this long to end.
+_LOOK_S, _END_S = 1.0, 10.0
+#: Ray ends a process by itself whose head has not answered for 60 s.
+GONE_S = 30.0
+
+_TOKEN = "set RAY_AUTH_MODE=token, and have the cluster's token in ~/.ray/auth_token"
+
+
+def address_of(named: str) -> str:
+    """Return the address that a user's word means: that of RAY_ADDRESS for "auto", if it is set."""
+    return os.environ.get("RAY_ADDRESS") or named if named == "auto" else named
+
+
+def check_address(address: str) -> None:
+    """Raise InputError for what is no address, or where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not 0 < (whole_number(port) or 0) < 65536:
+        raise InputError(
+            f"{address!r} is no address of a Ray cluster; it must be auto, or HOST:PORT of its "
+            "head node (6379 unless another port was chosen)"
+        )
+    try:
+        _connect(address, CONNECT_S)
+    except OSError as error:
+        raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
+
+
+def require_node_here(address: str) -> None:
+    """Raise InputError unless the head takes this user's token and this machine is a node of it.
+
+    A driver of Ray needs a node's processes on its own machine. Without this question Ray would
+    wait for them for a minute, and blame the connection.
+    """
+    import ray
+
+    refused = getattr(ray.exceptions, "AuthenticationError", ())
+    until_s = time.monotonic() + _NODE_S
+    while True:
+        try:
+            alive = node_addresses(address, CONNECT_S)
+        except refused as error:
+            raise InputError(
+                f"the Ray cluster at {address!r} refuses the token of this user; {_TOKEN}"
+            ) from error
+        except ray.exceptions.RpcError as error:
+            raise InputError(
+                f"what listens at {address!r} is no head of a Ray cluster; give its HOST:PORT "
+                "(6379 unless another port was chosen)"
+            ) from error
+        if any(map(_is_here, alive)):
+            return
+        if time.monotonic() > until_s:
+            raise InputError(
+                f"this machine is no node of the Ray cluster at {address!r}, which Ray asks of the "
+                f"machine where tuner runs; start one here with 'ray start --address={address} "
+                "--num-cpus=0 --num-gpus=0'"
+            )
+        time.sleep(0.5)
+
+
+def _is_here(address: str) -> bool:
+    # Only an address of this machine can be bound to.
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as own:
+        try:
+            own.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _connect(address: str, timeout_s: float) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+
+
+class Head:
+    """The head that a connection has, and Ray's process on this machine (its raylet).
+
+    While the head does not answer, each of Ray's calls that need it would wait for a minute and
+    then end the process, so it is asked before them. A connection does not outlive its raylet.
+    """
+
+    def __init__(
+        self,
+        address: Callable[[], str],
+        ask: Callable[[str, float], None] = _connect,
+        raylet: str = "",
+    ) -> None:
+        self._address, self._ask = address, ask
+        self._answered_s = time.monotonic()
+        # A firewall may refuse connections to one that runs, which then says nothing.
+        self._raylet = raylet if raylet and not self._refuses(raylet) else ""
+
+    def silent_s(self) -> float:
+        """Ask it, and return the seconds since it answered last; 0 if it does now."""
+        begin_s = time.monotonic()
+        try:
+            self._ask(self._address(), _ANSWER_S)
+        except OSError:
+            return time.monotonic() - self._answered_s
+        self._answered_s = begin_s
+        return 0.0
+
+    def _refuses(self, address: str) -> bool:
+        try:
+            self._ask(address, _ANSWER_S)
+        except OSError as error:  # one that is slow does not refuse
+            return isinstance(error, ConnectionRefusedError)
+        return False
+
+    @property
+    def raylet_ended(self) -> bool:
+        """True if the raylet of this machine has ended."""
+        return bool(self._raylet) and self._refuses(self._raylet)
+
+    def _require_raylet(self) -> None:
+        if self.raylet_ended:
+            raise InputError(
+                "Ray's process on this machine (raylet) has ended; every finished probe is kept, "
+                "and the same command continues the search (on a cluster of yours, start Ray here "
+                "first)"
+            )
+
+    def answers(self) -> bool:
+        """Ask it, and return True if it answers.
+
+        InputError if it has not for too long, or the raylet of this machine has ended.
+        """
+        self._require_raylet()
+        silent_s = self.silent_s()
+        if silent_s > GONE_S:
+            raise InputError(
+                f"the head of the Ray cluster has not answered for {GONE_S:.0f} s; every finished "
+                "probe is kept, and the same command continues the search once the cluster is back"
+            )
+        return not silent_s
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Do what needs the head; InputError if that waits for a head that has been silent.
+
+        What fails because the raylet has ended is an InputError that says so.
+
+        Ray's calls hear nothing while they wait, so they run in a thread of their own.
+        """
+        errors: list[BaseException] = []
+
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:  # it is raised again below
+                errors.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(_LOOK_S)
+                if thread.is_alive():
+                    self.answers()
+        except KeyboardInterrupt:
+            thread.join(_END_S)
+            raise
+        if errors:
+            self._require_raylet()
+            raise errors[0]

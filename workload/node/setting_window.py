@@ -1,0 +1,79 @@
+"""Window of one live setting: whole steps or few micro-batches, measured again if need be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuner.workload.limits import WindowPolicy
+from tuner.workload.measure.accumulated import measure_accumulated
+from tuner.workload.measure.agreement import LONGER, Agreed, Agreement
+from tuner.workload.measure.statistics import Reached, Window
+from tuner.workload.measure.window import Conductor, ProbeFailed
+from tuner.workload.meters import Meter
+from tuner.workload.meters.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class SettingWindow:
+    """A measurement of the setting that is in force.
+
+    Attributes:
+        known: configurations by which a window may be beaten, and then ends early.
+        accumulations: measured in place of whole steps, if any; `own` is the job's.
+    """
+
+    conductor: Conductor
+    meter: Meter
+    timeline: Timeline
+    known: Sequence[Reached] = ()
+    accumulations: tuple[int, ...] = ()
+    own: int = 1
+
+    def agreed(
+        self,
+        agreement: Agreement,
+        policy: WindowPolicy,
+        step_time_s: float,
+        *,
+        left_s: float,
+        keep: Callable[[Agreed], None],
+    ) -> Agreed:
+        """Measure a window, once more if its figures differ and there is time; return it.
+
+        `left_s` is the time that the probe has left; a window whose repetition fails goes to
+        `keep`.
+        """
+        window = self._measure(policy, step_time_s)
+        if not self.meter.info.independent:
+            return Agreed(window)
+
+        def again(longer: WindowPolicy) -> Window:
+            try:
+                return self._measure(longer, step_time_s)
+            except ProbeFailed:
+                keep(Agreed(window))
+                raise
+
+        in_time = left_s - window.length_s > 1.5 * LONGER * window.length_s
+        return agreement.settle(window, policy, again if in_time else None)
+
+    def _measure(self, policy: WindowPolicy, step_time_s: float) -> Window:
+        if not self.accumulations:
+            return self.conductor.measure(
+                self.meter,
+                policy,
+                step_time_s,
+                samples=lambda: self.timeline.samples,
+                known=self.known,
+            )
+        return measure_accumulated(
+            self.conductor,
+            self.meter,
+            policy,
+            self.accumulations,
+            self.own,
+            micro_batch_s=step_time_s / self.accumulations[0],
+            samples=lambda: self.timeline.samples,
+            known=self.known,
+        )

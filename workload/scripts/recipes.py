@@ -1,0 +1,149 @@
+"""The recipe of a typed command, or of a file of a framework that is given alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.search_spaces.errors import InputError
+from tuner.workload.deepspeed_file import is_deepspeed_file
+from tuner.workload.key_files import parsed_file
+from tuner.workload.scripts.frameworks.driven import Bound
+from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
+from tuner.workload.scripts.frameworks.keys import recognised
+from tuner.workload.scripts.frameworks.parts import Command
+from tuner.workload.scripts.frameworks.settings import Settings
+from tuner.workload.scripts.job_script import JobScript
+from tuner.workload.scripts.launchers.kinds import assignments, read_words
+from tuner.workload.scripts.recipe import Recipe, read_recipe
+from tuner.workload.scripts.script_facts import Launcher
+
+#: Endings of files that a framework trains by.
+ENDINGS = (".yaml", ".yml")
+_LAUNCHER = Command(option="--{key} {value}")
+_NEXT = "give the command that trains: tuner fit -- COMMAND"
+
+
+def is_recipe_file(text: str) -> bool:
+    """Return True if a word names YAML, or JSON and TOML that are no model's or job's."""
+    path = Path(text)
+    if path.suffix not in (".json", ".toml") or not path.is_file():
+        return path.suffix in ENDINGS
+    try:
+        data = parsed_file(path)
+    except InputError:
+        return False
+    if path.suffix == ".toml":  # a job's file divides no ranks
+        return isinstance(data, Mapping) and "parallelism" in data
+    named = path.name == "config.json" or not isinstance(data, Mapping)
+    return not named and bool(data) and "model_type" not in data
+
+
+def recipe_of_file(text: str, devices: int) -> Recipe:
+    """Return what a framework's file trains on so many devices.
+
+    InputError if it is missing, of no known framework, or does not say what it trains.
+    """
+    path = Path(text)
+    if not path.is_file():
+        raise InputError(f"there is no file {text}; name one that is here, from {Path.cwd()}")
+    driver = _driver_of(parsed_file(path), path)
+    option = next((o for o in driver.command.file if o == "first"), driver.command.file[0])
+    words = (str(path),) if option == "first" else (option, str(path))
+    return read_recipe(Bound(driver), words, Path.cwd(), ranks=0, devices=devices)
+
+
+def _driver_of(data: Any, path: Path) -> Driver:
+    if not isinstance(data, Mapping):
+        raise InputError(f"{path} holds no keys, so it is no configuration of a training")
+    if {"apiVersion", "kind"} <= {*data}:
+        raise InputError(
+            f"{path} is a manifest of Kubernetes, whose command is not read; {_NEXT}, or name the "
+            "file that the command trains by"
+        )
+    if {"compute_environment", "distributed_type"} & {*data}:
+        raise InputError(
+            f"{path} is a configuration of Accelerate, which names no model; {_NEXT}, e.g. "
+            f"tuner fit -- accelerate launch --config_file {path} train.py"
+        )
+    for driver in shipped_drivers():
+        keys = driver.recipe
+        if keys and keys.file and {*keys.file} <= {*data} and not {*keys.lacks} & {*data}:
+            return driver
+    if path.suffix == ".json" and is_deepspeed_file(path):
+        raise InputError(f"{path} is DeepSpeed's configuration, which names no model; {_NEXT}")
+    known = ", ".join(d.name for d in shipped_drivers() if d.recipe and d.recipe.file)
+    raise InputError(f"{path} has the keys of no framework that is read ({known}); {_NEXT}")
+
+
+def recipe_of_command(
+    command: Sequence[str], devices: int, *, gpus: int | None = None, cwd: Path | None = None
+) -> Recipe:
+    """Return what a command trains, as its words and files say it; nothing is started.
+
+    With `gpus`, as if it started so many ranks.
+
+    InputError if its launcher, a file or a key cannot be read.
+    """
+    folder = cwd or Path.cwd()
+    if JobScript.of(command, folder) is not None:
+        raise InputError(
+            f"{command[0]} is a script of the shell, which is not read; give the line in it that "
+            "starts the training"
+        )
+    assigned, rest = assignments(command)
+    visible = assigned.pop("CUDA_VISIBLE_DEVICES", None)
+    words, launcher = read_words(rest, folder, {**os.environ, **assigned})
+    if not words:
+        raise InputError("there is no command after --; e.g. tuner fit -- axolotl train FILE.yml")
+    bound = recognised(words, folder, launcher.kind if launcher else "", calls=False)
+    if bound is None:
+        _require_script(words, folder)
+        raise InputError(
+            f"no framework is recognised in {shlex.join(command)!r} (tuner list frameworks); "
+            "describe what it trains in a job file (docs/planning.md)"
+        )
+    _require_files(bound, words, folder)
+    ranks = _ranks(launcher)
+    if visible and not ranks:
+        ranks = len([each for each in visible.split(",") if each.strip()])
+    if not ranks and (launcher is None or not launcher.words):
+        ranks = 1
+    env = {**assigned, **(launcher.env if launcher else {})}
+    ranks = gpus or ranks
+    return read_recipe(bound, words, folder, ranks=ranks, devices=devices, env=env)
+
+
+def _ranks(launcher: Launcher | None) -> int:
+    """Return the ranks that a launcher's words name; 0 for as many as there are devices."""
+    if launcher is None:
+        return 0
+    # Accelerate starts one process where it sees no GPU, as on the node of a login.
+    words = (*launcher.words, *launcher.script)
+    stated = Settings(_LAUNCHER, words, Path(), {}).get("num_processes")
+    if isinstance(stated, int):
+        return stated
+    by_accelerate = launcher.kind in ("accelerate", "axolotl", "trl")
+    if by_accelerate and launcher.processes == 1 and not any("config_file" in w for w in words):
+        return 0
+    return launcher.processes * launcher.nodes
+
+
+def _require_script(words: Sequence[str], folder: Path) -> None:
+    if words[0] != "-m" and not (folder / words[0]).is_file():
+        raise InputError(f"there is no script {words[0]!r} in {folder}; start tuner where it is")
+
+
+def _require_files(bound: Bound, words: Sequence[str], folder: Path) -> None:
+    """Raise InputError for a file of keys that the command names and that is not there."""
+    for word in words[1:]:
+        value = word.rpartition("=")[2]
+        named = Path(value).suffix in (*ENDINGS, ".toml") and not value.startswith("-")
+        if named and "://" not in value and not (folder / value).is_file():
+            raise InputError(
+                f"the command of {bound.driver.name} names {value}, and there is no such file in "
+                f"{folder}; start tuner where the command is started"
+            )
