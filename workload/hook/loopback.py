@@ -109,7 +109,11 @@ def _store(
             listener.listen(1024)
             port = listener.getsockname()[1]  # which is checked, and 0 is any
             settings["master_listen_fd"] = listener.detach()
-    return plain(host_name, port, world_size, is_master, *more, **settings)
+    try:
+        return plain(host_name, port, world_size, is_master, *more, **settings)
+    except NotImplementedError:  # torch 2.4's own choice of a server takes no socket
+        settings["use_libuv"] = False
+        return plain(host_name, port, world_size, is_master, *more, **settings)
 
 
 def run_program(argv: Sequence[str]) -> None:
