@@ -8,7 +8,9 @@ Lines are counted in .py files as `wc -l` does. `production_lines` is the import
 `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece is named above
 the figures. `lines.tuner` are the modules beside the packages, `docs_words` the words of `docs` and
 of the changelog, `import_cycles` the groups of modules that import each other (inside functions,
-too).
+too). `imports_running_up` are imports against `LAYERS`, and inside `workload` against
+`WORKLOAD_PARTS`; `words_of_patterns` the names, docstrings and messages that `benchmarks.language`
+finds (`--words` lists them).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.language import matches
 from benchmarks.source import Module, production
 
 #: The import package's parts from the ground up: each may import those before it.
@@ -28,6 +31,24 @@ LAYERS = (
     *("problem", "executors", "search", "results", "planning", "study"),
     *("online", "receipt", "callbacks", "display", "evidence", "deploy", "api", "cli"),
 )
+#: Parts of `tuner.workload` from the ground up, with their modules and packages; each part may
+#: import those before it.
+WORKLOAD_PARTS = {
+    "hook": ("hook",),
+    "records": (
+        *("accumulation", "csv_cells", "csv_files", "limits", "probe", "replay", "runners"),
+        *("table", "trace", "without_energy"),
+    ),
+    "program": ("program",),
+    "scripts": (
+        *("declared_knobs", "deepspeed_config", "deepspeed_file", "job", "key_files"),
+        *("scripts",),
+    ),
+    "node": (
+        *("agent", "built_in_job", "clocks", "measure", "meters", "multi_node", "node"),
+        *("platforms", "releases"),
+    ),
+}
 #: Imports inside a function that look upwards by design: methods of a result that show it.
 DEFERRED = {
     "tuner.results.result": (
@@ -84,6 +105,24 @@ def import_violations(modules: list[Module]) -> list[str]:
             if deferred and name.startswith(DEFERRED.get(module.name, ())):
                 continue
             if layer not in LAYERS or LAYERS.index(layer) > LAYERS.index(module.layer):
+                found.append(f"{module.name} imports {name}")
+    return found
+
+
+def workload_violations(modules: list[Module]) -> list[str]:
+    """Imports inside `tuner.workload` that run against `WORKLOAD_PARTS`."""
+    order = {name: place for place, names in enumerate(WORKLOAD_PARTS.values()) for name in names}
+
+    def place(module: str) -> int | None:
+        return order.get(module.removeprefix("tuner.workload.").partition(".")[0])
+
+    found = []
+    for module in modules:
+        if module.layer != "workload" or (own := place(module.name)) is None:
+            continue
+        for name, _deferred in _imports(module.tree):
+            imported = place(name) if name.startswith("tuner.workload.") else None
+            if imported is not None and imported > own:
                 found.append(f"{module.name} imports {name}")
     return found
 
@@ -178,6 +217,7 @@ def too_long(pieces: dict[str, list[tuple[int, str]]]) -> dict[str, list[str]]:
 def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> dict[str, int]:
     """Return every figure by its name."""
     over = too_long(pieces)
+    words = Counter(match.kind for match in matches(modules))
     return {
         "production_lines": sum(module.lines for module in modules),
         "test_lines": _lines("tests", "tuner/testing"),
@@ -191,8 +231,10 @@ def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> 
         "functions_over_60": len(over["function"]),
         "most_parameters": pieces["parameters"][0][0],
         "modules_in_largest_package": pieces["modules"][0][0],
-        "import_violations": len(import_violations(modules)),
+        "imports_running_up": len(import_violations(modules) + workload_violations(modules)),
         "import_cycles": len(import_cycles(modules)),
+        "words_of_patterns": words.total(),
+        **{f"{kind}s_of_patterns": words[kind] for kind in ("name", "docstring", "message")},
     }
 
 
@@ -200,15 +242,19 @@ def main() -> None:
     """Print the longest pieces and the figures."""
     parser = arguments("size and shape of the code")
     parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
+    parser.add_argument("--words", action="store_true", help="list the words of patterns")
     options = parser.parse_args()
     modules = production()
+    if options.words:
+        for match in matches(modules):
+            print(f"{match.place}: {match.kind}, {match.pattern}: {match.text}")
     pieces = largest_pieces(modules)
     for what, found in pieces.items():
         for length, name in found[: options.top]:
             print(f"{what:10} {length:5} {name}")
     for cycle in import_cycles(modules):
         print(f"import each other: {' '.join(cycle)}")
-    for line in import_violations(modules):
+    for line in (*import_violations(modules), *workload_violations(modules)):
         print(line)
     units = {"lines": "lines", "longest": "lines", "docs": "words"}
     publish(
