@@ -21,9 +21,7 @@ from tuner.search_spaces.space import default_configuration
 from tuner.workload.declared_knobs import environment, program_knobs
 from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.job import LaunchableJob
-from tuner.workload.node.ops import cannot_compile, extensions_dir
-from tuner.workload.node.rank_server import PRELOAD
-from tuner.workload.platforms import platform_of
+from tuner.workload.node.ops import PRELOAD, cannot_compile, extensions_dir
 from tuner.workload.releases import unsupported_values, why_not, why_not_program
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.launchers.secrets import revealed
@@ -113,7 +111,7 @@ class BuiltInJob(LaunchableJob):
         it runs then changes the step time by a third (DeepSpeed, pull request 7474).
         """
         offloads = any(configuration.get(name) != KNOBS[name].default for name in _OFFLOAD)
-        binds = self.cluster is None or platform_of(self.cluster).binds_offload
+        binds = self.cluster is None or self.cluster.device.is_gpu
         return OFFLOAD_RULE if offloads and binds else ""
 
     def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
@@ -148,7 +146,8 @@ class BuiltInJob(LaunchableJob):
         if why := cannot_compile():
             raise InputError(f"compilation {kind}: {why}")
         env = {"TORCHINDUCTOR_CACHE_DIR": str(Path(extensions_dir(), "inductor"))}
-        env |= platform_of(self.cluster).compile_environment
+        if not self.cluster.device.is_gpu:
+            env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a rank has one core
         return {name: value for name, value in env.items() if name not in os.environ}
 
     def with_program(self, script: Script) -> LaunchableJob:

@@ -31,7 +31,7 @@ from tuner.search_spaces.safe_files import (
     write_text,
 )
 from tuner.search_spaces.typed import strict_json
-from tuner.workload.meters.base import PowerSample
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 #: What is read of a trace, which may come from anybody: a line of so many brackets would take the

@@ -46,7 +46,7 @@ from tuner.testing.results import (
     small_result,
 )
 from tuner.testing.studies import TOML, run_replay, write_table
-from tuner.workload.meters.base import PowerSample
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import ProbeRecord, ProbeRequest
 from tuner.workload.trace import read_trace
 

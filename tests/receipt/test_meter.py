@@ -19,7 +19,8 @@ from tuner.testing.twin import TwinGpu, TwinNode
 
 FAILS = """
 import time
-from tuner.workload.meters import MeterError, PowerSample, Reading
+from tuner.workload.meters import MeterError, Reading
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 class Fails:

@@ -19,7 +19,8 @@ from tuner.receipt.slurm import comment_of, write_comment
 from tuner.receipt.trainings import RankCount, Training, read_counts, trainings_of
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
-from tuner.workload.meters import PowerSample, Reading
+from tuner.workload.meters import Reading
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 

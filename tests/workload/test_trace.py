@@ -10,7 +10,7 @@ import pytest
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import METER, measured, record, request
-from tuner.workload.meters.base import PowerSample
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import SCHEMA_VERSION, Failure, ProbeRecord, ProbeRequest
 from tuner.workload.trace import (
     TraceWriter,

@@ -13,7 +13,7 @@ from tuner.problem.stop_reason import StopReason
 from tuner.results.parts import AnsweredRequest, Attainment, Choice, Interval, Point, Spent
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.meters.base import PowerSample
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.trace import write_power_samples
 

@@ -6,8 +6,9 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
 from tuner.workload.node.rank_group import Event
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 

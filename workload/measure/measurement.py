@@ -16,7 +16,8 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.parts import power_by_part
 from tuner.workload.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
-from tuner.workload.meters.base import PowerSample, device_number, device_states, over_devices
+from tuner.workload.meters.base import device_number, device_states, over_devices
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,

@@ -25,7 +25,8 @@ from scipy.special import stdtrit
 
 from tuner.workload.accumulation import AccumulationFit
 from tuner.workload.limits import WindowPolicy
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
+from tuner.workload.power_sample import PowerSample
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
 Z90 = 1.6448536269514722

@@ -28,8 +28,9 @@ from tuner.workload.measure.statistics import (
     within,
 )
 from tuner.workload.measure.stragglers import Arrivals
-from tuner.workload.meters.base import Meter, PowerSample, Reading
+from tuner.workload.meters.base import Meter, Reading
 from tuner.workload.node.rank_group import Event, Ranks
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import FAILURES, Failure, WindowPolicy, shown_by
 
 #: Windows of one setting that are discarded because of a compilation; the next one counts, flagged.

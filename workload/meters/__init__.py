@@ -7,6 +7,6 @@ the protocol only.
 
 from __future__ import annotations
 
-from tuner.workload.meters.base import Meter, MeterError, PowerSample, Reading
+from tuner.workload.meters.base import Meter, MeterError, Reading
 
-__all__ = ["Meter", "MeterError", "PowerSample", "Reading"]
+__all__ = ["Meter", "MeterError", "Reading"]

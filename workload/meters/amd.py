@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters.base import (
-    MeterError,
-    NoDriver,
-    PowerSample,
-    Reading,
-    each_device,
-    over_devices,
-)
+from tuner.workload.meters.base import MeterError, NoDriver, Reading, each_device, over_devices
 from tuner.workload.meters.settling import (
     LOOK_S,
     SETTLE_MAX_S,
@@ -34,6 +27,7 @@ from tuner.workload.meters.settling import (
     LostJoules,
 )
 from tuner.workload.meters.timeline import Ticker
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 #: Variables that hide GPUs, the outer one first; HIP takes the third in place of the second (ROCm,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 
@@ -37,18 +38,6 @@ class Reading:
     time_s: float
     energy_J: float
     doubt_J: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PowerSample:
-    """Point of the power timeline: the power of all devices together, watts.
-
-    `extra` holds means over them of "clock_MHz", "utilisation", ..., the hottest "temperature_C".
-    """
-
-    time_s: float
-    power_W: float
-    extra: Mapping[str, float] = field(default_factory=dict)
 
 
 def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -18,13 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tuner.workload.meters.base import (
-    MeterError,
-    PowerSample,
-    Reading,
-    each_device,
-    over_devices,
-)
+from tuner.workload.meters.base import MeterError, Reading, each_device, over_devices
 from tuner.workload.meters.gpus import (
     Gpu,
     ask,
@@ -43,6 +37,7 @@ from tuner.workload.meters.settling import (
 )
 from tuner.workload.meters.time_alone import NoEnergy
 from tuner.workload.meters.timeline import Ticker
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 #: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this

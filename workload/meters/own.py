@@ -22,8 +22,9 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters.base import Meter, MeterError, PowerSample, Reading
+from tuner.workload.meters.base import Meter, MeterError, Reading
 from tuner.workload.meters.time_alone import TIME_ALONE
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import ENERGY_SCOPES, MeterInfo
 
 #: Variables that name the meter, and the folder from which its module may be imported.

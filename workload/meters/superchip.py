@@ -18,9 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.workload.meters.base import Meter, MeterError, PowerSample, Reading
+from tuner.workload.meters.base import Meter, MeterError, Reading
 from tuner.workload.meters.settling import LOOK_S, SETTLE_MAX_S, Edge, Integral, LostJoules
 from tuner.workload.meters.timeline import Ticker
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 _LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")

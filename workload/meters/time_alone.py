@@ -10,8 +10,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from tuner.workload.meters.base import CounterMeter, MeterError, PowerSample, Reading
+from tuner.workload.meters.base import CounterMeter, MeterError, Reading
 from tuner.workload.meters.gpus import on_twin
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 from tuner.workload.without_energy import STAND_IN_W
 

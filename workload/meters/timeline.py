@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tuner.workload.meters.base import Meter, MeterError, PowerSample
+from tuner.workload.meters.base import Meter, MeterError
+from tuner.workload.power_sample import PowerSample
 
 
 class Ticker:

@@ -18,13 +18,14 @@ from pathlib import Path
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.base import Applied
 from tuner.workload.deepspeed_config import ops_needed
-from tuner.workload.meters import MeterError, PowerSample, Reading
+from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.multi_node.samples import with_shared_states
 from tuner.workload.node.rank_group import Event, RankGroup
 from tuner.workload.node.rank_launch import Place, RankLaunch, bounded_logs
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, MeterInfo, ProbeRequest
 
 

@@ -22,7 +22,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Applied, Governor, GovernorError
 from tuner.workload.measure.window import ProbeFailed
-from tuner.workload.meters import Meter, MeterError, PowerSample, Reading
+from tuner.workload.meters import Meter, MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
 from tuner.workload.multi_node.samples import (
@@ -35,6 +35,7 @@ from tuner.workload.multi_node.samples import (
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_telling, reserved_port
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from tuner.search_spaces.errors import InputError
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter, MeterError
-from tuner.workload.meters.base import PowerSample
 from tuner.workload.platforms.base import Counters, Platform
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure
 
 #: A device that has just worked is hot and at its highest clock: its power is that of an idle one

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+#: The imports of every DeepSpeed program, made once, in the fork server.
+PRELOAD = ("torch", "deepspeed")
 #: No build takes longer, seconds; a lock that is older was left by a killed build.
 BUILD_LIMIT_S = STALE_LOCK_S = 900.0
 

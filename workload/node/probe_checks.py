@@ -21,10 +21,11 @@ from tuner.workload.measure.statistics import Window
 from tuner.workload.measure.stragglers import HostWatch, Straggler, device_state, stragglers
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError
-from tuner.workload.meters.base import PowerSample, device_states
+from tuner.workload.meters.base import device_states
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.rank_group import NoAnswer, ServerError
 from tuner.workload.node.rank_launch import ProbeNode
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, Measurement, ProbeRequest
 from tuner.workload.scripts.evidence import batches_seen
 from tuner.workload.trace import partial_record, save_partial, write_power_samples

@@ -28,7 +28,6 @@ from tuner.workload.measure.statistics import compilation_s
 from tuner.workload.measure.stragglers import HostWatch, sentence
 from tuner.workload.measure.window import Conductor, ProbeFailed, longest_s
 from tuner.workload.meters import MeterError, Reading
-from tuner.workload.meters.base import PowerSample
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.host import family
@@ -58,6 +57,7 @@ from tuner.workload.node.rank_launch import (
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.setting_window import SettingWindow
 from tuner.workload.platforms import platform_of
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import (
     Failure,
     Measurement,

@@ -43,10 +43,9 @@ from tuner.workload.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.launchers.secrets import revealed
+from tuner.workload.scripts.script_facts import LINES
 
 LOG_TAIL_LINES = 20
-#: File of a probe's folder in which the lines of a job script are noted.
-LINES = "lines.txt"
 #: Folder of what loads the hook into each Python below a command.
 ENTRY = Path(hook.__file__).parent / "entry"
 #: What reads a command's line, as users' job scripts have it.

@@ -24,7 +24,13 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.workload.node.command_group import CommandGroup
-from tuner.workload.node.ops import BUILD_LIMIT_S, TorchBuild, extensions_dir, remove_stale_locks
+from tuner.workload.node.ops import (
+    BUILD_LIMIT_S,
+    PRELOAD,
+    TorchBuild,
+    extensions_dir,
+    remove_stale_locks,
+)
 from tuner.workload.node.rank_group import NoAnswer, RankGroup, ServerError
 from tuner.workload.node.rights import refuse_sudo, without_secrets
 from tuner.workload.platforms import PLATFORMS, Platform
@@ -35,8 +41,6 @@ PREPARE = {
     "libraries": [library for each in PLATFORMS.values() for library in each.libraries],
 }
 
-#: The imports of every DeepSpeed program, made once, in the fork server.
-PRELOAD = ("torch", "deepspeed")
 #: The imports of `deepspeed.initialize` and the first step, 2 s of them, found by listing
 #: sys.modules after a first step. Names differ between releases: a missing one is skipped.
 PRELOAD_OPTIONAL = (

@@ -43,7 +43,6 @@ CLOCKS_ALONE = "the clocks and power caps of AMD's GPUs are left alone: no guard
 class Amd(Platform):
     """The visible GPUs."""
 
-    binds_offload = True
     always_listed = False
     accelerator = "cuda"  # as torch and DeepSpeed call ROCm
 

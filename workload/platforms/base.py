@@ -69,15 +69,13 @@ class ClockFacts:
 class Platform:
     """What one kind of device provides on this node.
 
-    `accelerator` is DeepSpeed's name of the devices on which ranks compute. Ranks that offload are
-    bound to the processor next to their device where `binds_offload`.
+    `accelerator` is DeepSpeed's name of the devices on which ranks compute.
     """
 
     #: Libraries of the driver that imports may open and ranks then open anew: file, function that
     #: closes it, Python module, and its function that opens it.
     libraries: ClassVar[tuple[tuple[str, str, str, str], ...]] = ()
     accelerator: str = "cpu"
-    binds_offload = False
     #: True if `doctor` lists the platform although nothing of it is on the node.
     always_listed = True
 
@@ -187,9 +185,6 @@ class Platform:
     ) -> Mapping[str, str]:
         """Return the variables by which a rank finds its device; it is bound to `own` cores."""
         return {}
-
-    #: Variables of ranks that compile their model.
-    compile_environment: ClassVar[Mapping[str, str]] = {}
 
     def facts(self) -> DeviceFacts:
         """Look for devices, without changing anything."""

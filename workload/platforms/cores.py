@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import ClassVar
 
 from tuner.search_spaces.cluster import Cluster, Device, load_device
 from tuner.workload.clocks.base import FixedGovernor, Governor
@@ -26,8 +25,6 @@ LOOPBACK_BPS = 5e9
 
 class Cores(Platform):
     """The cores that this process may use."""
-
-    compile_environment: ClassVar = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a rank has one core
 
     def _rapl(self) -> Meter:
         return RaplMeter(self.sys / "class" / "powercap")

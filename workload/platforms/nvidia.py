@@ -75,7 +75,6 @@ class Nvidia(Platform):
     """The visible GPUs."""
 
     libraries = (("libnvidia-ml.so.1", "nvmlShutdown", "pynvml", "nvmlInit"),)
-    binds_offload = True
 
     @property
     def accelerator(self) -> str:  # type: ignore[override]

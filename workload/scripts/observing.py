@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
-from tuner.workload.node.rank_launch import LINES
 from tuner.workload.probe import INSPECTIONS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import batches_seen
@@ -28,6 +27,7 @@ from tuner.workload.scripts.inspection import (
 )
 from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.proving import difference, proven
+from tuner.workload.scripts.script_facts import LINES
 from tuner.workload.scripts.script_job import ScriptJob
 
 

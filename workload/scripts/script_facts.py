@@ -11,6 +11,8 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS
 
+#: File of a probe's folder in which the lines of a job script are noted.
+LINES = "lines.txt"
 PLACEHOLDER = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 #: A script's global batch is the user's: the number of steps at another one is unknown.
 LAUNCH = tuple(n for n, knob in KNOBS.items() if knob.kind == "launch" and n != "global_batch")

@@ -17,9 +17,10 @@ from tuner.workload.limits import SEARCH_MIN_S, WindowPolicy
 from tuner.workload.measure.agreement import Agreed, Agreement, Levels, difference
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import StepEstimate, Window
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.node.device_watch import IdlePower
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Measurement
 
 PLAIN = replace(GPU, smoothing=-1)

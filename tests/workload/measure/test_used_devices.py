@@ -11,8 +11,9 @@ from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.measure.measurement import measurement, of_used_devices
 from tuner.workload.measure.statistics import Window
-from tuner.workload.meters.base import PowerSample, Reading, device_number
+from tuner.workload.meters.base import Reading, device_number
 from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Measurement, NotApplied, WindowPolicy
 
 Make = Callable[..., TwinNode]

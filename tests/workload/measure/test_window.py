@@ -29,7 +29,8 @@ from tuner.workload.measure.window import (
     WarmUp,
     _with_mean_losses,
 )
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, WindowPolicy
 
 POLICY = WindowPolicy(min_s=5.0, min_steps=3, max_s=15.0, target_se=0.01)

@@ -12,7 +12,8 @@ from tests.workload.measure.test_window import POLICY, Scene, noise
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.measure.measurement import measurement, reached
 from tuner.workload.measure.statistics import FIRST_LOOK_S, Window, beaten_by
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Measurement, ProbeRequest
 
 #: A step takes 0.25 s and 75 J in every scene below.

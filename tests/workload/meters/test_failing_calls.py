@@ -14,9 +14,10 @@ from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Window
-from tuner.workload.meters.base import MeterError, PowerSample, Reading
+from tuner.workload.meters.base import MeterError, Reading
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Measurement, WindowPolicy
 
 Make = Callable[..., TwinNode]

@@ -18,12 +18,13 @@ from tuner.cli.main import main
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.testing.meters import MeterContract
-from tuner.workload.meters import MeterError, PowerSample, Reading
+from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.own import METER, CheckedMeter, meter_class, own_meter, variables
 from tuner.workload.node.facts import look
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.cores import Cores
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
 
 INFO = MeterInfo("pdu", "node", "a unit of the test", host="the whole node at the wall")

@@ -18,7 +18,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.clocks.base import Applied, GovernorError
-from tuner.workload.meters import PowerSample, Reading
+from tuner.workload.meters import Reading
 from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
 from tuner.workload.multi_node.probe import (
     MultiNodeGovernor,
@@ -31,6 +31,7 @@ from tuner.workload.multi_node.probe import (
 )
 from tuner.workload.multi_node.samples import SHARED, merged, with_shared_states
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
 
 CLOCKS = (1200, 1300, 1400, 1500)

@@ -11,8 +11,9 @@ from tuner.workload.limits import WindowPolicy
 from tuner.workload.measure.agreement import Agreed, Agreement, Levels
 from tuner.workload.measure.statistics import Window
 from tuner.workload.measure.window import ProbeFailed
-from tuner.workload.meters.base import PowerSample, Reading
+from tuner.workload.meters.base import Reading
 from tuner.workload.node.setting_window import SettingWindow
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure
 
 POLICY = WindowPolicy(min_s=3.0)

@@ -28,7 +28,7 @@ from tuner.display.figures.style import (
 from tuner.formatting import after_comma, label, number
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters.base import PowerSample
+from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Measurement, ProbeRecord
 from tuner.workload.trace import read_power
 
