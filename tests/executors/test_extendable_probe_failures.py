@@ -19,6 +19,7 @@ from tuner.executors.ray_executor import _LEASE_S, _SHORT_MOST, RayExecutor
 from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Queued
 from tuner.executors.ray_head import Head
 from tuner.executors.ray_leases import Leases
+from tuner.executors.ray_losses import Losses
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.search.observations import Observations
 from tuner.search_spaces.candidates import Candidates
@@ -374,7 +375,7 @@ def test_second_day_10_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -
     """Ray 2.60 reports an actor that its monitor ended by OutOfMemoryError, no RayActorError."""
     executor, ray = Nodes("a"), Ray()
     executor._ray = executor.pool._ray = ray
-    executor._leases = Leases(ray, HEAD, "GPU")
+    executor._leases, executor._losses = Leases(ray, HEAD, "GPU"), Losses(ray)
     (slot,) = executor.pool.slots
     replaced: list[Slot] = []
     executor.pool.replace_agent = replaced.append  # type: ignore[method-assign]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import signal
 import threading
 import time
@@ -141,6 +140,8 @@ def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) ->
         study = partial(_study, folder, strike, asked=asked)
         child = in_interpreter(study, folder, limit_s=300.0)
     run = RunFolder(folder / "runs" / "study")
+    if not run.trace.exists():
+        return Outcome(wrong=(f"it measured nothing and ended with {child.code}: {child.said}",))
     lost, twice, running = count_losses(run, folder / "ledger")
     records = read_trace(run.trace).records
     failures = [record.failure.message for record in records if record.failure]
@@ -197,35 +198,7 @@ def _replace_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
     return struck
 
 
-_first_offer_s: list[float] = []
-
-
-def _at_moment(strike: Strike, number: int, nodes: Any, second: Any, probe: str, pid: int) -> bool:
-    """Strike at a moment that is drawn from the number, whatever the cluster does just then."""
-    _first_offer_s.append(time.monotonic())
-    wait_s = random.Random(f"Ray {number}").uniform(0.0, 0.4 * PROBES * PROBE_S)
-    if time.monotonic() < _first_offer_s[0] + wait_s:
-        return False
-    return strike(nodes, second, probe, pid)
-
-
-def _kill_any_agent(nodes: Any, second: Any, probe: str, pid: int) -> bool:
-    os.kill(pid, signal.SIGKILL)
-    return True
-
-
-#: At random moments; fronts are not compared, since the launch is not made again.
-MOMENTS = 4
 FAULTS: tuple[Fault, ...] = (
-    *(
-        Fault(
-            f"Ray agent killed, moment {number}",
-            partial(_struck, partial(_at_moment, _kill_any_agent, number), ""),
-            fast=False,
-            often=False,
-        )
-        for number in range(1, MOMENTS + 1)
-    ),
     Fault(
         "Ray agent killed while it measures",
         partial(_struck, _kill_agent, "the node agent died"),

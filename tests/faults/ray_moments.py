@@ -18,28 +18,55 @@ from pathlib import Path
 
 import psutil
 
+import tuner
 from benchmarks.cluster.own_ray import OwnRay
 from tests.faults import moments
-from tests.faults.harness import MARK, ROOT, Fault
+from tests.faults.driver import run_of
+from tests.faults.harness import (
+    MARK,
+    ROOT,
+    Fault,
+    Outcome,
+    count_losses,
+    marked,
+    phrases,
+    wait_gone,
+)
 from tests.faults.moments import Kind, LawRunner, Missed, Search
 from tests.faults.ray_cluster import runner, started
+from tuner.search_spaces.configuration import Settings
+from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.trace import read_trace
 
 #: Time for a search to begin, seconds, and for its agents to end.
 BEGIN_S, END_S = 120.0, 10.0
 _rays: dict[Path, OwnRay] = {}
 
 
-def session(folder: Path, storage: str | None = None) -> int:
+class EndsItsAgent(LawRunner):
+    """Launches of one micro-batch kill the agent, as one that takes the memory of its node."""
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        if request.launch["micro_batch"] == FATAL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().run(request)
+
+
+#: The micro-batch of those launches, and the number of the others: three of the space, and today's.
+FATAL, HARMLESS = 2, 4
+
+
+def session(folder: Path, storage: str | None = None, model: type[LawRunner] = LawRunner) -> int:
     """One session, in a new interpreter: a process that is forked cannot use Ray."""
     ray = _rays[folder]
     work = (
         "import sys; from tests.faults.ray_moments import search; sys.exit(search(*sys.argv[1:]))"
     )
-    words = [sys.executable, "-c", work, str(folder), ray.address]
+    words = [sys.executable, "-c", work, str(folder), ray.address, model.__name__]
     os.execve(sys.executable, words, {**ray.environment, **os.environ, "PYTHONPATH": str(ROOT)})
 
 
-def search(folder: str, address: str) -> int:
+def search(folder: str, address: str, model: str) -> int:
     """One session of the search on the Ray at an address."""
     from tuner.executors.base import Executor
     from tuner.executors.ray_executor import RayExecutor
@@ -52,7 +79,7 @@ def search(folder: str, address: str) -> int:
             load_cluster(moments.CLUSTER),
             run_dir=Path(folder, "runs", "study"),
             address=address,
-            make_runner=partial(runner, model=LawRunner),
+            make_runner=partial(runner, model=globals()[model]),
             say=print,
         )
 
@@ -132,6 +159,12 @@ def _start_anew(folder: Path) -> None:
     _restarts[folder]()
 
 
+def _kill_agent(search: Search) -> None:
+    """Kill the agent that began a probe last, be it in that probe or after it."""
+    for agent in _agents(search.folder)[:1]:
+        agent.kill()
+
+
 def _kill_node(search: Search) -> None:
     """Kill the node that is not the head's."""
     raylets = _rays[search.folder].processes("raylet")
@@ -143,17 +176,55 @@ def _add_node(search: Search) -> None:
     _rays[search.folder].add_node()
 
 
+def _launches_end_their_agents(folder: Path) -> Outcome:
+    """Every agent that has one of some launches dies: each is tried twice, the others are found."""
+    with _ray(folder), marked() as mark:
+        child = Search(folder, partial(session, model=EndsItsAgent)).finish()
+    run = run_of(folder)
+    lost, twice, running = count_losses(run, folder / "ledger")
+    failures: dict[Settings, list[str]] = {}
+    records = read_trace(run.trace).records
+    for record in records:
+        if record.failure is not None:
+            failures.setdefault(record.request.launch, []).append(record.failure.kind)
+    measured = {record.request.launch for record in records if record.measurements}
+    ended = str(tuner.load_result(run.name, runs_dir=run.path.parent).stopped)
+    return Outcome(
+        said=ended,
+        lost=lost,
+        told_twice=twice,
+        processes_left=wait_gone(mark) + agents_left(folder),
+        wrong=phrases(
+            (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
+            (bool(failures), "no agent died"),
+            (
+                all(
+                    launch["micro_batch"] == FATAL and kinds == ["node", "crash"]
+                    for launch, kinds in failures.items()
+                ),
+                f"failures were {failures}",
+            ),
+            (len(measured) == HARMLESS, f"{len(measured)} launches were measured"),
+            (running == 0, f"{running} trials were left running"),
+        ),
+    )
+
+
 _kind = partial(Kind, session=session, needs=_ray, agents_left=agents_left, fast=False)
 KINDS: tuple[Kind, ...] = (
-    _kind("Ray head killed", 1, _when_begun(_kill_head, _start_anew), often=True),
+    _kind("Ray head killed", 10, _when_begun(_kill_head, _start_anew), often=True),
     _kind(
         "Ray node killed",
-        1,
+        8,
         _when_begun(_kill_node, _nothing),
         needs=_two_nodes,
         codes=(0,),
         often=True,
     ),
-    _kind("Ray node joins", 1, _when_begun(_add_node, _nothing), codes=(0,)),
+    _kind("Ray agent killed", 10, _when_begun(_kill_agent, _nothing), codes=(0,)),
+    _kind("Ray node joins", 6, _when_begun(_add_node, _nothing), codes=(0,)),
 )
-FAULTS: tuple[Fault, ...] = tuple(fault for kind in KINDS for fault in kind.faults())
+FAULTS: tuple[Fault, ...] = (
+    Fault("Ray agents killed by their launch", _launches_end_their_agents, fast=False),
+    *(fault for kind in KINDS for fault in kind.faults()),
+)

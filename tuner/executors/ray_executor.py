@@ -22,6 +22,7 @@ from tuner.executors.ray_flights import NO_NODE_S, Flight, Queued
 from tuner.executors.ray_gauges import Gauges
 from tuner.executors.ray_holders import holders
 from tuner.executors.ray_leases import Leases
+from tuner.executors.ray_losses import Losses
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.executors.ray_security import exposures
 from tuner.search_spaces.cluster import Cluster
@@ -35,7 +36,6 @@ from tuner.workload.probe import (
     MeterInfo,
     ProbeRecord,
     ProbeRequest,
-    shown_by,
 )
 from tuner.workload.runners import Continuation
 from tuner.workload.trace import partial_record, save_partial
@@ -80,6 +80,7 @@ class RayExecutor:
         cpus = None if cluster.device.is_gpu else cluster.devices_per_node
         self._link = join_ray(address, cpus=cpus)
         self._leases = Leases(ray, self._link.head, resource_of(cluster))
+        self._losses = Losses(ray)
         self._gauges = Gauges(self._run_dir.name)
         devices = {resource_of(cluster): float(cluster.devices_per_node)}
         self._demand = NodeDemand(ray, self._link.head, devices, cluster.nodes, say)
@@ -287,12 +288,12 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             self._release(flight)
             sentence = f"the agent failed: {type(error).__name__}"
-            self._fail_flight(flight, "crash", sentence, str(error))
+            self._fail_flight(flight, Failure("crash", sentence, str(error)))
         else:
             if flight.unreachable_s:  # it answers again, but the probe's own answer was lost
                 self._release(flight)
                 sentence = "the node agent could not be reached when the probe ended"
-                self._fail_flight(flight, "node", sentence)
+                self._fail_flight(flight, Failure("node", sentence))
             elif "busy" in answer:
                 self._say(f"{lead.name} is set aside: {answer['busy']}")
                 self._requeue(flight, _ASIDE_S)
@@ -323,17 +324,9 @@ class RayExecutor:
             self._refresh_nodes()
             self._say(f"node {lead.name} left the Ray cluster; {len(self.pool.names)} are in use")
             sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
-            self._fail_flight(flight, "node", sentence, host=lead.name)
+            self._fail_flight(flight, Failure("node", sentence))
             return
-        kind = "time_limit" if flight.cancelled else "crash"
-        sentence = f"the node agent died: {str(error).strip().splitlines()[0]}"
-        if isinstance(error, self._ray.exceptions.OutOfMemoryError):
-            kind = shown_by("no memory")
-            sentence = (
-                "out of host memory: Ray's memory monitor ended the node agent before the kernel "
-                "ended a rank; start Ray with RAY_memory_monitor_refresh_ms=0"
-            )
-        self._fail_flight(flight, kind, sentence)
+        self._fail_flight(flight, self._losses.failure(flight, error))
         self.pool.replace_agent(lead)
 
     def _keep_limits(self) -> None:
@@ -341,13 +334,10 @@ class RayExecutor:
             if flight.cancel():
                 self._ray.kill(flight.slots[0].agent)  # its ranks and fork server die with it
 
-    def _fail_flight(
-        self, flight: Flight, kind: str, sentence: str, log: str = "", host: str = ""
-    ) -> None:
+    def _fail_flight(self, flight: Flight, failure: Failure) -> None:
         so_far = flight.so_far or ProbeRecord(flight.request, (), self.meter)
-        failure = Failure(kind, sentence, log)
         record = partial_record(so_far.request, so_far.measurements, self.meter, failure)
-        self._done.append(replace(record, host=host))
+        self._done.append(replace(record, host=flight.slots[0].name))
 
     def _fail(self, request: ProbeRequest, kind: str, sentence: str) -> None:
         self._done.append(partial_record(request, (), self.meter, Failure(kind, sentence)))
