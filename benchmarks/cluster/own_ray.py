@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import psutil
 
 BIN = Path(sys.executable).parent
+#: Limit on the start of a node's processes, seconds.
+_START_S = 120
 
 
 class OwnRay:
@@ -25,16 +28,20 @@ class OwnRay:
     def __init__(self, folder: Path, gpus: int = 0, **variables: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+            self._port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
             **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64},
             **{"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"},
+            "RAY_raylet_start_wait_time_s": str(_START_S),  # on a busy machine
             **variables,
         }
         self.folder, self._gpus, self._nodes = folder, gpus, 0
-        port = f"--port={self.address.rpartition(':')[2]}"
-        self._add("--head", port, "--include-dashboard=false", f"--temp-dir={folder}")
+
+    def _start(self) -> None:
+        port, folder = f"--port={self._port}", f"--temp-dir={self.folder}"
+        self._add("--head", port, "--include-dashboard=false", folder)
 
     def add_node(self) -> None:
         """Start another node, with an address of its own."""
@@ -49,7 +56,7 @@ class OwnRay:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=2 * _START_S,
             env=self.environment,
         )
         if done.returncode:
@@ -62,22 +69,30 @@ class OwnRay:
         with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # names of sockets
             made = cls(Path(folder), gpus, **variables)
             try:
+                made._start()
                 yield made
             finally:
                 made.kill()
 
     def kill(self) -> None:
-        """Kill its processes."""
-        for process in self.processes():
+        """Kill its processes and what they started, and wait until they are gone."""
+        killed = self.processes()
+        for process in tuple(killed):
+            with contextlib.suppress(psutil.Error):
+                killed += process.children(recursive=True)
+        for process in killed:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        psutil.wait_procs(killed, timeout=10)
 
     def processes(self, name: str = "") -> list[psutil.Process]:
         """Its processes, or those of one program of Ray's."""
+        # The server of Ray's clients knows the port alone, not the folder.
+        own = re.compile(rf"{re.escape(str(self.folder))}|^--address=.*:{self._port}$")
         found = []
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or [""]
-            if any(str(self.folder) in word for word in words) and name in words[0]:
+            if any(own.search(word) for word in words) and name in words[0]:
                 found.append(process)
         return found
 

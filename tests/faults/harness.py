@@ -15,6 +15,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import uuid
@@ -145,12 +146,17 @@ class Child:
     said: str
 
 
+#: Children of `fork` that nobody has waited for.
+_forked: set[int] = set()
+
+
 def fork(body: Callable[[], object], out: Path) -> int:
     """Run `body` in a forked child whose output goes to a file; its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
+        _forked.add(pid)
         return pid
     code = 70
     try:
@@ -181,12 +187,18 @@ def joined(pid: int, out: Path, *, limit_s: float = 120.0) -> Child:
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
+            _forked.discard(pid)
             text = out.read_text(errors="replace") if out.exists() else ""
             return Child(os.waitstatus_to_exitcode(status), text)
         time.sleep(0.01)
+    _end(pid)
+    return Child(-999, f"it did not end within {limit_s:g} s")
+
+
+def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return Child(-999, f"it did not end within {limit_s:g} s")
+    _forked.discard(pid)
 
 
 def in_child(body: Callable[[], object], folder: Path) -> Child:
@@ -234,8 +246,9 @@ def command(*words: str) -> Callable[[], int]:
 
 @contextlib.contextmanager
 def marked() -> Iterator[str]:
-    """Mark what is started inside, so that `wait_gone` finds it."""
-    before, mark = os.environ.get(MARK), uuid.uuid4().hex
+    """Mark what is started inside, so that `wait_gone` finds it, by a mark around it, too."""
+    before = os.environ.get(MARK)
+    mark = f"{before or ''}/{uuid.uuid4().hex}"
     os.environ[MARK] = mark
     try:
         yield mark
@@ -246,7 +259,7 @@ def marked() -> Iterator[str]:
 
 
 def living(mark: str) -> list[int]:
-    """Find the processes started with the mark in their environment, or forked from such.
+    """Find processes started with the mark, or one inside it, in their environment, or forked.
 
     The children that `fork` makes are not among them: whoever made one waits for it.
     """
@@ -275,6 +288,22 @@ def wait_gone(mark: str, keep: int | None = None, *, limit_s: float = 5.0) -> in
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return len(left)
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """Make a folder, and end what was started meanwhile before the folder is removed.
+
+    What a fault left when it was given up would otherwise go on to write there.
+    """
+    before = set(_forked)
+    with tempfile.TemporaryDirectory(prefix="joulefront-fault-") as name, marked() as mark:
+        try:
+            yield Path(name)
+        finally:
+            for pid in _forked - before:
+                _end(pid)
+            wait_gone(mark, limit_s=0.5)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from tests.faults.harness import (
     fork,
     joined,
     marked,
+    own_folder,
     phrases,
     sentence,
     small_disk,
@@ -191,12 +192,8 @@ def reference(run: Session, needs: Prepare = journal) -> tuple[list[Point] | Non
 
     None in the front's place: its figures are measured, and another search has others.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="joulefront-fault-") as name,
-        needs(Path(name)),
-        marked() as mark,
-    ):
-        search = Search(Path(name), run)
+    with own_folder() as folder, needs(folder), marked() as mark:
+        search = Search(folder, run)
         began_s = time.monotonic()
         child = search.finish()
         lasts_s = time.monotonic() - began_s
@@ -282,9 +279,11 @@ class Kind:
                     search.end()
                     continue
                 undo = self.strike(search, draw)
-                child = search.end()
-                left, clocks = wait_gone(mark), self.clocks_wrong(inner)
-                undo()
+                try:
+                    child = search.end()
+                    left, clocks = wait_gone(mark), self.clocks_wrong(inner)
+                finally:
+                    undo()
                 again = search.finish()
                 left, clocks = left + wait_gone(mark), clocks + self.clocks_wrong(inner)
                 left += self.agents_left(inner)
@@ -339,7 +338,7 @@ def _kill_again(search: Search, draw: random.Random) -> Callable[[], None]:
     for _ in range(2):
         search.end()
         search.start()
-        search.ended_within(draw.uniform(0.0, 0.5) * reference(search.session)[1])
+        search.ended_within(draw.uniform(0.0, 0.5) * reference(search.session, journal)[1])
         with contextlib.suppress(ProcessLookupError):
             _kill(search, draw)
     return _nothing

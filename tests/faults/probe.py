@@ -33,6 +33,7 @@ from tests.faults.harness import (
     count_losses,
     fork,
     joined,
+    marked,
     phrases,
     sentence,
     wait_gone,
@@ -250,10 +251,8 @@ def _prints_gigabytes(folder: Path) -> Outcome:
 
 def _agent_ends(folder: Path, number: signal.Signals) -> Outcome:
     """Driver and agent are one process here; they end while ranks run, and are asked again."""
-    mark = f"agent-{os.getpid()}-{time.monotonic_ns()}"
 
     def session(body: str) -> int:
-        os.environ[MARK] = mark
         from tuner.cli import optimize as command
         from tuner.cli.main import main
 
@@ -267,22 +266,24 @@ def _agent_ends(folder: Path, number: signal.Signals) -> Outcome:
     out = folder / "first.out"
     # The rank names itself before it waits, so that it is known to be there.
     body = "open('../../waiting', 'w').close(); time.sleep(1.5)"
-    pid = fork(partial(session, body), out)
-    until = time.monotonic() + 60
-    while not (folder / "runs/study/waiting").exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    os.kill(pid, number)
-    child = joined(pid, out)
-    left = wait_gone(mark)
-    again = folder / "second.out"
-    resumed = joined(fork(partial(session, ""), again), again)
+    with marked() as mark:
+        pid = fork(partial(session, body), out)
+        until = time.monotonic() + 60
+        while not (folder / "runs/study/waiting").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        os.kill(pid, number)
+        child = joined(pid, out)
+        left = wait_gone(mark)
+        again = folder / "second.out"
+        resumed = joined(fork(partial(session, ""), again), again)
+        left += wait_gone(mark)
     lost, twice, running = count_losses(RunFolder(folder / "runs" / "study"), folder / "ledger")
     expected = 130 if number == signal.SIGINT else -number
     return Outcome(
         said=sentence(child.said) or mended(resumed),
         lost=lost,
         told_twice=twice,
-        processes_left=left + wait_gone(mark),
+        processes_left=left,
         wrong=phrases(
             (child.code == expected, f"it ended with {child.code}: {child.said[-300:]}"),
             (resumed.code == 0, f"not resumed: {resumed.code} {resumed.said[-300:]}"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from tests.faults import (
     device,
@@ -18,7 +16,7 @@ from tests.faults import (
     real_moments,
     storage,
 )
-from tests.faults.harness import Fault, Outcome, Unavailable
+from tests.faults.harness import Fault, Outcome, Unavailable, own_folder
 
 
 def all_faults() -> Sequence[Fault]:
@@ -38,9 +36,9 @@ def all_faults() -> Sequence[Fault]:
 
 def try_fault(fault: Fault) -> Outcome:
     """Cause one fault in a folder of its own. An error of the harness is an outcome, too."""
-    with tempfile.TemporaryDirectory(prefix="joulefront-fault-") as folder:
+    with own_folder() as folder:
         try:
-            return fault.cause(Path(folder))
+            return fault.cause(folder)
         except Unavailable as why:
             return Outcome(skipped=str(why))
         except Exception:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import pytest
 
 from tests.faults import ray_cluster, ray_moments
@@ -108,6 +111,28 @@ def test_a_marked_process_that_stays_is_counted() -> None:
     assert wait_gone(mark, limit_s=0.2) == 1
     assert sleeper.wait() == -9
     assert wait_gone(mark, limit_s=0.2) == 0
+
+
+def test_a_fault_that_is_given_up_leaves_neither_its_folder_nor_what_writes_there() -> None:
+    """As when a test's time limit strikes: nobody waited for what the fault had started."""
+    import subprocess
+    import time
+
+    from tests.faults.harness import fork, living, marked, own_folder
+
+    words = "while :; do mkdir -p $0; date > $0/$(date +%N); done"
+    with contextlib.suppress(KeyboardInterrupt), own_folder() as folder, marked() as mark:
+        writer = subprocess.Popen(["sh", "-c", words, str(folder / "runs")])
+        child = fork(lambda: time.sleep(100), folder / "child.out")
+        while not (folder / "runs").exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert writer.wait() == -9
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    time.sleep(0.1)
+    assert not folder.exists()
+    assert living(mark) == []
 
 
 def test_fronts_are_compared_by_their_configurations_and_figures() -> None:
