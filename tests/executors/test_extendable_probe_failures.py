@@ -341,8 +341,8 @@ class Ray:
         assert timeout <= 10
         return [a for a in answers if a.answers], [a for a in answers if not a.answers]
 
-    def get(self, answer: Agent) -> int:
-        if answer.dies:
+    def get(self, answer: Agent | list[Agent]) -> int:
+        if any(each.dies for each in (answer if isinstance(answer, list) else [answer])):
             raise RuntimeError("the actor died")
         return 1
 
@@ -396,6 +396,33 @@ def test_second_day_10_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -
     assert failure is not None
     assert (failure.kind, replaced) == ("out_of_memory", [slot])
     assert "RAY_memory_monitor_refresh_ms=0" in failure.message
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_the_agent_of_a_second_node_that_died_is_replaced(dies: bool) -> None:
+    """Else every launch on both nodes would fail, and the third failure would end the search."""
+    executor, ray = Nodes("a", "b"), Ray()
+    executor._ray = executor.pool._ray = ray
+    executor._leases, executor._losses = Leases(ray, HEAD, "GPU"), Losses(ray)
+    first, second = executor.pool.slots
+    replaced: list[Slot] = []
+    executor.pool.replace_agent = replaced.append  # type: ignore[method-assign]
+    ray.nodes = lambda: [{"NodeID": name, "Alive": True} for name in "ab"]  # type: ignore[attr-defined]
+    request = ProbeRequest("wide", Settings(data_parallel=16))
+    lost = record(failure=Failure("node", "node lost: node b is gone: its agent ended")).to_json()
+    told, plain = Agent(), ray.get
+    ray.get = lambda asked: lost if asked is told else plain(asked)  # type: ignore
+    for _ in range(2):
+        first.agent, second.agent = Agent(), Agent(dies=dies)
+        executor.pool.slots = [first, second]
+        flight = Flight(request, [first, second], None, 0.0, 0.0, result=told)
+        executor._flights.append(flight)
+        executor._land(flight)
+    kinds = [each.failure.kind for each in executor._done if each.failure]
+    assert kinds == (["node", "crash"] if dies else ["node", "node"])
+    assert replaced == [second] * 2 * dies
+    assert executor.pool.names == (("a",) if dies else ("a", "b"))
+    assert first.free(time.monotonic())
 
 
 def test_nodes_whose_agents_answer_are_busy_with_others() -> None:

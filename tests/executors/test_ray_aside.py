@@ -26,13 +26,14 @@ def executor_with(slots: list[Slot], answer: dict[str, Any], said: list[str]) ->
     made = object.__new__(RayExecutor)
     made._ray = SimpleNamespace(
         get=lambda result: answer,
+        nodes=list,
         exceptions=ray.exceptions,
         util=SimpleNamespace(remove_placement_group=lambda lease: None),
     )
     made._link = JoinedRay(False, lambda: None, Head(str, lambda *_: None))
     made._leases = Leases(made._ray, made._link.head, "GPU")
     made._say, made._done, made.pool = said.append, deque(), object.__new__(NodePool)
-    made.pool.slots = slots
+    made.pool.slots, made.pool._ray = slots, made._ray
     made.pool._say = said.append
     made._flights = [Flight(request(), slots[:1], None, 0.0, 0.0)]
     slots[0].taken = True

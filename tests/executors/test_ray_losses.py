@@ -61,6 +61,13 @@ def test_an_agent_that_was_ended_for_a_known_reason_counts_for_nothing_else() ->
     ]
 
 
+def test_a_launch_that_ends_agents_of_other_nodes_is_blamed_at_the_second_too() -> None:
+    losses, told = Losses(ray), Failure("node", "node lost: node b is gone: its agent ended", "log")
+    assert losses.failure_of_peer(flight(), told) == told
+    assert losses.failure_of_peer(flight(), told) == Failure("crash", told.message, "log")
+    assert losses.failure(flight(), DIED).kind == "crash"
+
+
 def test_launches_that_all_end_their_agents_do_not_end_the_search_as_a_bad_node() -> None:
     """Each is tried again before the next, so every second failure is one of a launch."""
     slots = [Slot("id", "node", "", SimpleNamespace(), 1.0)]

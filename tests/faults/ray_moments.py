@@ -225,6 +225,11 @@ KINDS: tuple[Kind, ...] = (
     _kind("Ray node joins", 6, _when_begun(_add_node, _nothing), codes=(0,)),
 )
 FAULTS: tuple[Fault, ...] = (
-    Fault("Ray agents killed by their launch", _launches_end_their_agents, fast=False),
+    Fault(
+        "Ray agents killed by their launch",
+        _launches_end_their_agents,
+        fast=False,
+        often=False,
+    ),
     *(fault for kind in KINDS for fault in kind.faults()),
 )

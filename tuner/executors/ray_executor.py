@@ -302,7 +302,11 @@ class RayExecutor:
             else:
                 record = ProbeRecord.from_json(answer)
                 aside_s, failure = 0.0, record.failure
-                if failure and failure.of_node and self.pool.has_others(flight.slots):
+                of_node = failure is not None and failure.of_node
+                if failure and of_node and self.pool.replace_ended(flight.slots[1:]):
+                    failure = self._losses.failure_of_peer(flight, failure)
+                    record = replace(record, failure=failure)
+                elif failure and of_node and self.pool.has_others(flight.slots):
                     self._say(f"{lead.name} is set aside: {failure.message}")
                     aside_s = _ASIDE_FAILED_S
                 self._release(flight, aside_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from tuner.executors.ray_flights import Flight
@@ -32,8 +33,14 @@ class Losses:
         says = str(error).strip().splitlines()[0]
         if flight.cancelled:
             return Failure("time_limit", f"the node agent died: {says}")
-        launch = flight.request.launch
-        self._of_launch[launch] += 1
-        if self._of_launch[launch] < _LOSSES:
+        if self._is_first(flight):
             return Failure("node", f"the node agent died: {says}")
         return Failure("crash", f"the node agent died with this launch again: {says}")
+
+    def failure_of_peer(self, flight: Flight, failure: Failure) -> Failure:
+        """Return the failure of a probe on several nodes, of which another than the first told."""
+        return failure if self._is_first(flight) else replace(failure, kind="crash")
+
+    def _is_first(self, flight: Flight) -> bool:
+        self._of_launch[flight.request.launch] += 1
+        return self._of_launch[flight.request.launch] < _LOSSES

@@ -283,6 +283,23 @@ class NodePool:
             return
         self._ask(self._place(node, lost.devices, lost.amount))
 
+    def replace_ended(self, slots: Sequence[Slot]) -> bool:
+        """Place new agents where those of some slots ended; return True if there are such."""
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        ended = [slot for slot in slots if slot.node in alive and self._has_ended(slot.agent)]
+        for slot in ended:
+            self.drop_agent(slot.agent)
+            self.replace_agent(slot)
+        return bool(ended)
+
+    def _has_ended(self, agent: Any) -> bool:
+        ready, _ = self._ray.wait([agent.pid.remote()], num_returns=1, timeout=_ANSWER_S)
+        try:
+            self._ray.get(ready)
+        except actor_is_gone(self._ray):
+            return True
+        return False
+
     def close(self) -> None:
         """Close and kill every agent."""
         agents = list({id(slot.agent): slot.agent for slot in self.slots}.values())
