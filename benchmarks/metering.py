@@ -1,12 +1,7 @@
-"""Metering: its overhead, its lost samples, and the error of its energy.
+"""Metering: its overhead and its lost samples; `benchmarks.twin` has the error of its energy.
 
-Three parts. (1) The reported energy of 1,000 random windows on twin GPUs with ideal sensors, whose
-energy is known exactly: steps with phases, idle gaps, constant power, counters updated every 20 to
-100 ms, with and without wrap-around, and GPUs without a counter; for comparison the error of the
-plain difference of the counter. `benchmarks.twin` has the same windows with sensors that filter
-and counters that lag. (2) The power timeline at
-100 ms for ten minutes while every core is loaded: samples lost. (3) Real training steps with and
-without metering alternately: the overhead with its interval.
+(1) Real training steps with and without metering alternately: the overhead with its interval.
+(2) The power timeline at 100 ms for ten minutes while every core is loaded: samples lost.
 Targets: under 0.1 % overhead, no sample lost.
 """
 
@@ -28,7 +23,6 @@ from functools import partial
 from scipy.stats import ttest_1samp
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.twin.energy import window_error
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import default_configuration
 from tuner.workload.measure.window import Conductor
@@ -42,36 +36,6 @@ from tuner.workload.probe import ProbeRequest, WindowPolicy
 
 #: Keeps one core busy until it is ended, or its parent is gone.
 BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))\n"
-
-
-def accuracy(windows: int) -> list[Figure]:
-    began = time.monotonic()
-    every = [window_error(seed, ideal=True) for seed in range(windows)]
-    sizes = [abs(window.error) for window in every]
-    plain = [abs(window.plain) for window in every if window.plain is not None]
-    aligned = [abs(window.error) for window in every if window.plain is not None]
-    sampled = [abs(window.error) for window in every if window.plain is None]
-    for kind in ("steps", "gaps", "constant"):
-        mine = [abs(window.error) for window in every if window.kind == kind]
-        print(
-            f"{kind:9} {len(mine):5} windows, error median {100 * statistics.median(mine):.4f} %, "
-            f"worst {100 * max(mine):.4f} %"
-        )
-    print(f"({time.monotonic() - began:.0f} s for {windows} windows of 2 to 10 s)", flush=True)
-
-    def both(name: str, values: list[float]) -> list[Figure]:
-        return [
-            Figure(f"{name}_median", 100 * statistics.median(values), "%"),
-            Figure(f"{name}_worst", 100 * max(values), "%"),
-        ]
-
-    return [
-        Figure("windows", windows, "count"),
-        *both("energy_error", sizes),
-        *both("energy_error_by_counter", aligned),
-        *both("energy_error_by_bare_counter", plain),
-        *both("energy_error_by_sampled_power", sampled),
-    ]
 
 
 def lost_samples(seconds: float) -> list[Figure]:
@@ -157,14 +121,12 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments("metering: its cost, its losses, its error")
-    parser.add_argument("--windows", type=int, default=1000, help="random windows; 0 skips")
+    parser = arguments("metering: its cost and its losses")
     parser.add_argument("--seconds", type=float, default=600.0, help="of the timeline; 0 skips")
     parser.add_argument("--pairs", type=int, default=40, help="at least 2; 0 skips")
     parser.add_argument("--block-s", type=float, default=3.0, help="length of each half of a pair")
     options = parser.parse_args(argv)
-    figures = accuracy(options.windows) if options.windows else []
-    figures += overhead(options.pairs, options.block_s) if options.pairs else []
+    figures = overhead(options.pairs, options.block_s) if options.pairs else []
     figures += lost_samples(options.seconds) if options.seconds else []
     publish(figures, options.json)
 

@@ -3,14 +3,13 @@
 `python -m benchmarks.planners` predicts vTrain's 1,549 launches of Megatron-DeepSpeed on A100 by
 the analytic models as they ship, and by the models after one measured launch of each problem (what
 is run today), and prints the error, the pairs of launches in the right order and what the choice
-loses, and which constants saw which rows. `--calculon DIR` scores Calculon on the same rows.
+loses, and which constants saw which rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,7 +20,6 @@ import tuner
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.validation import energaizer, qlora, simumax
 from benchmarks.validation.comparison import table
-from benchmarks.validation.foreign import calculon_s
 from benchmarks.validation.vtrain import (
     Launch,
     Score,
@@ -36,7 +34,6 @@ from benchmarks.validation.vtrain import (
 from tuner.models.analytic.constants import load_constants
 from tuner.search_spaces.job import TrainingJob, load_job
 
-BOTH = ("one node", "64 to 512 GPUs")
 #: Mixtures of experts as their authors publish them: Qwen3-30B-A3B and OLMoE-1B-7B.
 MIXTURES: dict[str, dict[str, Any]] = {
     "Qwen3-30B-A3B": {
@@ -71,40 +68,6 @@ def groups(launches: Sequence[Launch]) -> dict[str, list[Launch]]:
         "one node, width 2,048": [each for each in launches if each.problem[2] == 2048],
         "64 to 512 GPUs": [each for each in launches if not each.single],
     }
-
-
-Seconds = Mapping[Launch, float]
-
-
-def _as_it_is(said: Seconds) -> Callable[[Sequence[Launch]], np.ndarray]:
-    return lambda group: np.array([said[each] for each in group])
-
-
-def _by_one_factor(said: Seconds) -> Callable[[Sequence[Launch]], np.ndarray]:
-    """Return a planner whose figures of a problem are scaled so that its first launch is right."""
-
-    def predict(group: Sequence[Launch]) -> np.ndarray:
-        first = first_launch(group)
-        return _as_it_is(said)(group) * first.measured_s / said[first]
-
-    return predict
-
-
-def _calculon(
-    by_name: Mapping[str, list[Launch]], checkout: Path
-) -> tuple[list[tuple[str, ...]], list[Figure]]:
-    """Return the rows and figures of Calculon."""
-    launches = [each for name in BOTH for each in by_name[name]]
-    said = dict(zip(launches, calculon_s(launches, checkout), strict=True))
-    rows, figures = [], []
-    for where, name in zip(("single", "multi"), BOTH, strict=True):
-        found = score(_as_it_is(said), by_name[name])
-        rows.append(_row("Calculon", name, found))
-        figures.append(Figure(f"calculon_vtrain_{where}_mean", found.mean, "%"))
-    after = score(_by_one_factor(said), by_name[BOTH[0]], leave_out=first_launch)
-    rows.append(_row("Calculon after one launch", "one node", after))
-    figures.append(Figure("calculon_vtrain_single_mean_one_launch", after.mean, "%"))
-    return rows, figures
 
 
 def fitted_operator_s(launches: Sequence[Launch]) -> float:
@@ -148,9 +111,6 @@ def main() -> None:
     """Print the figures."""
     parser = arguments("Planners on the same measured launches.")
     parser.add_argument("--fit", action="store_true", help="print the fitted operator_s")
-    parser.add_argument(
-        "--calculon", type=Path, metavar="DIR", help="score Calculon, too, of this checkout"
-    )
     options = parser.parse_args()
     if options.fit:
         print(f"operator_s = {fitted_operator_s(read_launches()):.2g}")
@@ -165,10 +125,6 @@ def main() -> None:
     corrected["one node"] = merged(list(corrected.values()))
     rows = [_row("shipped", name, found) for name, found in shipped.items()]
     rows += [_row("after one launch", name, found) for name, found in corrected.items()]
-    foreign_figures: list[Figure] = []
-    if options.calculon is not None:
-        foreign_rows, foreign_figures = _calculon(by_name, options.calculon)
-        rows += foreign_rows
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
     others = [energaizer.compare(), simumax.compare(), qlora.compare()]
@@ -186,7 +142,6 @@ def main() -> None:
             Figure("vtrain_single_mean_one_launch", after.mean, "%"),
             Figure("vtrain_pairs_one_launch", after.right / after.pairs, "ratio"),
             Figure("vtrain_choice_loss_mean_one_launch", after.choice_loss, "%"),
-            *foreign_figures,
             *(figure for _, each in others for figure in each),
             Figure("moe_default_over_full", moe_default_over_full(), "ratio"),
         ],

@@ -104,7 +104,7 @@ def receipt_error(seed: int, seconds: float) -> float:
     """Measure one command on a twin node with random loads; return its relative error."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        gpus = [random_gpu(draw, counted=True, ideal=False) for _ in range(2)]
+        gpus = [random_gpu(draw, counted=True) for _ in range(2)]
         node = TwinNode(Path(folder) / "node", gpus, virtual_time=False, cores=8)
         truth, file = Truth(node), Path(folder) / "energy.json"
         try:

@@ -1,9 +1,8 @@
 """Size and arithmetic of a model, from its Hugging Face configuration and without torch.
 
 Sizes and parameters come from `tuner.search_spaces.parameter_count`; a model of video and text is
-its language model and its encoder of frames. `python -m benchmarks.flops` compares
-parameters with the models that transformers builds, and FLOPs with DeepSpeed's profiler and torch's
-own counter; all agree.
+its language model and its encoder of frames. Tests compare parameters with the models that
+transformers builds, and FLOPs with DeepSpeed's profiler and torch's own counter; all agree.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ Every search starts at the user's baseline or at a launch drawn at random
 The headline is what a search pays until it ends itself, by kind of table, beside the peers that end
 themselves (`benchmarks.search.headline`): the given tables jackknifed (`--jackknife`) and as
 recorded (`--seeds`), and those that are made (`--made`, `benchmarks.search.made_up`). kareus has a
-figure of its own beside other tables; vTrain's problems count launches
-(`benchmarks.search.vtrain`).
+figure of its own beside other tables.
 
 On jackknifed tables tuned, seen and held-out groups also stand apart
 (`benchmarks.search.problems`), a run is also charged until each point of the front is matched
@@ -46,16 +45,14 @@ from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.question import answer_searches, question_figures
 from benchmarks.search.recorded import in_flight_figures, recorded_figures
-from benchmarks.search.results import write_results
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
-from benchmarks.search.vtrain import vtrain_figures
 from tuner.workload.table import load_table
 
-#: Kinds of tables that `--made` knows, and the seeds of the searches of each.
-MADE, MADE_SEEDS = (*KINDS, "vtrain"), (0, 1)
+#: Seeds of the searches of each kind of table that is made.
+MADE_SEEDS = (0, 1)
 #: Table of many launches whose figure stands alone.
 KAREUS = "kareus-attention-a100"
 
@@ -69,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         "--made",
         type=lambda text: [word for word in text.split(",") if word],
         metavar="KIND,...",
-        help=f"also search tables that are made, of {', '.join(MADE)}; each n-th problem of vTrain "
-        "with vtrain:N (default: all without a TABLE_DIR, else none)",
+        help=f"also search tables that are made, of {', '.join(KINDS)} (default: all without a "
+        "TABLE_DIR, else none)",
     )
     add(
         "--samplers",
@@ -118,12 +115,6 @@ def _parser() -> argparse.ArgumentParser:
         help="also answer a deadline and an energy budget on the jackknifed tables",
     )
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
-    add(
-        "--results",
-        type=Path,
-        metavar="FILE",
-        help="rewrite the table of jackknifed results in this Markdown file",
-    )
     return parser
 
 
@@ -132,17 +123,15 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.made is None:
-        options.made = [] if options.tables else list(MADE)
-    if unknown := [kind for kind in options.made if kind.partition(":")[0] not in MADE]:
-        parser.error(f"--made: {unknown[0]!r} is none of {', '.join(MADE)}")
+        options.made = [] if options.tables else list(KINDS)
+    if unknown := [kind for kind in options.made if kind not in KINDS]:
+        parser.error(f"--made: {unknown[0]!r} is none of {', '.join(KINDS)}")
     if not options.tables and not options.made:
         parser.error("give a TABLE_DIR, or kinds of tables with --made")
     if min(options.in_flight) < 1 or options.jobs < 1 or options.most < 1:
         parser.error("--in-flight, --jobs and --most must be at least 1")
     if min(options.seeds, options.jackknife) < 0 or not options.seeds + options.jackknife:
         parser.error("--seeds and --jackknife must be at least 0, and one of them at least 1")
-    if options.results is not None and not options.jackknife:
-        parser.error("--results needs jackknifed tables; --jackknife must be at least 1")
     # Ours is what the others are compared with.
     options.samplers = list(dict.fromkeys([OURS, *options.samplers]))
     return options
@@ -204,8 +193,6 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
         stops |= own_stops(tables, (seed,), options.jobs, ending(options.samplers))
     made = Jackknife(runs, stops)
     made.print_groups()
-    if options.results is not None:
-        write_results(made, options.results)
     figures = jackknife_figures(made) + kind_figures(Kind("jackknifed", runs, stops))
     if options.questions:
         tables = list(dict.fromkeys(problem for problem, _ in runs))
@@ -228,10 +215,10 @@ def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> l
 
 
 def made_part(options: argparse.Namespace) -> list[Figure]:
-    """Run the samplers that sweep on tables that are made, and ours on vTrain's problems."""
+    """Run the samplers that sweep on tables that are made."""
     figures = []
     names = [name for name in options.samplers if name == OURS or name in SWEEPING]
-    for kind in (one for one in options.made if one in KINDS):
+    for kind in options.made:
         with TemporaryDirectory() as folder:
             problems = problems_of(kind, Path(folder))
             each = RunOptions(tuple(names), MADE_SEEDS, options.most, jobs=options.jobs)
@@ -242,10 +229,6 @@ def made_part(options: argparse.Namespace) -> list[Figure]:
                 largest = max(problems, key=lambda one: len(truth_of(one).points))
                 ask_s = statistics.median(run.ask_s for run in runs[largest, OURS])
                 figures.append(Figure("ask_s", ask_s, "s"))
-    for one in options.made:
-        name, _, every = one.partition(":")
-        if name == "vtrain":
-            figures += vtrain_figures(options.jobs, int(every or 1))
     return figures
 
 

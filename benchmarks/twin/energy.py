@@ -47,13 +47,13 @@ def _segments(draw: random.Random, kind: str, length_s: float) -> list[tuple[flo
     return phases * max(3, round(length_s / step_s))
 
 
-def random_gpu(draw: random.Random, *, counted: bool, ideal: bool) -> TwinGpu:
-    """Draw a GPU; with `ideal` sensors it reports its true power and energy, at its own ticks."""
+def random_gpu(draw: random.Random, *, counted: bool) -> TwinGpu:
+    """Draw a GPU with imperfect sensors."""
     wraps = counted and draw.random() < 0.3
     start_mJ = 2**32 - draw.randint(1000, 2_000_000) if wraps else draw.randint(0, 2**31)
     peak_W, idle_W = draw.uniform(200.0, 700.0), draw.uniform(40.0, 120.0)
     period_s, phase_s = draw.uniform(0.02, 0.1), draw.random()
-    sensed = (draw.uniform(0.0, 0.1), draw.uniform(0.0, 0.05), draw.uniform(0.0, 0.002))
+    filter_s, delay_s, leak = (draw.uniform(0.0, most) for most in (0.1, 0.05, 0.002))
     return TwinGpu(
         peak_W=peak_W,
         idle_W=idle_W,
@@ -65,24 +65,22 @@ def random_gpu(draw: random.Random, *, counted: bool, ideal: bool) -> TwinGpu:
         counter_start_mJ=start_mJ,
         counter_modulus_mJ=2**32 if wraps else 0,
         phase_s=phase_s,
-        filter_s=0.0 if ideal else sensed[0],
-        counter_delay_s=0.0 if ideal else sensed[1],
-        leak_per_K=0.0 if ideal else sensed[2],
+        filter_s=filter_s,
+        counter_delay_s=delay_s,
+        leak_per_K=leak,
         heat_s=30.0,
-        sensor_period_s=0.0 if ideal else 0.1,
-        sensor_window_s=0.001 if ideal else 0.025,
+        sensor_period_s=0.1,
+        sensor_window_s=0.025,
         counter_is_module=False,
     )
 
 
-def window_error(seed: int, *, ideal: bool = False) -> WindowError:
+def window_error(seed: int) -> WindowError:
     """Meter one random window, from boundary to boundary."""
     draw = random.Random(seed)
     kind = draw.choice(KINDS)
     counted = draw.random() < 0.85
-    gpus = [
-        random_gpu(draw, counted=counted, ideal=ideal) for _ in range(draw.choice((1, 1, 2, 4)))
-    ]
+    gpus = [random_gpu(draw, counted=counted) for _ in range(draw.choice((1, 1, 2, 4)))]
     with tempfile.TemporaryDirectory() as folder:
         node = TwinNode(Path(folder) / "node", gpus, call_s=draw.uniform(2e-6, 2e-4))
         with node.joined():

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.flops import program
-from benchmarks.validation.torch_memory import adapt, counter_of
+from benchmarks.validation.torch_memory import adapt, counter_of, program
 from tuner.search_spaces.job import TrainingJob
 
 

@@ -9,13 +9,29 @@ as they do from the second micro-batch on. States of the optimizer are counted b
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.flops import program
+from benchmarks.figures import ROOT
 from tuner.search_spaces.job import TrainingJob
+
+
+@contextmanager
+def program() -> Iterator[Any]:
+    """The training program's module that builds models, imported as the program does."""
+    folder = str(ROOT / "workload" / "program")
+    sys.path.insert(0, folder)
+    try:
+        import causal_lm
+
+        yield causal_lm
+    finally:
+        sys.path.remove(folder)
 
 
 @dataclass(frozen=True)

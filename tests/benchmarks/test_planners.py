@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.validation.foreign import calculon_s
 from benchmarks.validation.vtrain import (
     Launch,
     first_launch,
@@ -66,37 +63,3 @@ def test_a_refused_launch_is_counted_and_never_chosen() -> None:
     )
     assert found.refused == 1
     assert found.choice_loss > 0
-
-
-def test_a_foreign_planner_is_given_each_launch_and_may_refuse_it(tmp_path: Path) -> None:
-    """By a stand-in with Calculon's interface, whose seconds are a launch's sequences a GPU."""
-    system = {"networks": [{"bandwidth": 300}, {"bandwidth": 25}]}
-    (tmp_path / "systems").mkdir()
-    (tmp_path / "systems" / "a100_80g.json").write_text(json.dumps(system))
-    (tmp_path / "calculon" / "llm").mkdir(parents=True)
-    (tmp_path / "calculon" / "__init__.py").write_text("System = dict\n")
-    (tmp_path / "calculon" / "llm" / "__init__.py").write_text(
-        """
-class Llm:
-    class Error(Exception): pass
-    class Application(dict): pass
-    class Execution(dict):
-        from_json = classmethod(lambda cls, given: cls(given))
-    def __init__(self, application, log): self.application = application
-    def compile(self, system, execution):
-        assert system["networks"][1]["bandwidth"] == 12.5
-        if execution["tensor_par_net"]: raise Llm.Error("no")
-        self.execution = execution
-    def run(self, system): pass
-    def get_total_time(self): return self.execution["batch_size"] / self.execution["num_procs"]
-"""
-    )
-    found = calculon_s(LAUNCHES, tmp_path)
-    for each, said in zip(LAUNCHES, found, strict=True):
-        if each.degrees[0] > 8:
-            assert math.isnan(said)
-        else:
-            assert said == each.problem[1] / each.problem[0]
-    (tmp_path / "calculon" / "__init__.py").write_text("raise ImportError('gone')")
-    with pytest.raises(RuntimeError, match="ended"):
-        calculon_s(LAUNCHES[:1], tmp_path)

@@ -7,10 +7,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from benchmarks.search import vtrain
 from benchmarks.search.__main__ import main, options_of
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
 from benchmarks.search.made_up import adversarial_tables, clock_limit_tables
@@ -134,22 +132,6 @@ def test_made_up_tables_hold_what_they_are_made_for(tmp_path: Path) -> None:
             assert 100 not in {c.get("power_limit_W") for c in front}
 
 
-def test_vtrains_problems_are_searched_from_today_until_two_per_cent(tmp_path: Path) -> None:
-    problems = vtrain.searched_problems()
-    assert len(problems) == 92
-    number = int(np.argmin([len(launches) for launches in problems]))
-    launches = problems[number]
-    folder = vtrain.write_table(tmp_path / f"vtrain-{number:03d}", launches)
-    start = start_of(Problem(folder, folder.name), 0)
-    assert start.get("data_parallel") == max(one.degrees[1] for one in launches)
-    least_s = min(one.measured_s for one in launches)
-    good = sum(one.measured_s <= 1.02 * least_s for one in launches)
-    for name in ("random-sweep", OURS):
-        needed = vtrain.launches_needed(tmp_path, name, number, 0)
-        assert 1 <= needed <= len(launches) - good + 1
-    assert vtrain.launches_needed(tmp_path, OURS, number, 0) == needed
-
-
 def test_the_command_prints_the_figures_of_made_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +160,7 @@ def test_the_command_prints_the_figures_of_made_tables(
         "missing_p90",
         "search_lines",
     }
-    assert options_of([]).made == ["clock-limit", "adversarial", "several-knobs", "vtrain"]
+    assert options_of([]).made == ["clock-limit", "adversarial", "several-knobs"]
     for wrong in (["--made", "rooms"], ["--made", ""]):
         with pytest.raises(SystemExit) as ended:
             options_of(wrong)
