@@ -29,6 +29,8 @@ LOG_RATIO = 4.0
 #: Number of launches whose windows correct the model's constants; the surrogates learn the rest.
 CORRECTING = 4
 
+#: Configurations, or the numbers of candidates.
+Rows = Sequence[Configuration] | np.ndarray
 _Column = Callable[[Sequence["Value | None"]], "np.ndarray[Any, Any]"]
 
 
@@ -248,23 +250,26 @@ class FeatureMap:
             parts.append(np.zeros((len(configurations), 1)))
         return np.hstack(parts)
 
-    def _rows(self, configurations: Sequence[Configuration]) -> list[int] | None:
-        rows = [self._row.get(configuration, -1) for configuration in configurations]
-        return None if -1 in rows else rows
+    def _numbered(self, configurations: Rows) -> Rows:
+        # As numbers, unless one of them is no candidate.
+        if isinstance(configurations, np.ndarray):
+            return configurations
+        numbers = [self._row.get(configuration, -1) for configuration in configurations]
+        return configurations if -1 in numbers else np.array(numbers, dtype=int)
 
-    def transform(self, configurations: Sequence[Configuration]) -> np.ndarray:
+    def transform(self, configurations: Rows) -> np.ndarray:
         """Return rows of features, shape (len(configurations), dimension)."""
-        rows = self._rows(configurations)
-        if rows is not None:
-            return self.matrix[rows].reshape(len(rows), self.dimension)
+        rows = self._numbered(configurations)
+        if isinstance(rows, np.ndarray):
+            return self.matrix[rows]
         prior = self._prior
-        log = np.zeros((len(configurations), 0)) if prior is None else prior(configurations)
-        return self._compute(configurations, log)
+        log = np.zeros((len(rows), 0)) if prior is None else prior(rows)
+        return self._compute(rows, log)
 
-    def prior_log(self, configurations: Sequence[Configuration], which: int = 0) -> np.ndarray:
+    def prior_log(self, configurations: Rows, which: int = 0) -> np.ndarray:
         """Return one prior's log step time and log power, shape (n, 2); zeros without a prior."""
-        if self._corrected is None:
-            return np.zeros((len(configurations), 2))
-        rows = self._rows(configurations)
-        log = self._corrected(configurations) if rows is None else self._corrected.log[rows]
-        return log.reshape(len(configurations), 2 * self.priors)[:, 2 * which : 2 * which + 2]
+        rows, corrected = self._numbered(configurations), self._corrected
+        if corrected is None:
+            return np.zeros((len(rows), 2))
+        log = corrected.log[rows] if isinstance(rows, np.ndarray) else corrected(rows)
+        return log[:, 2 * which : 2 * which + 2]

@@ -1,9 +1,9 @@
-"""A Gaussian process: exact, and cheap to extend and to evaluate again.
+"""A Gaussian process, exact in its data.
 
     y(x) = offset + f(x) + noise,   f ~ GP(0, k) with the kernel of `tuner.models.surrogate.kernel`
 
-`update` continues from the rows of the last call. The hyperparameters are fitted by maximum a
-posteriori, and anew only when the data have grown by a fifth, on at most `FIT_ROWS` rows.
+The hyperparameters are fitted by maximum a posteriori, and anew only when the data have grown by a
+fifth, on at most `FIT_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
+from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from tuner.models.surrogate.kernel import (
     KINDS,
     OWN,
     AdditiveKernel,
-    ConditionedProcess,
     Likelihood,
     Pairs,
     draw_normal,
@@ -112,7 +111,7 @@ class HyperPosterior:
         return thetas, weights / weights.sum()
 
 
-class GaussianProcess(ConditionedProcess):
+class GaussianProcess:
     """A Gaussian process over rows of features, exact in its data.
 
     Args:
@@ -134,26 +133,20 @@ class GaussianProcess(ConditionedProcess):
         seed: int = 0,
     ) -> None:
         self._kinds = np.asarray(kinds, dtype=int)
-        self._dimension = dimension = len(self._kinds)
         self.noise, self.most_noise, self.amplitude = noise, most_noise, amplitude
         self._seed = seed
-        self._kernel = self._kernel_of(self.amplitude)
-        self._white = self.noise**2
-        self._fitted_at = 0
-        self._posterior: HyperPosterior | None = None
         self._drawn: tuple[HyperPosterior, np.ndarray, np.ndarray] | None = None
-        self._x = np.empty((0, dimension))
-        self._y = np.empty(0)
-        self._variance = np.empty(0)
-        self._watched = np.empty((0, dimension))
-        self._factor_all([], [], [], self._offset_variance(self._kernel))
+        self._x, self._y, self._variance = np.empty((0, len(self._kinds))), *2 * [np.empty(0)]
+        self._centre = 0.0
+        self._forget_hyperparameters()
+        self.believe(self._x)
 
     # -- hyperparameters ---------------------------------------------------------------------
 
     def _scale_of_lengths(self) -> np.ndarray:
         counts = np.array([(self._kinds == kind).sum() for kind in KINDS])
         if not AdditiveKernel.splits(self._kinds):
-            counts[:] = self._dimension
+            counts[:] = len(self._kinds)
         return np.asarray(np.sqrt(counts[self._kinds]))
 
     def _kernel_of(self, amplitude: float) -> AdditiveKernel:
@@ -164,6 +157,11 @@ class GaussianProcess(ConditionedProcess):
     def noise_(self) -> float:
         """Fitted standard deviation of the noise beside what the rows state."""
         return float(np.sqrt(self._white))
+
+    def _forget_hyperparameters(self) -> None:
+        self._kernel, self._white = self._kernel_of(self.amplitude), self.noise**2
+        self._fitted_at = 0
+        self._posterior: HyperPosterior | None = None
 
     def _offset_variance(self, kernel: AdditiveKernel) -> float:
         # Of the constant: broad beside the function, so that the data set it.
@@ -179,7 +177,7 @@ class GaussianProcess(ConditionedProcess):
         fresh = self._kernel_of(spread)
         likelihood = Likelihood(fresh, x, y, variance, constant=9.0 * spread**2)
         here = likelihood.present
-        count, d = len(here), self._dimension
+        count, d = len(here), len(self._kinds)
         prior_mean = np.concatenate(
             [
                 2 * np.log(fresh.amplitudes[here]),
@@ -211,32 +209,111 @@ class GaussianProcess(ConditionedProcess):
     def update(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
         """Take these rows as the data; return True if the hyperparameters were fitted anew.
 
-        What continues the greater part of the last call's rows is appended to it; anything else
-        starts afresh. `variance` (n,) is each row's own noise variance, beside the fitted one; 0
-        where unknown.
+        They stay if the rows continue the greater part of the last call's, else they start afresh.
+        `variance` (n,) is each row's own noise variance, beside the fitted one; 0 where unknown.
         """
-        self._truncate(self._data_rows)
         known, common = len(self._y), self._common(x, y, variance)
         # What was known for a while only (a probe that goes on) is taken out at its end, unless the
         # hyperparameters were fitted to it.
-        same = 2 * common >= known and common >= self._fitted_at
+        if 2 * common < known or common < self._fitted_at:
+            self._forget_hyperparameters()
         self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
         n = len(y)
-        if not same:
-            self._kernel, self._white = self._kernel_of(self.amplitude), self.noise**2
-            self._fitted_at, self._posterior = 0, None
         self._centre = float(np.mean(y)) if n else 0.0
         refit = n >= LEAST_ROWS and n >= REFIT_GROWTH * self._fitted_at
         if refit:
             self._optimise()
-        if refit or not same or known == 0:
-            self._factor_all(x, y, variance, self._offset_variance(self._kernel))
-        else:
-            self._truncate(common)
-            self._append(x[common:], variance[common:])
-            self._data_rows = n
-        self._weigh()
+        self.believe(self._x[:0])
         return refit
+
+    def believe(self, x: np.ndarray) -> None:
+        """Take these rows as measured at their posterior mean (kriging believer): the mean stays as
+        it is, the variance shrinks. The next call, or `update`, takes them out again."""
+        self._rows = np.vstack([self._x, x])
+        self._offset2 = self._offset_variance(self._kernel)
+        n, every = len(self._y), len(self._rows)
+        self._lower, self._weights = np.empty((every, every)), np.zeros(every)
+        if not every:
+            return
+        covariance = self._covariance(self._rows)
+        covariance[np.diag_indices(every)] += self._white + 1e-12
+        covariance[np.diag_indices(n)] += self._variance
+        try:
+            self._lower = cholesky(covariance, lower=True, check_finite=False)
+        except np.linalg.LinAlgError:  # rounding beside a tiny noise: a little more on the diagonal
+            jitter = 1e-8 * self._prior_variance
+            self._lower = cholesky(
+                covariance + jitter * np.eye(every), lower=True, check_finite=False
+            )
+        if n:
+            y = self._y - self._centre
+            self._weights[:n] = solve_triangular(
+                self._lower[:n, :n], y, lower=True, check_finite=False
+            )
+
+    def _covariance(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
+        return self._kernel(a, b) + self._offset2
+
+    @property
+    def _prior_variance(self) -> float:
+        return self._kernel.variance + self._offset2
+
+    def _given_rows(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # The mean at x, and L^-1 K(rows, x).
+        mean, projected = np.full(len(x), self._centre), np.empty((0, len(x)))
+        if len(self._rows) and len(x):
+            projected = solve_triangular(
+                self._lower,
+                self._covariance(self._rows, x),
+                lower=True,
+                check_finite=False,
+                overwrite_b=True,
+            )
+            mean += self._weights @ projected
+        return mean, projected
+
+    def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,)."""
+        mean, variance = np.empty(len(x)), np.full(len(x), self._prior_variance)
+        for start in range(0, len(x), 4096):
+            part = slice(start, start + 4096)
+            mean[part], projected = self._given_rows(x[part])
+            variance[part] -= np.einsum("ij,ij->j", projected, projected)
+        return mean, np.maximum(variance, 1e-12)
+
+    def mean(self, x: np.ndarray) -> np.ndarray:
+        """Return the posterior mean alone at rows `x`: much cheaper than `posterior`."""
+        n = len(self._y)
+        if not n:
+            return np.full(len(x), self._centre)
+        dual = solve_triangular(
+            self._lower[:n, :n], self._weights[:n], lower=True, trans=1, check_finite=False
+        )
+        return np.asarray(self._centre + self._covariance(x, self._x) @ dual)
+
+    def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean (m,) and covariance (m, m) of offset + f at rows `x`."""
+        mean, projected = self._given_rows(x)
+        covariance = self._covariance(x) - projected.T @ projected
+        covariance[np.diag_indices(len(x))] += 1e-10
+        return mean, covariance
+
+    def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """Return joint draws of offset + f at rows `x`, (draws, m), from standard normal ones."""
+        return draw_normal(*self.joint(x), normals)
+
+    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (noise included) of each datum given all the others.
+
+        Closed form from K^-1, no refit: mean_i = y_i - [K^-1 y]_i / [K^-1]_ii and variance_i =
+        1 / [K^-1]_ii (Rasmussen & Williams 2006, equations 5.10 to 5.12; Sundararajan & Keerthi
+        2001). The hyperparameters and the centre are those of all the data.
+        """
+        n = len(self._y)
+        inverse = cho_solve((self._lower[:n, :n], True), np.eye(n), check_finite=False)
+        diagonal = np.diag(inverse)
+        residual = (inverse @ (self._y - self._centre)) / diagonal
+        return self._y - residual, 1.0 / diagonal
 
     def _common(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> int:
         n = min(len(self._y), len(y))
@@ -256,11 +333,11 @@ class GaussianProcess(ConditionedProcess):
         variance is too small where the function turns out rougher. Mean and variance are those of
         the mixture over draws from the hyperparameters' posterior, up to `MARGINAL_ROWS` rows.
         """
-        if self._posterior is None or not LEAST_ROWS <= self._data_rows <= MARGINAL_ROWS:
+        if self._posterior is None or not LEAST_ROWS <= len(self._y) <= MARGINAL_ROWS:
             return self.posterior(x)
         means, variances = [], []
         thetas, weights = self._hyper_draws(self._posterior)
-        pairs = Pairs(self._kinds, self._x, np.vstack([self._x, x]), often=True)
+        pairs = Pairs(self._kinds, self._x, np.vstack([self._x, x]))
         for theta in thetas:
             prior, mean, cross, _ = self._given_data(self._posterior, theta, pairs)
             means.append(mean)
@@ -271,7 +348,7 @@ class GaussianProcess(ConditionedProcess):
 
     def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return joint draws as `draw` does, each at hyperparameters drawn from their posterior."""
-        if self._posterior is None or not LEAST_ROWS <= self._data_rows <= MARGINAL_ROWS:
+        if self._posterior is None or not LEAST_ROWS <= len(self._y) <= MARGINAL_ROWS:
             return self.draw(x, normals)
         thetas, weights = self._hyper_draws(self._posterior)
         # Systematic resampling: each set of hyperparameters gets its share of the draws.
@@ -279,7 +356,7 @@ class GaussianProcess(ConditionedProcess):
         chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
         drawn = np.empty((len(normals), len(x)))
         both = np.vstack([self._x, x])
-        pairs = Pairs(self._kinds, both, both, often=True)
+        pairs = Pairs(self._kinds, both, both)
         for i in np.unique(chosen):
             _, mean, cross, covariance = self._given_data(self._posterior, thetas[i], pairs)
             rows = chosen == i
@@ -300,7 +377,7 @@ class GaussianProcess(ConditionedProcess):
         # the prior covariance among the rows x of `pairs`.
         kernel, white = posterior.unpack(theta)
         offset2 = self._offset_variance(kernel)
-        n = self._data_rows
+        n = len(self._y)
         covariance = kernel.between(pairs) + offset2
         data, y = covariance[:n, :n].copy(), self._y - self._centre
         data[np.diag_indices(n)] += self._variance + white + 1e-10

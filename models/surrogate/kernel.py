@@ -1,4 +1,4 @@
-"""Gaussian processes at fixed hyperparameters: covariance, likelihood, and posterior given data.
+"""Covariance of a Gaussian process, its likelihood, and draws of a normal distribution.
 
 The covariance has effects of the launch, of the live setting, and of their mix:
 
@@ -18,10 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.linalg import cho_solve, cholesky
 from scipy.spatial.distance import cdist
 
 #: Kinds of columns.
@@ -85,23 +84,21 @@ class AdditiveKernel:
 class Pairs:
     """Rows `a` (n, d) against rows `b` (m, d), to be evaluated at any hyperparameters.
 
-    Args:
-        often: they are evaluated many times: candidates are launches times live settings, so few
-            of their halves differ, and it pays to find these first.
+    Candidates are launches times live settings, so few of their halves differ: these are found
+    once.
 
     Attributes:
         own: correlation of the launches' own levels, which has no hyperparameter, (n, m).
     """
 
-    def __init__(
-        self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray, *, often: bool = False
-    ) -> None:
-        paired = _distinct if often else lambda *both: (*both, None)
+    def __init__(self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         masks = {kind: kinds == kind for kind in KINDS if (kinds == kind).any()}
-        self._halves = {kind: (of, *paired(a[:, of], b[:, of])) for kind, of in masks.items()}
+        self._halves = {kind: (of, *_distinct(a[:, of], b[:, of])) for kind, of in masks.items()}
         columns = AdditiveKernel.launch_columns(kinds)
-        distance = cdist(a[:, columns], b[:, columns])
-        self.own = np.exp(-distance / (OWN_LENGTH * np.sqrt(columns.sum())))
+        whole = None if columns.all() else self._halves[LAUNCH]
+        _, rows, others, places = whole or (columns, *_distinct(a, b))
+        own = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
+        self.own = own.take(places)
 
     def matern(self, lengths: np.ndarray, kind: int) -> np.ndarray | float:
         """Matern-5/2 of the columns of a kind, (n, m); 1 if there are none."""
@@ -109,13 +106,16 @@ class Pairs:
             return 1.0
         columns, a, b, places = self._halves[kind]
         s = np.sqrt(5.0) * cdist(a / lengths[columns], b / lengths[columns])
-        correlation = np.asarray((1.0 + s + s * s / 3.0) * np.exp(-s))
-        return correlation if places is None else correlation.take(places)
+        return np.asarray((1.0 + s + s * s / 3.0) * np.exp(-s)).take(places)
 
 
 def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    (rows, i), (others, j) = (np.unique(x, axis=0, return_inverse=True) for x in (a, b))
-    return rows, others, i.reshape(-1, 1) * len(others) + j.reshape(-1)
+    # Rows are told apart by their projection on a line, which sorts much faster than whole rows.
+    line = np.random.default_rng(0).random(a.shape[1])
+    (_, rows, i), (_, others, j) = (
+        np.unique(x @ line, return_index=True, return_inverse=True) for x in (a, b)
+    )
+    return a[rows], b[others], i[:, None] * len(others) + j
 
 
 class Likelihood:
@@ -195,167 +195,3 @@ def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -
     except np.linalg.LinAlgError:  # rounding left a negative direction
         root = np.linalg.cholesky(covariance + 1e4 * jitter * np.eye(len(mean)))
     return np.asarray(mean + normals[:, : len(mean)] @ root.T)
-
-
-class ConditionedProcess:
-    """Base of `tuner.models.surrogate.gaussian_process.GaussianProcess`: f given rows of data.
-
-    Rows are appended to the Cholesky factor instead of refactoring it, rows may be only believed
-    (pending measurements), and a list of watched points has its posterior kept up to date at
-    O(rows x watched) a new row. The subclass sets the kernel, the noise variance `_white`, the data
-    `_y` and their centre.
-    """
-
-    _dimension: int
-    _kernel: AdditiveKernel
-    _white: float
-    _y: np.ndarray
-    _watched: np.ndarray
-
-    def _covariance(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
-        return self._kernel(a, b) + self._offset2
-
-    @property
-    def _prior_variance(self) -> float:
-        return self._kernel.variance + self._offset2
-
-    def _factor_all(self, x: Any, y: Any, variance: Any, offset_variance: float) -> None:
-        self._lower = np.empty((0, 0))
-        self._rows = np.empty((0, self._dimension))
-        self._projected: np.ndarray | None = None  # L^-1 K(rows, watched), built when asked for
-        self._watched_variance = np.empty(0)
-        self._centre = float(np.mean(y)) if len(y) else 0.0
-        self._offset2 = offset_variance
-        self._weights = np.empty(0)
-        if len(y):
-            self._append(np.asarray(x), np.asarray(variance))
-        self._data_rows = len(y)
-        self._weigh()
-
-    def _append(self, x: np.ndarray, variance: np.ndarray) -> None:
-        if not len(x):
-            return
-        n, k = len(self._rows), len(x)
-        corner = self._covariance(x)
-        corner[np.diag_indices(k)] += variance + self._white + 1e-12
-        lower = np.zeros((n + k, n + k))
-        below = np.empty((k, 0))
-        if n:
-            cross = self._covariance(self._rows, x)
-            below = solve_triangular(self._lower, cross, lower=True, check_finite=False).T
-            corner -= below @ below.T
-            lower[:n, :n], lower[n:, :n] = self._lower, below
-        try:
-            block = cholesky(corner, lower=True, check_finite=False)
-        except np.linalg.LinAlgError:  # rounding beside a tiny noise: a little more on the diagonal
-            jitter = 1e-8 * self._prior_variance
-            block = cholesky(corner + jitter * np.eye(k), lower=True, check_finite=False)
-        lower[n:, n:] = block
-        if self._projected is not None:
-            self._project(x, below, block)
-        self._lower, self._rows = lower, np.vstack([self._rows, x])
-
-    def _weigh(self) -> None:
-        n = self._data_rows
-        lower = self._lower[:n, :n]
-        self._weights = np.zeros(len(self._rows))
-        if n:
-            self._weights[:n] = solve_triangular(
-                lower, self._y - self._centre, lower=True, check_finite=False
-            )
-
-    def believe(self, x: np.ndarray) -> None:
-        """Take these rows as measured at their posterior mean (kriging believer): the mean stays as
-        it is, the variance shrinks. The next call, or `update`, takes them out again."""
-        self._truncate(self._data_rows)
-        self._append(x, np.zeros(len(x)))
-        self._weights = np.append(self._weights, np.zeros(len(x)))
-
-    def _truncate(self, n: int) -> None:
-        if len(self._rows) > n:
-            if self._projected is not None:
-                self._watched_variance += np.einsum("ij,ij->j", *2 * [self._projected[n:]])
-                self._projected = self._projected[:n]
-            self._lower, self._rows = self._lower[:n, :n], self._rows[:n]
-            self._weights = self._weights[:n]
-
-    def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,)."""
-        mean, variance = np.empty(len(x)), np.empty(len(x))
-        for start in range(0, len(x), 4096):
-            part = slice(start, start + 4096)
-            mean[part], variance[part] = self._centre, self._prior_variance
-            if len(self._rows):
-                projected = solve_triangular(
-                    self._lower,
-                    self._covariance(self._rows, x[part]),
-                    lower=True,
-                    check_finite=False,
-                    overwrite_b=True,
-                )
-                mean[part] += self._weights @ projected
-                variance[part] -= np.einsum("ij,ij->j", projected, projected)
-        return mean, np.maximum(variance, 1e-12)
-
-    def mean(self, x: np.ndarray) -> np.ndarray:
-        """Return the posterior mean alone at rows `x`: much cheaper than `posterior`."""
-        n = self._data_rows
-        if not n:
-            return np.full(len(x), self._centre)
-        dual = solve_triangular(
-            self._lower[:n, :n], self._weights[:n], lower=True, trans=1, check_finite=False
-        )
-        return np.asarray(self._centre + self._covariance(x, self._rows[:n]) @ dual)
-
-    def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """Return joint draws of offset + f at rows `x`, (draws, m), from standard normal ones."""
-        return draw_normal(*self.joint(x), normals)
-
-    def joint(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean (m,) and covariance (m, m) of offset + f at rows `x`."""
-        covariance = self._covariance(x)
-        mean = np.full(len(x), self._centre)
-        if len(self._rows):
-            projected = solve_triangular(
-                self._lower, self._covariance(self._rows, x), lower=True, check_finite=False
-            )
-            mean += self._weights @ projected
-            covariance -= projected.T @ projected
-        covariance[np.diag_indices(len(x))] += 1e-10
-        return mean, covariance
-
-    def watch(self, x: np.ndarray) -> None:
-        """Keep the posterior at these rows up to date from now on."""
-        self._watched, self._projected = x, None
-
-    def _project(self, x: np.ndarray, below: np.ndarray, block: np.ndarray) -> None:
-        assert self._projected is not None
-        cross = self._covariance(x, self._watched)
-        if len(self._projected):
-            cross -= below @ self._projected
-        added = solve_triangular(block, cross, lower=True, check_finite=False, overwrite_b=True)
-        self._projected = np.vstack([self._projected, added])
-        self._watched_variance -= np.einsum("ij,ij->j", added, added)
-
-    def watched(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance (no noise) at the watched rows."""
-        if self._projected is None:
-            self._projected = np.empty((0, len(self._watched)))
-            self._watched_variance = np.full(len(self._watched), self._prior_variance)
-            if len(self._rows):
-                self._project(self._rows, np.empty((len(self._rows), 0)), self._lower)
-        mean = self._centre + self._weights @ self._projected
-        return mean, np.maximum(self._watched_variance, 1e-12)
-
-    def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (noise included) of each datum given all the others.
-
-        Closed form from K^-1, no refit: mean_i = y_i - [K^-1 y]_i / [K^-1]_ii and variance_i =
-        1 / [K^-1]_ii (Rasmussen & Williams 2006, equations 5.10 to 5.12; Sundararajan & Keerthi
-        2001). The hyperparameters and the centre are those of all the data.
-        """
-        n = self._data_rows
-        inverse = cho_solve((self._lower[:n, :n], True), np.eye(n), check_finite=False)
-        diagonal = np.diag(inverse)
-        residual = (inverse @ (self._y - self._centre)) / diagonal
-        return self._y - residual, 1.0 / diagonal

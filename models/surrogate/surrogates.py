@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tuner.models.surrogate import LeaveOneOut
-from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.features import FeatureMap, Rows
 from tuner.models.surrogate.gaussian_process import GaussianProcess
 from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
@@ -120,10 +120,10 @@ class _Output:
     def regressor(self) -> GaussianProcess:
         return self._variants[self.mean_in_use]
 
-    def base(self, configurations: Sequence[Configuration]) -> np.ndarray:
+    def base(self, configurations: Rows) -> np.ndarray:
         return self._mean(self.mean_in_use, configurations)
 
-    def _mean(self, mean: int | None, configurations: Sequence[Configuration]) -> np.ndarray:
+    def _mean(self, mean: int | None, configurations: Rows) -> np.ndarray:
         if mean is None:
             return np.zeros(len(configurations))
         return self._features.prior_log(configurations, mean)[:, self._output]
@@ -165,7 +165,6 @@ class Surrogates:
         self._power = _Output(features, 1, POWER_NOISE, seed)
         self._outputs = (self._time, self._power)
         self._y = np.empty((0, 2))
-        self.watch(())
 
     @property
     def mean_in_use(self) -> tuple[int | None, int | None]:
@@ -182,8 +181,8 @@ class Surrogates:
     ) -> bool:
         """Learn from these measurements, one row each; True if hyperparameters were fitted anew.
 
-        Rows that continue those of the last call are appended at little cost. Figures are finite
-        and positive (else ValueError), relative standard errors None or NaN where unknown.
+        Figures are finite and positive (else ValueError), relative standard errors None or NaN
+        where unknown.
         """
         figures = np.column_stack([np.asarray(step_time_s, float), np.asarray(power_W, float)])
         if not (np.isfinite(figures).all() and (figures > 0).all()):
@@ -195,19 +194,17 @@ class Surrogates:
         for output, rse, y in errors:
             stated = np.zeros(len(x)) if rse is None else np.asarray(rse, dtype=float)
             changed |= output.fit(configurations, x, y, np.nan_to_num(stated, nan=0.0) ** 2)
-        if changed:
-            self.watch(self._watched)
         return changed
 
-    def predict(self, configurations: Sequence[Configuration]) -> Posterior:
+    def predict(self, configurations: Rows) -> Posterior:
         """Return the posterior at these configurations."""
         x, bases = self.features.transform(configurations), self._bases(configurations)
         return _joined([output.regressor.posterior(x) for output in self._outputs], bases)
 
-    def _bases(self, configurations: Sequence[Configuration]) -> list[np.ndarray]:
+    def _bases(self, configurations: Rows) -> list[np.ndarray]:
         return [output.base(configurations) for output in self._outputs]
 
-    def with_intervals(self, configurations: Sequence[Configuration]) -> Posterior:
+    def with_intervals(self, configurations: Rows) -> Posterior:
         """Predict as `predict` does, with standard deviations for intervals.
 
         They hold the doubt about the hyperparameters (`GaussianProcess.marginal`) and a factor for
@@ -227,7 +224,7 @@ class Surrogates:
         together = float(time @ power) / max(float(np.sqrt((time @ time) * (power @ power))), 1e-12)
         return together * n / (n + SHRINK)
 
-    def mean(self, configurations: Sequence[Configuration]) -> tuple[np.ndarray, np.ndarray]:
+    def mean(self, configurations: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Return means of log step time and log power alone: far cheaper for many."""
         x = self.features.transform(configurations)
         time, power = (o.regressor.mean(x) + o.base(configurations) for o in self._outputs)
@@ -235,7 +232,7 @@ class Surrogates:
 
     def sample(
         self,
-        configurations: Sequence[Configuration],
+        configurations: Rows,
         normals: np.ndarray,
         *,
         marginal: bool = False,
@@ -265,21 +262,7 @@ class Surrogates:
         n = max(len(self._y), 1)
         return 1 + FEW[0] / n, 1 + FEW[1] / n
 
-    def watch(self, configurations: Sequence[Configuration]) -> None:
-        """Keep the posterior of these up to date cheaply from fit to fit (see `watched`)."""
-        self._watched = configurations
-        self._watched_bases = self._bases(configurations)
-        x = self.features.transform(configurations)
-        for output in self._outputs:
-            output.regressor.watch(x)
-
-    def watched(self) -> Posterior:
-        """Return the posterior at the watched rows, in their order."""
-        return _joined(
-            [output.regressor.watched() for output in self._outputs], self._watched_bases
-        )
-
-    def believe(self, configurations: Sequence[Configuration]) -> None:
+    def believe(self, configurations: Rows) -> None:
         """Count these as told at their posterior mean, until the next `fit`: the kriging believer
         (Ginsbourger, Le Riche & Carraro 2010), so that what is in flight is not proposed again."""
         x = self.features.transform(configurations)

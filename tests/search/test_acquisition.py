@@ -13,7 +13,6 @@ from tuner.pareto import hypervolume
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.acquisition import (
     CandidateView,
-    FrontEstimate,
     ProbeAcquisition,
     Scored,
     farthest,
@@ -45,20 +44,22 @@ def fitted(measured: list[int]) -> Surrogates:
     return surrogates
 
 
-def view_of(measured: list[int]) -> tuple[FrontEstimate, CandidateView, Surrogates]:
+def view_of(measured: list[int]) -> tuple[CandidateView, CandidateView, Surrogates]:
     """What is known after these measurements, and what may still be proposed."""
     surrogates = fitted(measured)
-    surrogates.watch(CONFIGURATIONS)
+
+    def view(members: np.ndarray) -> CandidateView:
+        launches = [CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in members]
+        return CandidateView(
+            members=members,
+            launch_of=np.array(launches),
+            posterior=surrogates.predict(members),
+            chances=np.ones(len(members)),
+            gpus=np.ones(len(members)),
+        )
+
     free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
-    view = CandidateView(
-        members=free,
-        launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
-        posterior=surrogates.watched()[free],
-        chances=np.ones(len(free)),
-        gpus=np.ones(len(free)),
-    )
-    front = FrontEstimate.of(surrogates, [CONFIGURATIONS[i] for i in measured])
-    return front, view, surrogates
+    return view(np.array(measured)), view(free), surrogates
 
 
 def choose(
@@ -66,7 +67,7 @@ def choose(
 ) -> Scored:
     front, view, surrogates = view_of(measured)
     draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)
-    acquisition = ProbeAcquisition(surrogates, cost, max_live, CONFIGURATIONS, draws)
+    acquisition = ProbeAcquisition(surrogates, cost, max_live, draws)
     return acquisition.best(front, view, running_launch)
 
 

@@ -211,7 +211,7 @@ def test_many_candidates_are_searched_by_their_most_promising_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a small limit only some launches are tracked; the search must still continue and end."""
-    monkeypatch.setattr("tuner.search.candidate_pool.TRACKED_ENTRIES", 400)
+    monkeypatch.setattr("tuner.search.candidate_pool.TRACKED_WORK", 400)
     monkeypatch.setattr("tuner.search.candidate_pool.MIN_TRACKED", 20)
     planner, records = CandidatePlanner(CANDIDATES, seed=0), list[ProbeRecord]()
     while len(records) <= 120 and planner.plan(PlanningState(tuple(records))) is not None:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, MEASURED, fitted, truth
+from tests.search.test_acquisition import CONFIGURATIONS, MEASURED, truth, view_of
 from tuner.pareto import hypervolume, reference_point
-from tuner.search.acquisition import CandidateView, FrontEstimate
 from tuner.search.regret import MOST_NOISE, RegretEstimate, RegretModel
 
 
 def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
-    surrogates = fitted(measured)
-    free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)
-    view = CandidateView(
-        members=free,
-        launch_of=np.array([CANDIDATES.launches.index(CONFIGURATIONS[i].launch) for i in free]),
-        posterior=surrogates.predict([CONFIGURATIONS[i] for i in free]),
-        chances=np.full(len(free), fits),
-        gpus=np.ones(len(free)),
-    )
-    known = [CONFIGURATIONS[i] for i in measured]
-    return RegretModel(surrogates, seed=0).estimate(
-        FrontEstimate.of(surrogates, known), [CONFIGURATIONS[i] for i in free], view
-    )
+    front, view, surrogates = view_of(measured)
+    still_open = replace(view, chances=np.full(len(view.members), fits))
+    return RegretModel(surrogates, seed=0).estimate(front, still_open)
 
 
 def true_missing(measured: list[int]) -> float:

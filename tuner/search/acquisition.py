@@ -9,7 +9,6 @@ Before there is enough to model, a few launches are spread over the space (`fart
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,6 @@ from tuner.pareto import improvement, nondominated, reference_point
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.log_regret import LogRegret, Sweep
 from tuner.search.question import Question
-from tuner.search_spaces.configuration import Configuration
 
 #: Number of draws that score single settings, and of draws that build a probe's sweep.
 SINGLE_DRAWS, JOINT_DRAWS = 64, 128
@@ -52,9 +50,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class CandidateView:
-    """Candidates that may be proposed, at least one."""
+    """Candidates and what is expected of them: those that may be proposed, or those measured."""
 
-    members: np.ndarray  # indices into all candidates, (n,)
+    members: np.ndarray  # numbers of the candidates, (n,)
     launch_of: np.ndarray
     posterior: Posterior
     # probability that each fits in memory and that no rule leaves it out rightly, (n,). None is
@@ -67,6 +65,11 @@ class CandidateView:
         return CandidateView(*(value[rows] for value in vars(self).values()))
 
     @property
+    def points(self) -> np.ndarray:
+        """Expected log energy and log time of each, (n, 2)."""
+        return np.column_stack([self.posterior.log_energy, self.posterior.log_time])
+
+    @property
     def likely(self) -> np.ndarray:
         """Rows of those with an even chance, or, if none has, with the best one."""
         return np.flatnonzero(self.chances >= min(LIKELY, self.chances.max()))
@@ -76,24 +79,8 @@ class CandidateView:
         shares = (np.random.default_rng(0).permutation(draws) + 0.5) / draws
         return np.asarray(shares[:, None] * of < self.chances[rows])
 
-
-@dataclass(frozen=True)
-class FrontEstimate:
-    """Posterior means of the configurations that the front is made of."""
-
-    configurations: tuple[Configuration, ...]  # measured or in flight, (n,)
-    points: np.ndarray  # log energy and log time of each, (n, 2)
-    gpus: np.ndarray
-
-    @classmethod
-    def of(cls, surrogates: Surrogates, configurations: Sequence[Configuration]) -> FrontEstimate:
-        """Return the estimate of fitted surrogates."""
-        log_t, log_p = surrogates.mean(configurations)
-        gpus = np.array([configuration.world_size for configuration in configurations])
-        return cls(tuple(configurations), np.column_stack([log_t + log_p, log_t]), gpus)
-
-    def nearest(self, count: int) -> np.ndarray:
-        """Return the indices of the points nearest to the front, at most this number, sorted."""
+    def nearest_to_front(self, count: int) -> np.ndarray:
+        """Return the rows of the points nearest to the front, at most this number, sorted."""
         e, t = self.points.T
         behind = np.maximum(e[:, None] - e[None, :], t[:, None] - t[None, :]).max(axis=1)
         return np.sort(ranked(-behind)[:count])
@@ -123,19 +110,21 @@ class ProbeAcquisition:
     surrogates: Surrogates
     cost: ProbeCost
     max_live: int  # settings that one probe visits at most
-    configurations: Sequence[Configuration]
     # `normal_draws` for single settings, (draws, 2, 1), and joint ones, (draws, 2,
     # `CANDIDATES_TRIED` + `LIVE_TRIED` + `MEASURED_TRIED`).
     draws: tuple[np.ndarray, np.ndarray]
 
     def best(
         self,
-        front: FrontEstimate,
+        front: CandidateView,
         candidates: CandidateView,
         running_launch: int | None = None,
         question: Question | None = None,
     ) -> Scored:
-        """Return the probe that is worth the most per joule, or most for a question."""
+        """Return the probe that is worth the most per joule, or most for a question.
+
+        `front` is what is measured or in flight.
+        """
         if question is not None:
             answer = AnswerAcquisition(self.surrogates, self.cost, question, self.draws[0])
             return answer.best(front, candidates, running_launch)
@@ -145,8 +134,8 @@ class ProbeAcquisition:
         chances = [float(candidates.chances[rows].max()) for rows in launches]
         best_of = np.repeat(chances, [len(rows) for rows in launches])
         counting = candidates.counting(tried, len(self.draws[1]), best_of)
-        members = [self.configurations[i] for i in candidates.members[tried]]
-        regret, posterior = self._regret(front, members, counting), candidates.posterior
+        regret = self._regret(front, candidates.members[tried], counting)
+        posterior = candidates.posterior
         launch_J = self.cost.launch_J(posterior.power_W)
         visit_J = self.cost.visit_J(posterior.power_W, posterior.step_time_s)
         sweeps, begin, return_J = [], 0, 0.0
@@ -175,7 +164,7 @@ class ProbeAcquisition:
         return Scored(visited, score, sweep.cost_J, sweep.first_J, gain)
 
     def _promising(
-        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
+        self, front: CandidateView, candidates: CandidateView, running_launch: int | None
     ) -> list[np.ndarray]:
         # In the order of the candidates: a candidate's draws do not change with its rank.
         posterior, launch_of = candidates.posterior, candidates.launch_of
@@ -200,17 +189,15 @@ class ProbeAcquisition:
                 break
         return sorted(launches, key=lambda rows: int(launch_of[rows[0]]))
 
-    def _regret(
-        self, front: FrontEstimate, tried: Sequence[Configuration], counting: np.ndarray
-    ) -> LogRegret:
-        near = front.nearest(MEASURED_TRIED)
-        both = [*(front.configurations[i] for i in near), *tried]
+    def _regret(self, front: CandidateView, tried: np.ndarray, counting: np.ndarray) -> LogRegret:
+        near = front.nearest_to_front(MEASURED_TRIED)
+        both = np.append(front.members[near], tried)
         log_t, log_p = self.surrogates.sample(both, self.draws[1], marginal=True)
         log_t[:, len(near) :] += np.where(counting, 0.0, FAR)
         return LogRegret(log_t + log_p, log_t, measured=len(near))
 
     def _nearest(
-        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None
+        self, front: CandidateView, candidates: CandidateView, running_launch: int | None
     ) -> Scored:
         # Nearest in standard deviations: of the nearer axis, from the corner that is farthest.
         all_of, corners = candidates.posterior, _corners(front.points)
@@ -242,7 +229,7 @@ class AnswerAcquisition:
     draws: np.ndarray  # `normal_draws`, (draws, 2, 1)
 
     def best(
-        self, front: FrontEstimate, candidates: CandidateView, running_launch: int | None = None
+        self, front: CandidateView, candidates: CandidateView, running_launch: int | None = None
     ) -> Scored:
         """Return the window with the most expected improvement per joule."""
         posterior, question = candidates.posterior, self.question

@@ -13,7 +13,6 @@ import numpy as np
 
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.kernel import LIVE
-from tuner.pareto import nondominated
 from tuner.search.acquisition import LIKELY, CandidateView
 
 #: Settings nearer than this share of a knob's range count as one: of a clock in steps of 15 MHz the
@@ -26,7 +25,7 @@ def beside_front(
     features: FeatureMap,
     members: Sequence[np.ndarray],
     launch_of: np.ndarray,
-    front: Sequence[int],
+    front: Sequence[int] | np.ndarray,
     candidates: CandidateView,
 ) -> list[int]:
     """Return the open live settings next to those of the front, the lowest levels first.
@@ -61,9 +60,3 @@ def _next(rows: np.ndarray, ahead: np.ndarray, alone: np.ndarray, likely: set[in
     if not len(within) or not all(int(row) in likely for row in rows[within]):
         return []
     return [int(rows[within[ahead[within].argmax()]])]
-
-
-def measured_front(measured: Sequence[int], points: np.ndarray) -> list[int]:
-    """Return the measured candidates that no other dominates, by their points (n, 2)."""
-    on_front = nondominated(points[:, 0], points[:, 1])
-    return [candidate for candidate, best in zip(measured, on_front, strict=True) if best]

@@ -17,6 +17,7 @@ from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, first_best
+from tuner.pareto import nondominated
 from tuner.search.acquisition import (
     CANDIDATES_TRIED,
     JOINT_DRAWS,
@@ -24,12 +25,11 @@ from tuner.search.acquisition import (
     MEASURED_TRIED,
     SINGLE_DRAWS,
     CandidateView,
-    FrontEstimate,
     ProbeAcquisition,
     farthest,
     normal_draws,
 )
-from tuner.search.beside_front import beside_front, measured_front
+from tuner.search.beside_front import beside_front
 from tuner.search.candidate_pool import CandidatePool
 from tuner.search.crash_causes import LAST, CrashCauses
 from tuner.search.observations import Observations
@@ -124,8 +124,8 @@ class CandidatePlanner(ProbePlanner):
     def _fit(self, observations: Observations) -> None:
         names = "delivered", "step_time_s", "power_W", "step_time_rse", "power_rse"
         columns = ([getattr(m, name) for m in observations.measured] for name in names)
-        if self.surrogates.fit(*columns):
-            self._pool.choose_anew()  # the hyperparameters changed
+        if self.surrogates.fit(*columns):  # the hyperparameters changed
+            self._pool.tracked = None
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class CandidatePlanner(ProbePlanner):
     ) -> ProbePlan | None:
         # None if every candidate would probably exceed the cap on peak power.
         self._fit(observations)
-        candidates = self._pool.view(observations, closed, chances)
+        front, candidates = self._pool.views(observations, closed, chances)
         if state.peak_limit is not None:
             levels = self.features.matrix[candidates.members].sum(axis=1)
             safe = state.peak_limit.safe(
@@ -281,18 +281,14 @@ class CandidatePlanner(ProbePlanner):
             if safe is None:
                 return None
             candidates = safe
-        measured = dict.fromkeys(m.candidate for m in observations.measured)
-        known = [self._configurations[i] for i in (*measured, *observations.pending)]
-        front = FrontEstimate.of(self.surrogates, known)
-        acquisition = ProbeAcquisition(
-            self.surrogates, state.cost, MAX_LIVE, self._configurations, self._draws
-        )
+        acquisition = ProbeAcquisition(self.surrogates, state.cost, MAX_LIVE, self._draws)
         best = acquisition.best(front, candidates, running_launch, state.question)
         members = best.members[:1]
         regret = self._regret_of(state.question, observations, front, candidates)
         before_end = None
         if state.question is None:
-            on_front = measured_front([*measured], front.points[: len(measured)])
+            measured = front[~np.isin(front.members, observations.pending)]
+            on_front = measured.members[nondominated(*measured.points.T)]
             before_end = self._before_end(state, on_front, candidates, closed, running_launch)
         return self._plan_of(
             members,
@@ -309,7 +305,7 @@ class CandidatePlanner(ProbePlanner):
     def _before_end(
         self,
         state: PlanningState,
-        on_front: Sequence[int],
+        on_front: np.ndarray,
         candidates: CandidateView,
         closed: np.ndarray,
         running_launch: int | None,
@@ -341,7 +337,7 @@ class CandidatePlanner(ProbePlanner):
         self,
         question: Question | None,
         observations: Observations,
-        front: FrontEstimate,
+        front: CandidateView,
         candidates: CandidateView,
     ) -> RegretEstimate | None:
         # None with too few measurements to fit the hyperparameters, and until two live settings of
@@ -349,8 +345,7 @@ class CandidatePlanner(ProbePlanner):
         few = len(observations.measured) < LEAST_MEASUREMENTS
         if few or not self._live_varied(observations):
             return None
-        still_open = [self._configurations[i] for i in candidates.members]
-        return self._regret.estimate(front, still_open, candidates, question)
+        return self._regret.estimate(front, candidates, question)
 
     def _live_varied(self, observations: Observations) -> bool:
         launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]

@@ -1,14 +1,14 @@
-"""Subsampling of very large candidate sets, with an up-to-date posterior of the sample.
+"""Subsampling of very large candidate sets, and the posterior of the sample.
 
 Beyond `ALL_CANDIDATES`, launches are drawn, one from each of many equal stretches in the order of
 their knobs, and those that differ from one of the front in a single launch knob are added. If
-measurements x candidates are many, only the most promising of them are tracked. Both choices are
-renewed whenever the hyperparameters are fitted.
+their posterior takes long, only the most promising of them are tracked. Both choices are renewed
+whenever the hyperparameters are fitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from tuner.search_spaces.configuration import Configuration
 
 #: Number of candidates up to which all are taken.
 ALL_CANDIDATES = 100_000
-#: measurements x candidates that are tracked at once (32 MB per output); beyond that only the
-#: launches that look best are.
-TRACKED_ENTRIES = 4_000_000
+#: measurements^2 x candidates that are tracked at once, what their posterior takes (0.1 s of a
+#: core); beyond that only the launches that look best are.
+TRACKED_WORK = 400_000_000
 #: Number of candidates that are tracked at least, however many measurements there are.
 MIN_TRACKED = 1000
 
@@ -86,30 +86,26 @@ class CandidatePool:
         # Numbers of the candidates that are tracked; None until they are chosen anew.
         self.tracked: np.ndarray | None = None
 
-    def choose_anew(self) -> None:
-        """Choose the tracked candidates anew when they are next viewed."""
-        self.tracked = None
-
-    def view(
+    def views(
         self, observations: Observations, closed: np.ndarray, chances: np.ndarray
-    ) -> CandidateView:
-        """Return the tracked candidates that are open, at least one, with pending ones believed."""
+    ) -> tuple[CandidateView, CandidateView]:
+        """Return what is measured or in flight, and the tracked candidates that are open, at least
+        one, with those in flight believed."""
         if self.tracked is None or closed[self.tracked].all():
             poor = closed | (chances < REFUSED_BELOW)
             self.tracked = self._choose(observations, closed if poor.all() else poor)
-            self._surrogates.watch(self._configurations(self.tracked))
-        self._surrogates.believe(self._configurations(observations.pending))
-        rows = np.flatnonzero(~closed[self.tracked])
-        members, posterior = self.tracked[rows], self._surrogates.watched()[rows]
-        launch_of = self._launch_of[members]
-        gpus = self._gpus[launch_of]
-        return CandidateView(members, launch_of, posterior, chances[members], gpus)
+        self._surrogates.believe(np.array(observations.pending, dtype=int))
+        measured = dict.fromkeys(m.candidate for m in observations.measured)
+        known = np.array([*measured, *observations.pending])
+        open_ = self.tracked[~closed[self.tracked]]
+        return self._view(known, chances), self._view(open_, chances)
 
-    def _configurations(self, members: Iterable[int]) -> list[Configuration]:
-        return [self._candidates.configurations[i] for i in members]
+    def _view(self, members: np.ndarray, chances: np.ndarray) -> CandidateView:
+        launch_of, posterior = self._launch_of[members], self._surrogates.predict(members)
+        return CandidateView(members, launch_of, posterior, chances[members], self._gpus[launch_of])
 
     def _choose(self, observations: Observations, closed: np.ndarray) -> np.ndarray:
-        limit = max(TRACKED_ENTRIES // max(len(observations.measured), 1), MIN_TRACKED)
+        limit = max(TRACKED_WORK // max(len(observations.measured), 1) ** 2, MIN_TRACKED)
         sample = self._sample(observations, closed)
         if len(sample) <= limit:
             return sample
@@ -137,7 +133,7 @@ class CandidatePool:
         # At optimistic figures, two standard deviations from the mean, no launch is lost for being
         # unexplored.
         measured, found = (
-            self._surrogates.predict(self._configurations(numbers))
+            self._surrogates.predict(numbers)
             for numbers in (np.unique([m.candidate for m in observations.measured]), sample)
         )
         front = np.column_stack([measured.log_energy, measured.log_time])

@@ -11,7 +11,6 @@ a few measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +19,9 @@ from tuner.models.surrogate.gaussian_process import LEAST_ROWS
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, ranked
 from tuner.pareto import improvement, reference_point
-from tuner.search.acquisition import FAR, CandidateView, FrontEstimate, normal_draws
+from tuner.search.acquisition import FAR, CandidateView, normal_draws
 from tuner.search.log_regret import LogRegret
 from tuner.search.question import Question
-from tuner.search_spaces.configuration import Configuration
 
 #: With fewer measurements no regret is estimated: the hyperparameters are not fitted yet.
 LEAST_MEASUREMENTS = LEAST_ROWS
@@ -76,22 +74,21 @@ class RegretModel:
 
     def estimate(
         self,
-        front: FrontEstimate,
-        still_open: Sequence[Configuration],
-        view: CandidateView,
+        front: CandidateView,
+        still_open: CandidateView,
         question: Question | None = None,
     ) -> RegretEstimate:
-        """Return the regret of the configurations that are measured or in flight."""
-        near, promising = self._relevant(front, view, question)
+        """Return the regret of the candidates that are measured or in flight."""
+        near, promising = self._relevant(front, still_open, question)
         if self._normals is None:
             self._normals = normal_draws(DRAWS, 2 * MOST_CANDIDATES, self._seed)
-        both = [*(front.configurations[i] for i in near), *(still_open[i] for i in promising)]
+        both = np.append(front.members[near], still_open.members[promising])
         log_t, log_p = self._surrogates.sample(both, self._normals, wide=True)
         fits = np.ones((DRAWS, len(both)), dtype=bool)
-        fits[:, len(near) :] = view.counting(promising, DRAWS)
+        fits[:, len(near) :] = still_open.counting(promising, DRAWS)
         if question is not None:
             points = np.stack([log_t + log_p, log_t], axis=-1)
-            gpus = np.append(front.gpus[near], view.gpus[promising])
+            gpus = np.append(front.gpus[near], still_open.gpus[promising])
             return self._of_answer(question, points, fits, gpus, len(near))
         log_t += np.where(fits, 0.0, FAR)
         regret = LogRegret(log_t + log_p, log_t, measured=len(near))
@@ -117,18 +114,18 @@ class RegretModel:
         return RegretEstimate(missing, np.full(DRAWS, noise_sd), saving, of_answer=True)
 
     def _relevant(
-        self, front: FrontEstimate, view: CandidateView, question: Question | None
+        self, front: CandidateView, still_open: CandidateView, question: Question | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        posterior, (wide_t, wide_p) = view.posterior, self._surrogates.widening
+        posterior, (wide_t, wide_p) = still_open.posterior, self._surrogates.widening
         best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
         best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std
         points, best = front.points, np.column_stack([best_t + best_p, best_t])
         if question is None:
             reference = np.maximum(points.max(axis=0), best.max(axis=0)) + 1.0
             promise = improvement(points, best[:, 0], best[:, 1], reference)
-            near = front.nearest(MOST_CANDIDATES)
+            near = front.nearest_to_front(MOST_CANDIDATES)
         else:
-            gpus = np.append(front.gpus, view.gpus)
+            gpus = np.append(front.gpus, still_open.gpus)
             energy, time = np.vstack([points, best]).T
             worst = float(question.objective(energy, time, gpus).max())
             losses = question.loss(energy, time, gpus, worst)

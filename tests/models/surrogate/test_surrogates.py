@@ -96,21 +96,28 @@ def test_more_points_predict_better_and_intervals_hold() -> None:
     assert np.mean(inside) > 0.75
 
 
-def test_growing_is_the_same_as_starting_afresh() -> None:
+def test_a_few_more_points_leave_the_hyperparameters_as_they_are() -> None:
     some = picked(30)
     t, p = figures(some)
     grown = Surrogates(FeatureMap(CANDIDATES))
     grown.fit(some[:26], t[:26], p[:26])
-    grown.watch(CANDIDATES.configurations)
-    before = grown.watched()
-    assert not grown.fit(some, t, p)  # 30 < 1.2 x 26: appended
-    watched, asked = grown.watched(), grown.predict(CANDIDATES.configurations)
-    for a, b in zip(vars(watched).values(), vars(asked).values(), strict=True):
-        assert a == pytest.approx(b, abs=1e-6)
-    assert (watched.log_time_std <= before.log_time_std + 1e-9).all()
+    before = grown.predict(CANDIDATES.configurations)
+    assert not grown.fit(some, t, p)  # 30 < 1.2 x 26
+    after = grown.predict(CANDIDATES.configurations)
+    assert (after.log_time_std <= before.log_time_std + 1e-9).all()
     process = grown._time.regressor
     corner = process._covariance(process._rows) + process._white * np.eye(30)
     assert process._lower @ process._lower.T == pytest.approx(corner, abs=1e-8)
+
+
+def test_candidates_may_be_asked_for_by_their_numbers() -> None:
+    some = picked(12)
+    surrogates = Surrogates(FeatureMap(CANDIDATES, prior=GoodPrior()))
+    surrogates.fit(some, *figures(some))
+    numbers = np.array([CANDIDATES.index_of(configuration) for configuration in some])
+    named, numbered = surrogates.predict(some), surrogates.predict(numbers)
+    assert (named.log_time == numbered.log_time).all()
+    assert (named.log_power_std == numbered.log_power_std).all()
 
 
 def test_other_data_start_afresh() -> None:
@@ -139,16 +146,16 @@ def test_what_is_believed_lowers_the_variance_alone_and_is_forgotten() -> None:
     some = picked(12)
     surrogates = Surrogates(FeatureMap(CANDIDATES))
     surrogates.fit(some, *figures(some))
-    surrogates.watch(CANDIDATES.configurations)
-    before = surrogates.watched()
+    before = surrogates.predict(CANDIDATES.configurations)
     pending = [c for c in CANDIDATES.configurations if c not in some][:3]
     surrogates.believe(pending)
-    after = surrogates.watched()
+    after = surrogates.predict(CANDIDATES.configurations)
     assert after.log_time == pytest.approx(before.log_time, abs=1e-9)
     at = [CANDIDATES.configurations.index(c) for c in pending]
     assert (after.log_time_std[at] < 0.5 * before.log_time_std[at]).all()
     surrogates.believe([])
-    assert surrogates.watched().log_time_std == pytest.approx(before.log_time_std, abs=1e-6)
+    forgotten = surrogates.predict(CANDIDATES.configurations)
+    assert forgotten.log_time_std == pytest.approx(before.log_time_std, abs=1e-6)
 
 
 def test_the_mean_alone_is_that_of_the_posterior() -> None:
