@@ -207,12 +207,12 @@ def test_the_same_seed_plans_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_many_candidates_are_searched_by_their_most_promising_launches(
+def test_after_many_measurements_a_search_looks_at_a_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a small limit only some launches are tracked; the search must still continue and end."""
-    monkeypatch.setattr("tuner.search.candidate_pool.TRACKED_WORK", 400)
-    monkeypatch.setattr("tuner.search.candidate_pool.MIN_TRACKED", 20)
+    """With a small limit only some launches are drawn; the search must still continue and end."""
+    monkeypatch.setattr("tuner.search.candidate_pool.MOST_WORK", 400)
+    monkeypatch.setattr("tuner.search.candidate_pool.LEAST_TAKEN", 20)
     planner, records = CandidatePlanner(CANDIDATES, seed=0), list[ProbeRecord]()
     while len(records) <= 120 and planner.plan(PlanningState(tuple(records))) is not None:
         probe(planner, records)

@@ -9,7 +9,12 @@ import pytest
 
 from tuner.search import candidate_pool
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.candidate_pool import LaunchCodes, one_of_each_stretch
+from tuner.search.candidate_pool import (
+    in_order,
+    launch_codes,
+    neighbours,
+    one_of_each_stretch,
+)
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import probe_with
@@ -24,9 +29,9 @@ CANDIDATES = Candidates.from_configurations(
 
 
 def test_draws_hold_each_level_as_often_as_there_are() -> None:
-    codes = LaunchCodes(CANDIDATES)
+    codes = launch_codes(CANDIDATES.launches)
     shuffled = np.random.default_rng(1).permutation(len(CANDIDATES.launches))
-    ordered = codes.in_order(shuffled)
+    ordered = in_order(codes, shuffled)
     draws = [one_of_each_stretch(ordered, 60, np.random.default_rng(seed)) for seed in range(50)]
     for drawn in draws:
         assert len(set(drawn.tolist())) == 60
@@ -40,7 +45,7 @@ def test_draws_hold_each_level_as_often_as_there_are() -> None:
 
 
 def test_neighbours_differ_in_one_knob() -> None:
-    near = LaunchCodes(CANDIDATES).neighbours([0])
+    near = neighbours(launch_codes(CANDIDATES.launches), [0])
     first = CANDIDATES.launches[0]
     apart = [sum(CANDIDATES.launches[i][k] != first[k] for k in KNOBS) for i in near]
     assert sorted(set(apart)) == [0, 1]
