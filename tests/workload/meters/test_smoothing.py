@@ -69,7 +69,7 @@ def test_a_ramp_of_which_the_device_says_nothing_is_flagged() -> None:
 def test_ordinary_sensors_leave_no_doubt() -> None:
     """Filters, lags and phases of random GPUs lengthen no window."""
     for seed in range(40):
-        found = window_of(random_gpu(random.Random(seed), counted=True, ideal=False))
+        found = window_of(random_gpu(random.Random(seed), counted=True))
         assert found.doubt < 0.01
 
 
