@@ -17,6 +17,8 @@ CONFIGURATIONS = tuple(
 )
 #: Standard deviations of the logarithms of launches' times and powers.
 SPREADS = {"1": (0.01, 0.02), "3": (0.03, 0.03), "5": (0.05, 0.05)}
+#: Machines whose launches differ in another way than by a normal distribution of their own.
+MACHINES = ("heavy tails", "bimodal", "slow node", "sticky", "autocorrelated", "cold first launch")
 #: Error of a window.
 WINDOW = 0.015
 #: Name of the spread, and every error, of a machine whose launches and windows are exact.
@@ -32,7 +34,7 @@ class Row:
 
     Attributes:
         truth: "flat", "worse" (the baseline is the best), or the per cent that one saves.
-        spread: key of `SPREADS`, or `EXACT`.
+        spread: key of `SPREADS`, `EXACT`, or one of `MACHINES`.
         limit: number of probes.
         drift: whether the machine slows down.
         ended: "" (by its limit), "interrupted" (after the search) or "failed" (the baseline runs
@@ -50,6 +52,8 @@ class Row:
         """Standard deviations of launches' times and powers, and of a window's."""
         if self.spread == EXACT:
             return (EXACT_SD,) * 3
+        if self.spread in MACHINES:
+            return (0.0, 0.0, WINDOW)  # `LaunchEffects` has the launches'
         return (*SPREADS[self.spread], WINDOW)
 
 
@@ -72,6 +76,38 @@ class Outcome:
     off: float = math.nan
 
 
+class LaunchEffects:
+    """Errors of log time and log power that all windows of a launch share, launch by launch.
+
+    Args:
+        machine: one of `MACHINES`.
+        seed: of the draws.
+    """
+
+    def __init__(self, machine: str, seed: int) -> None:
+        self._machine, self._rng = machine, np.random.default_rng([seed, 77])
+        self._launches, self._level, self._is_slow = 0, 0.0, False
+
+    def draw(self) -> np.ndarray:
+        """Return the errors of the next launch, (2,)."""
+        rng, first = self._rng, not self._launches
+        self._launches += 1
+        if self._machine == "heavy tails":
+            return 0.02 * rng.standard_t(3, 2)
+        rest = rng.normal(0, 0.005, 2)
+        if self._machine == "autocorrelated":
+            self._level = 0.85 * self._level + math.sqrt(1 - 0.85**2) * rng.normal(0, 0.03)
+            return np.array([self._level, -0.3 * self._level]) + rest
+        if self._machine == "sticky":  # a state that lasts for about five launches
+            self._is_slow ^= rng.random() < 0.2
+            return np.array([0.06, -0.02]) * self._is_slow + rest
+        if self._machine == "bimodal":
+            return np.array([0.08, -0.04]) * (rng.random() < 0.3) + rest
+        if self._machine == "slow node":
+            return np.array([0.15, -0.05]) * (rng.random() < 0.1) + rest
+        return np.array([0.08, 0.0]) * first + rest
+
+
 class Machine:
     """A machine on which each launch draws its time and power.
 
@@ -87,6 +123,7 @@ class Machine:
     def __init__(self, row: Row, seed: int) -> None:
         self.row, self.rng = row, np.random.default_rng([seed, 9])
         self._order = np.random.default_rng([seed, 5])
+        self._effects = LaunchEffects(row.spread, seed) if row.spread in MACHINES else None
         self.logs = np.zeros(len(CONFIGURATIONS))
         if row.truth != "flat":
             self.logs[1:] = np.abs(self._order.normal(0, 0.08, len(self.logs) - 1))
@@ -112,6 +149,8 @@ class Machine:
             self.records.append(ProbeRecord(request, (), METER, failure))
             return
         drawn = self.rng.normal(0, (time_sd, power_sd)) + self.rng.normal(0, window_sd, 2)
+        if self._effects is not None:
+            drawn += self._effects.draw()
         time_s = math.exp(self.logs[number] + drawn[0] + DRIFT * made * self.row.drift)
         power_W = 200 * math.exp(drawn[1])
         window = Measurement(

@@ -223,7 +223,10 @@ def made_part(options: argparse.Namespace) -> list[Figure]:
             problems = problems_of(kind, Path(folder))
             each = RunOptions(tuple(names), MADE_SEEDS, options.most, jobs=options.jobs)
             runs = all_runs(each, problems)
-            stops = own_stops(problems, MADE_SEEDS, options.jobs, ending(names))
+            ends = ending(names)
+            if all(load_problem(one).predicted_by for one in problems):
+                ends.append(WITH_MODELS)
+            stops = own_stops(problems, MADE_SEEDS, options.jobs, ends)
             figures += kind_figures(Kind(figure_name(kind), runs, stops))
             if kind == "several-knobs":
                 largest = max(problems, key=lambda one: len(truth_of(one).points))

@@ -17,6 +17,7 @@ from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import OwnStop
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import Run
+from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.search.statistics import geometric_mean, never_found, quantile
 from benchmarks.search.truth import truth_of
 
@@ -102,11 +103,15 @@ def kind_figures(kind: Kind) -> list[Figure]:
     figures = [
         Figure(f"own_stop_over_oracle_{kind.name}", stop, "ratio"),
         Figure(f"missing_p90_{kind.name}", 100 * kind.missing(OURS), "%"),
+        *_effort(kind),
     ]
+    if WITH_MODELS in kind.ending:
+        modelled, _ = mean_and_error(kind.to_stop(WITH_MODELS))
+        figures.append(Figure("own_stop_over_oracle_modelled", modelled, "ratio"))
     rivals = {
         name: mean_and_error(kind.to_stop(name))[0]
         for name in kind.ending
-        if name != OURS and kind.missing(name) <= MOST_MISSING
+        if name not in (OURS, WITH_MODELS) and kind.missing(name) <= MOST_MISSING
     }
     if rivals:
         best = min(rivals, key=rivals.__getitem__)
@@ -122,6 +127,17 @@ def kind_figures(kind: Kind) -> list[Figure]:
     runs = [[run for problem in each for run in kind.runs[problem, OURS]] for each in groups]
     figures.append(never_found(runs, end=f"_{kind.name}"))
     return figures + _worst_group(kind)
+
+
+def _effort(kind: Kind) -> list[Figure]:
+    stops = [one for (_, who), several in kind.stops.items() if who == OURS for one in several]
+    relaunches = statistics.fmean(one.relaunches for one in stops)
+    cpu_s = sum(one.cpu_s for one in stops) / sum(one.launches for one in stops)
+    print(f"  {relaunches:.2f} relaunches a search; {cpu_s:.2f} CPU s of the driver a probe")
+    return [
+        Figure(f"relaunches_{kind.name}", relaunches, "count"),
+        Figure(f"driver_cpu_s_per_probe_{kind.name}", cpu_s, "s"),
+    ]
 
 
 def _worst_group(kind: Kind) -> list[Figure]:
@@ -143,10 +159,13 @@ def over_all(figures: Sequence[Figure]) -> list[Figure]:
         ("own_stop_over_best_peer", max, "ratio"),
         ("own_stop_over_oracle", max, "ratio"),
         ("missing_p90", max, "%"),
+        ("relaunches", max, "count"),
+        ("driver_cpu_s_per_probe", max, "s"),
         ("question_over_own_oracle", max, "ratio"),
     )
+    own = [one for one in figures if one.name != "own_stop_over_oracle_modelled"]
     for name, of, unit in every:
-        if values := [one.value for one in figures if one.name.startswith(f"{name}_")]:
+        if values := [one.value for one in own if one.name.startswith(f"{name}_")]:
             found.append(Figure(name, of(values), unit))
     return found
 

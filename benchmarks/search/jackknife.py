@@ -179,6 +179,6 @@ def _own_stop_figures(
         f"{missing:.1f} % (90th percentile)"
     )
     return [
-        Figure(f"jackknife_own_stop_over_oracle_{split}", over, "ratio"),
-        Figure(f"jackknife_own_stop_missing_p90_{split}", missing, "%"),
+        Figure(f"own_stop_over_oracle_{split}", over, "ratio"),
+        Figure(f"missing_p90_{split}", missing, "%"),
     ]

@@ -8,6 +8,7 @@ nor a verification is measured, so that the joules are those of the search alone
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,8 @@ class OwnStop:
         problem: what was searched.
         seed: of the sampler and of the noise.
         kJ, launches, measurements: of the search.
+        relaunches: launches of settings that were launched before.
+        cpu_s: the processor's seconds of the driver.
         missing: share of the true front's hypervolume that is missing at the end.
         reason: kind of the `StopReason`.
     """
@@ -52,6 +55,8 @@ class OwnStop:
     kJ: float
     launches: int
     measurements: int
+    relaunches: int
+    cpu_s: float
     missing: float
     reason: str
 
@@ -85,7 +90,9 @@ def own_search(
 
 def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) -> OwnStop:
     """Search one problem until the product's own rule ends it."""
+    began_s = time.process_time()
     records, stop = own_search(problem, seed, sampler_name)
+    cpu_s = time.process_time() - began_s
     measured = [c for record in records for c in record.request.configurations()]
     return OwnStop(
         sampler=sampler_name,
@@ -94,6 +101,8 @@ def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) ->
         kJ=math.fsum(record.energy_J for record in records) / 1000,
         launches=len(records),
         measurements=len(measured),
+        relaunches=len(records) - len({record.request.launch for record in records}),
+        cpu_s=cpu_s,
         missing=truth_of(problem).missing(measured),
         reason=stop.kind,
     )

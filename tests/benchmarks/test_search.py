@@ -145,7 +145,7 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
         "groups_never_found",
         "jackknife_over_oracle_held_out",
         "jackknife_bound_over_oracle_held_out",
-        "jackknife_own_stop_missing_p90_held_out",
+        "missing_p90_held_out",
     }
     assert not any(name.endswith("_tuned") for name in told)
 

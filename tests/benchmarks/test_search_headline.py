@@ -16,6 +16,7 @@ from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_search, own_stops, search_to_own_stop
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import ProblemSearch
+from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
 from tuner.testing.studies import TOML, write_table
@@ -78,11 +79,14 @@ def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
     for (table, name), several in stops.items():
         missed = 0.05 if name == "hill-climb" else 0.01
         kJ = costs[name][table == other] * oracle_kJ[table]
-        stops[table, name] = [replace(one, kJ=kJ, missing=missed) for one in several]
+        effort = {"launches": 4, "relaunches": 2 * (table == other), "cpu_s": 2.0}
+        stops[table, name] = [replace(one, kJ=kJ, missing=missed, **effort) for one in several]
     figures = {one.name: one.value for one in kind_figures(Kind("made", {}, stops))}
     assert figures["own_stop_over_oracle_made"] == pytest.approx(4.0)
     assert figures["missing_p90_made"] == pytest.approx(1.0)
     assert figures["own_stop_over_best_peer_made"] == pytest.approx(0.4)
+    assert figures["relaunches_made"] == pytest.approx(1.0)
+    assert figures["driver_cpu_s_per_probe_made"] == pytest.approx(0.5)
     # The error is over the two groups: half the distance of their logarithms.
     assert f"4.00 (log +-{math.log(2):.2f})" in capsys.readouterr().out
     stops = {key: [replace(one, missing=0.0) for one in of] for key, of in stops.items()}
@@ -108,6 +112,18 @@ def test_the_worst_kind_stands_for_all() -> None:
         "missing_p90": 3.0,
     }
     assert search_lines().value > 1000
+
+
+def test_a_search_with_models_is_no_peer(problem: Problem) -> None:
+    stops = own_stops([problem], [0], samplers=(OURS, "random-sweep"))
+    stops[problem, WITH_MODELS] = [replace(one, kJ=0.1) for one in stops[problem, OURS]]
+    figures = {one.name: one.value for one in kind_figures(Kind("made", {}, stops))}
+    modelled = figures["own_stop_over_oracle_modelled"]
+    assert modelled == pytest.approx(0.1 / truth_of(problem).oracle_kJ)
+    sweep = stops[problem, "random-sweep"][0].kJ
+    assert figures["own_stop_over_best_peer_made"] == pytest.approx(
+        stops[problem, OURS][0].kJ / sweep
+    )
 
 
 def test_made_up_tables_hold_what_they_are_made_for(tmp_path: Path) -> None:
@@ -158,6 +174,10 @@ def test_the_command_prints_the_figures_of_made_tables(
         "own_stop_over_best_peer",
         "own_stop_over_oracle",
         "missing_p90",
+        "relaunches_several_knobs",
+        "relaunches",
+        "driver_cpu_s_per_probe_several_knobs",
+        "driver_cpu_s_per_probe",
         "search_lines",
     }
     assert options_of([]).made == ["clock-limit", "adversarial", "several-knobs"]
