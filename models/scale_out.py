@@ -178,8 +178,10 @@ def predictor(
 
 
 def _predictor(prior: Correctable, configurations: Sequence[Configuration]) -> Predict:
+    figures = prior.time_and_power(configurations)
+
     def predict(constants: Constants) -> np.ndarray:
-        return np.log(prior.with_constants(constants).time_and_power(configurations))
+        return np.log(figures(constants))
 
     return predict
 

@@ -34,7 +34,7 @@ class Rows:
     """Base of dataclasses of arrays, whose rows are taken from all of them at once."""
 
     def __getitem__(self, rows: Any) -> Self:
-        return type(self)(*(getattr(self, item.name)[rows] for item in fields(self)))  # type: ignore[arg-type]
+        return type(self)(*(getattr(self, name)[rows] for name in self.__match_args__))  # type: ignore[attr-defined]
 
 
 def _of(knob: str, *values: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ only a prior: the surrogates fit its scale to measurements and learn the rest, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -57,12 +57,16 @@ class Prior(Protocol):
         ...
 
 
+#: Constants -> step time and power, shape (n, 2).
+ByConstants = Callable[[Constants], np.ndarray]
+
+
 @runtime_checkable
 class Correctable(Prior, Protocol):
     """Prior whose constants measurements can correct."""
 
-    def time_and_power(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Return step time and power alone, shape (n, 2)."""
+    def time_and_power(self, configurations: Sequence[Configuration]) -> ByConstants:
+        """Return a function of the constants: step time and power, shape (n, 2)."""
         ...
 
     @property
@@ -202,10 +206,15 @@ class AnalyticModel:
         """Return step time, power and memory; arrays of shape (len(configurations),)."""
         return self._predict(self._layout_of(configurations))
 
-    def time_and_power(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Return step time and power alone, shape (n, 2)."""
-        time, power, _ = self._run_all(self._layout_of(configurations))
-        return np.column_stack([time, power])
+    def time_and_power(self, configurations: Sequence[Configuration]) -> ByConstants:
+        """Return a function of the constants: step time and power, shape (n, 2)."""
+        layout = self._layout_of(configurations)
+
+        def figures(constants: Constants) -> np.ndarray:
+            time, power, _ = self.with_constants(constants)._run_all(layout)
+            return np.column_stack([time, power])
+
+        return figures
 
     def predict_groups(self, groups: Sequence[tuple[Settings, tuple[Settings, ...]]]) -> Prediction:
         """Return the figures of launches with their live settings, one group after the other."""
@@ -338,10 +347,12 @@ class AnalyticModel:
         # a clock to `LOWEST_CLOCK` at most, at which a device may exceed its limit.
         over = self._slot_W(group.parts, group.clock) > group.limit_W
         rows = np.flatnonzero(over.any(axis=1))
+        if not len(rows):
+            return group.clock
         parts, limit_W = group.parts[rows], group.limit_W[rows]
         high = group.clock[rows]
         low = np.full_like(high, LOWEST_CLOCK)
-        for _ in range(BISECTIONS if len(rows) else 0):
+        for _ in range(BISECTIONS):
             middle = 0.5 * (low + high)
             above = self._slot_W(parts, middle) > limit_W
             high, low = np.where(above, middle, high), np.where(above, low, middle)

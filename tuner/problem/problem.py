@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from tuner.models.analytic.constants import Constants
-from tuner.models.analytic.model import AnalyticModel, Correctable, Prediction, Prior
+from tuner.models.analytic.model import AnalyticModel, ByConstants, Correctable, Prediction, Prior
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.recording import Recording
 from tuner.search_spaces.cluster import Cluster
@@ -102,19 +102,21 @@ class Problem:
 def versions() -> dict[str, str]:
     """Return the versions of the packages involved; "absent" if one is not installed."""
     import platform
-    from importlib import metadata
 
     from tuner.workload.node.readiness import USED
 
-    def version(name: str) -> str:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return "absent"
-
     names = ("joulefront", "numpy", "scipy", "scikit-learn", *USED)
-    each = {name: version(name) for name in names}
-    return {"python": platform.python_version(), **each}
+    return {"python": platform.python_version(), **{name: _version(name) for name in names}}
+
+
+@cache  # a session asks again for each file that it writes
+def _version(name: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "absent"
 
 
 def space_section(name: str, candidates: Candidates) -> dict[str, Any]:
@@ -183,11 +185,16 @@ class JobStepsPrior:
         predicted = self.plain.predict(configurations)
         return replace(predicted, step_time_s=predicted.step_time_s * self._shares(configurations))
 
-    def time_and_power(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Return step time and power alone, shape (n, 2)."""
-        both = self.plain.time_and_power(configurations)
-        both[:, 0] *= self._shares(configurations)
-        return both
+    def time_and_power(self, configurations: Sequence[Configuration]) -> ByConstants:
+        """Return a function of the constants: step time and power, shape (n, 2)."""
+        plain, shares = self.plain.time_and_power(configurations), self._shares(configurations)
+
+        def figures(constants: Constants) -> np.ndarray:
+            both = plain(constants)
+            both[:, 0] *= shares
+            return both
+
+        return figures
 
     def _shares(self, configurations: Sequence[Configuration]) -> np.ndarray:
         return np.array([steps_a_job_step(c, self.job) for c in configurations], dtype=float)
