@@ -8,6 +8,7 @@ peak, shows on which side of the capacity it was. The posterior of b is kept on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
@@ -31,12 +32,24 @@ REFUSED_BELOW = 0.05
 LIKELY_FROM = 0.5
 
 
+#: Values of the common error whose probabilities are kept.
+_GRID = np.linspace(-6 * MEMORY_BIAS, 6 * MEMORY_BIAS, 601)
+
+
+@cache
+def _fitting_by_room() -> tuple[np.ndarray, np.ndarray]:
+    """Return logs of capacity over prediction, and the probability of fitting by each error."""
+    edge = float(-_GRID[0]) + 6 * MEMORY_SPREAD
+    at = np.linspace(-edge, edge, 801)
+    return at, ndtr((at[:, None] - _GRID) / MEMORY_SPREAD)
+
+
 class MemoryMargin:
     """Posterior of the error of predicted memory."""
 
     def __init__(self, capacity_bytes: float) -> None:
         self.capacity_bytes = float(capacity_bytes)
-        self._grid = np.linspace(-6 * MEMORY_BIAS, 6 * MEMORY_BIAS, 601)
+        self._grid = _GRID
         self._log_density = -0.5 * (self._grid / MEMORY_BIAS) ** 2
 
     def _above(self, predicted_bytes: float) -> np.ndarray:
@@ -72,10 +85,8 @@ class MemoryMargin:
         """Return the probability that each true peak is within the capacity, shape (n,)."""
         room = np.log(self.capacity_bytes / np.asarray(predicted_bytes, dtype=float))
         # A smooth function of the room, interpolated from a grid, so that 100,000 cost little.
-        edge = float(-self._grid[0]) + 6 * MEMORY_SPREAD
-        at = np.linspace(-edge, edge, 801)
-        probability = ndtr((at[:, None] - self._grid) / MEMORY_SPREAD) @ self._weights()
-        return np.asarray(np.interp(room, at, probability))
+        at, given_bias = _fitting_by_room()
+        return np.asarray(np.interp(room, at, given_bias @ self._weights()))
 
 
 def learned_margin(

@@ -6,8 +6,9 @@ follows from their error before any probe (`tuner.models.memory_margin`). Nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,6 @@ class Fit:
         probability: of fitting, by the models' error before any probe; 0 if the host is too small.
             It holds only if there are no `doubts`, and the JSON is null otherwise.
         micro_batch: the largest micro-batch that divides the global batch.
-        fewest_gpus: the fewest GPUs on which a configuration of the space fits, and that
-            configuration; None if none does on up to 16 times the cluster's.
         fewest_replicas: the fewest GPUs on which it fits if only the replicas' number changes;
             None if it does on none.
         changes: configurations of the space that fit, on as many GPUs if any does: the fastest of
@@ -112,13 +111,18 @@ class Fit:
     probability: float
     micro_batch: Most
     sequence_length: Most
-    fewest_gpus: tuple[int, Change] | None
     fewest_replicas: int | None
     changes: tuple[Change, ...]
     known_error: tuple[str, ...]
     parameter_count: int
+    find_fewest_gpus: Callable[[], tuple[int, Change] | None] = field(repr=False, compare=False)
     doubts: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+
+    @cached_property  # enumerating the space takes most of a second
+    def fewest_gpus(self) -> tuple[int, Change] | None:
+        """The fewest GPUs on which a configuration of the space fits, or None (`MULTIPLE`)."""
+        return self.find_fewest_gpus()
 
     @property
     def saving_bytes(self) -> float:
@@ -226,13 +230,13 @@ def fit(
         probability=probability,
         micro_batch=_largest_micro_batch(request),
         sequence_length=_longest_sequence(request),
-        fewest_gpus=_fewest_gpus(request, searched),
         fewest_replicas=_fewest_replicas(request),
         changes=_changes(request, searched) if probability < SURE else (),
         known_error=tuple(
             check.sentence for check in known_errors(cluster.device) if "memory" in check.what
         ),
         parameter_count=facts_of(job).parameters,
+        find_fewest_gpus=partial(_fewest_gpus, request, searched),
         doubts=facts_of(job).doubts,
         assumed=assumed,
     )
@@ -399,10 +403,7 @@ def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list
 
 
 def _fewest_gpus(request: _Request, space: SearchSpace) -> tuple[int, Change] | None:
-    """Return the fewest GPUs on which a configuration of the space fits.
-
-    Of those on so few GPUs it is the fastest of the ones that differ in the fewest knobs.
-    """
+    # Of those on so few GPUs it is the fastest of the ones that differ in the fewest knobs.
     on: dict[int, tuple[_Request, list[Configuration]]] = {}
     for size in _sizes(request.cluster):
         cluster = enlarged(request.cluster, size)
