@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub but its own
 from benchmarks.source import Module, production
 from tuner.executors.local import SimulatedExecutor
 from tuner.results.result import Result
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Progress
 from tuner.testing.browser import chromium
 from tuner.testing.postgresql import why_not as why_no_postgresql
@@ -81,6 +84,42 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def production_modules() -> list[Module]:
     """Return the modules of the import package, each of which is parsed once a session."""
     return production()
+
+
+class NextCandidate(ProbePlanner):
+    """Planner that takes the first candidate that is left.
+
+    Args:
+        first: configurations before any other.
+        options: of the planner whose place it takes.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        seed: int | None = None,
+        first: Sequence[Configuration] = (),
+        **options: object,
+    ) -> None:
+        super().__init__(candidates, seed=seed)
+        found = [row for each in first if (row := candidates.find(each)) is not None]
+        self._order = (*found, *range(len(candidates.configurations)))
+
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        closed = self._closed(self._observe(state))
+        left = next((row for row in self._order if not closed[row]), None)
+        return None if left is None else self._plan_of([left], "the next candidate")
+
+
+@pytest.fixture
+def next_candidates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches take the next candidate, where a test is of what happens around a search.
+
+    A test with the mark `searches` keeps the planner that users have.
+    """
+    if not request.node.get_closest_marker("searches"):
+        monkeypatch.setattr("tuner.study.session.CandidatePlanner", NextCandidate)
 
 
 @dataclass

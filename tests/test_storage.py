@@ -26,6 +26,8 @@ from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
 from tuner.workload.trace import compact, read_trace, recover_pending
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 def optimize(folder: Path, **more):
     options = {"cluster": "cpu-2", "name": "study", "report": False, "max_probes": 4, **more}

@@ -31,6 +31,8 @@ from tuner.testing.studies import (
 from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, read_trace
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 @pytest.fixture
 def options(tmp_path):

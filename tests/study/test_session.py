@@ -36,6 +36,8 @@ from tuner.testing.studies import (
 from tuner.workload.probe import Failure, MeterInfo
 from tuner.workload.trace import read_trace
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 @pytest.fixture
 def table(tmp_path):
@@ -55,6 +57,7 @@ def optimize(runner, options, *, capacity=1, job=LONG_JOB, **more):
 # What it finds.
 
 
+@pytest.mark.searches
 def test_a_replayed_study_covers_the_true_front(table, options):
     result = run_replay(table, **options, max_probes=9)
     truth = np.log([table_point(s, v) for s in (1, 2, 3, 4, 6, 8) for v in range(1, 6)])
@@ -73,6 +76,7 @@ def test_a_replayed_study_covers_the_true_front(table, options):
     assert energies == sorted(energies, reverse=True)
 
 
+@pytest.mark.searches
 def test_points_tell_how_they_were_measured(table, options):
     result = run_replay(table, **options, max_probes=6)
     for point in result.points:
@@ -117,6 +121,7 @@ def test_a_table_can_name_its_baseline(tmp_path, options):
     assert result.baseline.configuration.key == "shape=3 | speed=2"
 
 
+@pytest.mark.searches
 def test_repeats_narrow_the_interval(tmp_path, options):
     noisy = TOML + "[noise]\ntime_cv = 0.02\npower_cv = 0.05\n"
     folder = write_table(tmp_path / "t", toml=noisy, shapes=(4, 6))
@@ -129,6 +134,8 @@ def test_repeats_narrow_the_interval(tmp_path, options):
     assert min(widths[max(widths)]) < max(widths[min(widths)])
 
 
+@pytest.mark.slow
+@pytest.mark.searches
 @pytest.mark.traces
 def test_intervals_cover_the_recorded_truth_about_as_often_as_they_say(options):
     from tuner.workload.table import load_table
@@ -148,13 +155,14 @@ def test_intervals_cover_the_recorded_truth_about_as_often_as_they_say(options):
     assert np.mean(inside) > 0.75
 
 
+@pytest.mark.searches
 @pytest.mark.traces
 @pytest.mark.parametrize(
     ("name", "group"),
     [
         ("perseus-a100", "bert"),
-        ("zeus-nsdi23", "shufflenetv2/adam, V100"),
-        ("kareus-attention-a100", None),
+        pytest.param("zeus-nsdi23", "shufflenetv2/adam, V100", marks=pytest.mark.slow),
+        pytest.param("kareus-attention-a100", None, marks=pytest.mark.slow),
     ],
 )
 def test_every_shipped_table_is_studied_to_a_front(options, name, group):
@@ -190,7 +198,8 @@ def test_a_budget_below_one_probe_starts_none(options):
     assert result.choice.met is False
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 11])
+@pytest.mark.searches
+@pytest.mark.parametrize("count", [1, 5, pytest.param(11, marks=pytest.mark.slow)])
 def test_the_number_of_probes_is_respected(options, count):
     runner = TalliedRunner(ModelRunner())
     result = optimize(runner, options, capacity=2, max_probes=count)
@@ -208,6 +217,7 @@ def test_no_probe_starts_after_the_time_is_over(options):
     assert "its 80 s are over" in result.stopped
 
 
+@pytest.mark.searches
 def test_with_no_limit_named_it_visits_eight_to_twenty_four_launches(options):
     result = optimize(ModelRunner(), options)
     launches = {p.configuration.launch for p in result.points}
@@ -215,6 +225,7 @@ def test_with_no_limit_named_it_visits_eight_to_twenty_four_launches(options):
     assert result.request.search.limits == {"max_probes": 40, "search_share": 0.01}
 
 
+@pytest.mark.searches
 def test_it_ends_when_nothing_is_worth_its_joules(table, options):
     result = run_replay(table, **options)
     assert (
@@ -226,6 +237,8 @@ def test_it_ends_when_nothing_is_worth_its_joules(table, options):
     assert result.spent.probes < 30
 
 
+@pytest.mark.slow
+@pytest.mark.searches
 def test_a_search_ends_when_a_probe_does_not_repay_itself_over_the_training(options):
     job = load_job("tiny-gpt")
     told = {}
@@ -244,6 +257,8 @@ def test_a_search_ends_when_a_probe_does_not_repay_itself_over_the_training(opti
     assert float(left) < float(taken)
 
 
+@pytest.mark.slow
+@pytest.mark.searches
 def test_a_recording_is_searched_until_little_is_likely_to_be_left(table, options):
     spent = {}
     for share in (0.0, 0.02, 1.0):
@@ -259,6 +274,7 @@ def test_a_recording_is_searched_until_little_is_likely_to_be_left(table, option
 # Several in flight.
 
 
+@pytest.mark.searches
 @pytest.mark.slow
 def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_path):
     class Watched(SimulatedExecutor):
@@ -296,6 +312,8 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
     assert together.spent.probes == alone.spent.probes == 14
 
 
+@pytest.mark.slow
+@pytest.mark.searches
 def test_the_search_reckons_with_what_launches_cost_here(table, options):
     """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""
     from tuner.executors.choose import simulated_executor
@@ -487,6 +505,8 @@ def test_a_users_own_baseline_is_measured(options):
         optimize(ModelRunner(), options, baseline=Configuration.of(data_parallel=64))
 
 
+@pytest.mark.slow
+@pytest.mark.searches
 def test_clocks_are_swept_inside_a_launch_where_they_can_be_set(options):
     meter = METER.__class__("nvml", "gpu", "a test's counter")
     runner = TalliedRunner(ModelRunner("opt-350m", "a100-8", meter))
@@ -627,6 +647,7 @@ def blas_threads() -> set[int]:
     return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
 
 
+@pytest.mark.searches
 def test_a_search_plans_in_one_thread_and_gives_the_others_back(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
