@@ -55,8 +55,9 @@ SPACE = """what = "of the faults at random moments"
 data_parallel = [1, 2, 4]
 micro_batch = [1, 2]
 """
-#: More than the space has launches, and at least so many points has the front.
-PROBES, LEAST_POINTS = 12, 5
+#: More than the space has launches, with those that faults cost, which else would leave too few to
+#: measure the baseline again; at least so many points has the front.
+PROBES, LEAST_POINTS = 16, 5
 #: A probe takes so long, so that faults strike probes, too, seconds.
 PROBE_S = 0.2
 #: Figures of a point of both fronts may differ by so much.
