@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from tuner.problem.problem import Problem
     from tuner.results.result import Result
     from tuner.search.planner import ProbePlanner
-    from tuner.study.callbacks import Callback
+    from tuner.study.callbacks import Show
     from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
     from tuner.workload.replay import RecordingRunner
@@ -148,7 +149,7 @@ def search_for(
             ),
             request,
             run=run,
-            callbacks=_callbacks(run, report),
+            show=_show(run, report),
             notify=notify,
         )
         return session.run()
@@ -214,7 +215,7 @@ def plan_for(
     from tuner.study.plan_run import run_plan
 
     with _receiver(progress, on_progress) as notify:
-        return run_plan(request, lambda run: _callbacks(run, report), notify)
+        return run_plan(request, lambda run: _show(run, report), notify)
 
 
 def replay(
@@ -273,7 +274,7 @@ def replay(
             lambda run, say: executor,
             replace(request, search=settings),
             run=run,
-            callbacks=_callbacks(run, report),
+            show=_show(run, report),
             notify=notify,
         )
         return session.run()
@@ -313,15 +314,15 @@ def front_of_csv(
     `baseline` is KNOB=VALUE of the configuration in use today. An InputError says which file cannot
     be read, or which column is not there.
     """
-    from tuner.deploy.study_callbacks import ReportCallback
+    from tuner.deploy.answer_files import write_answer
     from tuner.study.csv_import import import_runs
     from tuner.study.load import result_of
 
     run, read = import_runs(paths, options, baseline, name, runs_dir)
-    return ReportCallback(run).answered(result_of(run), run.records()), read
+    return write_answer(run, result_of(run), run.records()), read
 
 
-def _callbacks(run: RunFolder, report: bool) -> Sequence[Callback]:
-    from tuner.deploy.study_callbacks import report_callbacks
+def _show(run: RunFolder, report: bool) -> Show | None:
+    from tuner.deploy.answer_files import write_answer
 
-    return report_callbacks(run) if report else ()
+    return partial(write_answer, run) if report else None

@@ -30,12 +30,10 @@ from optuna.storages.journal import JournalFileBackend
 from tuner.cli.main import main
 from tuner.display import dashboard
 from tuner.problem.run_folder import RunFolder
-from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
 from tuner.testing.browser import dump_dom
-from tuner.testing.results import large_result, phased, small_result
+from tuner.testing.results import large_result, small_result
 from tuner.testing.studies import run_replay as replay
-from tuner.workload.probe import ProbeRecord
 
 pytest.importorskip("optuna_dashboard")
 
@@ -146,33 +144,6 @@ def test_a_port_that_is_taken_or_impossible(study: optuna.Study, journal: Path) 
             dashboard.serve(journal, token="t", port=other.getsockname()[1])
 
 
-def followed(run_dir: Path, probes: int, **options: Any) -> tuple[optuna.Study, list[int], Path]:
-    """A study of so many probes of 1 s each, followed; how many had ended at each drawing."""
-    journal = run_dir / "study.journal"
-    storage = JournalStorage(JournalFileBackend(str(journal)))
-    study = optuna.create_study(study_name="run", storage=storage, directions=["minimize"] * 2)
-    result, drawn, now = large_result(), [], [0.0]
-    record = phased(run_dir)
-
-    def so_far() -> tuple[Result, list[ProbeRecord]]:
-        drawn.append(int(now[0]))
-        return result, [record]
-
-    follow = dashboard.Follower(study, so_far, clock=lambda: now[0], **options)
-    for number in range(probes):
-        now[0] += 1.0
-        follow(number + 1)
-    return study, drawn, journal
-
-
-def test_while_it_runs_figures_are_drawn_again(tmp_path: Path) -> None:
-    _, drawn, journal = followed(tmp_path, 12, least_s=0.0)
-    assert drawn == [2, 3, 4, 6, 8, 11]  # again when the probes have grown by a third
-    with served(dashboard.application(journal)) as url:
-        detail = get(f"{url}/api/studies/0?after=0")
-    assert {g["id"] for g in detail["plotly_graph_objects"]} >= {"joulefront-front"}
-
-
 @pytest.mark.browser
 def test_the_page_shows_our_figures_in_a_browser(study: optuna.Study, journal: Path) -> None:
     dashboard.publish(study, large_result())
@@ -183,14 +154,9 @@ def test_the_page_shows_our_figures_in_a_browser(study: optuna.Study, journal: P
         assert title in dom
 
 
-def test_a_study_of_seconds_is_drawn_at_its_end_only(tmp_path: Path) -> None:
-    _, drawn, _ = followed(tmp_path, 12, least_s=100.0)
-    assert drawn == []
-
-
-def test_an_old_run_gets_its_figures_when_it_is_opened(tmp_path: Path) -> None:
+def test_a_run_gets_its_figures_when_it_is_opened(tmp_path: Path) -> None:
     table = Path(__file__).parents[1] / "data" / "cpu-tiny-gpt"
-    result = replay(table, runs_dir=tmp_path, name="old", max_probes=3, report=False)
+    result = replay(table, runs_dir=tmp_path, name="run", max_probes=3, report=False)
     assert result.run_dir is not None
     run = RunFolder(result.run_dir)
     assert dashboard.refresh(run)

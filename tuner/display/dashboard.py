@@ -2,8 +2,8 @@
 
 The dashboard has no hypervolume curve, no intervals and no front under constraints, so `publish`
 saves ours as study graphs under fixed ids (saving again overwrites) and the choice as the study's
-note, and `Follower` does so while the study runs. Every save is split into attributes of about 2 kB
-that a journal keeps for ever, so figures are drawn again only when a third more probes are known.
+note. Every save is split into attributes of about 2 kB that a journal keeps for ever, so figures
+are drawn only when the dashboard is opened (`refresh`).
 What a probe measured is in the attributes of its trials (`tuner.study.recorder`).
 """
 
@@ -13,8 +13,7 @@ import contextlib
 import html
 import re
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -135,45 +134,8 @@ def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -
     dashboard.save_note(study, note(result))
 
 
-class Follower:
-    """Keeps the figures of a study's page up to date while it is searched.
-
-    They are drawn again when the probes have grown by a third since the last time, so that they
-    take no more and more of a long study's time and journal; and not twice in `least_s` seconds,
-    so that a replay only draws its end. `answer` returns the result by now, and its probes.
-    """
-
-    #: Figures are drawn again after this many times the probes of the last time, and one more.
-    GROWTH = 1.33
-
-    def __init__(
-        self,
-        study: Study,
-        answer: Callable[[], tuple[Result, Sequence[ProbeRecord]]],
-        *,
-        least_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._study, self._answer = study, answer
-        self._least_s, self._clock = least_s, clock
-        self._next, self._drawn_s = 2, clock()
-
-    def __call__(self, probes: int) -> None:
-        """Draw the figures if this number of probes is enough for it."""
-        if probes < self._next or self._clock() < self._drawn_s + self._least_s:
-            return
-        self._drawn_s = self._clock()
-        self._next = int(probes * self.GROWTH) + 1
-        try:
-            result, records = self._answer()
-        except (InputError, ValueError, ArithmeticError):
-            return  # too little is known to draw; the end will say it, a picture ends no study
-        publish(self._study, result, records)
-
-
 def refresh(run: RunFolder, storage: str | None = None) -> bool:
-    """Publish a run's figures, which it lacks if optuna-dashboard was not installed when it was
-    made; return False if it has no study or no probe."""
+    """Publish a run's figures as of now; return False if it has no study or no probe."""
     import optuna
 
     from tuner.storage import open_storage

@@ -224,7 +224,6 @@ NO_VERDICTS = {
         "a recorded trace holds what was measured then, and nothing can be measured again"
     ),
     "no_spread": "the recorded table tells no spread, so measuring again would say the same",
-    "running": "the search has not ended",
     "stopped": "the search was stopped before",
     "limits_reached": "the limits leave no room for them",
     "spoiled": "launches were spoiled by the node: {message}",

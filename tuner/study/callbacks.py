@@ -1,7 +1,4 @@
-"""Callbacks of a study, and the progress events that they receive.
-
-The loop calls them in order, after the trace and the study.
-"""
+"""Events of a study while it is searched, and the receivers of these and of its result."""
 
 from __future__ import annotations
 
@@ -12,10 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from tuner.workload.probe import MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
-    from tuner.problem.study_spec import StudySpec
     from tuner.results.parts import Point
     from tuner.results.result import Result
-    from tuner.study.recorder import StudyRecorder
 
 
 @dataclass(frozen=True)
@@ -52,26 +47,5 @@ class Progress:
 
 
 Notify = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class OpenStudy:
-    """A study whose session is running; `so_far` returns its result and records by now."""
-
-    spec: StudySpec
-    recorder: StudyRecorder
-    so_far: Callable[[], tuple[Result, Sequence[ProbeRecord]]]
-
-
-class Callback:
-    """Receiver of what happens in a session; its methods do nothing."""
-
-    def opened(self, study: OpenStudy) -> None:
-        """Receive the open study, before anything is probed."""
-
-    def happened(self, event: Progress) -> None:
-        """Receive an event: of a finished probe once it is in trace and study, in job steps."""
-
-    def answered(self, result: Result, records: Sequence[ProbeRecord]) -> Result:
-        """Return the result of the study, with what this callback adds to it."""
-        return result
+#: Receiver of a result and its records, which returns the result with what it adds, such as files.
+Show = Callable[["Result", Sequence[ProbeRecord]], "Result"]

@@ -1,6 +1,6 @@
 """The loop of a search: measure the baseline, then plan, submit, wait and record, until it ends.
 
-Every finished record goes to the trace first, to the study second and then to the callbacks. A
+Every finished record goes to the trace first, to the study second and then to whoever follows. A
 probe that is expected to cost more than is left is not started, and a share of each limit is
 reserved for launching the choice and the baseline again once the search is over. No failure of a
 probe ends the loop; an interrupt ends it, and what was recorded stays recorded.
@@ -26,7 +26,7 @@ from tuner.results.state import StudyState
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.budget import Budget, CostEstimate, SearchStatus
-from tuner.study.callbacks import Callback, Notify, Progress
+from tuner.study.callbacks import Notify, Progress
 from tuner.study.probe_requests import probe_request
 from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
@@ -75,7 +75,6 @@ class SearchLoop:
         records: Sequence[ProbeRecord],
         recorder: StudyRecorder | None = None,
         trace: TraceWriter | None = None,
-        callbacks: Sequence[Callback] = (),
         notify: Notify = lambda event: None,
         first_number: int = 0,
         spent_s: float = 0.0,
@@ -84,7 +83,7 @@ class SearchLoop:
         self._spec, self._problem, self._settings = spec, spec.problem, spec.settings
         self._executor, self._recorder = executor, recorder
         self._planner_of, self._planner = planner_of, planner_of(spec.problem)
-        self._trace, self._callbacks, self._notify = trace, callbacks, notify
+        self._trace, self._notify = trace, notify
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
         self._flying: dict[str, _Flight] = {}
@@ -268,7 +267,7 @@ class SearchLoop:
         self._number += 1
         flight = _Flight(request.purpose, configurations, cost_kJ, planned_kJ)
         self._flying[request.probe_id] = flight
-        self._tell(replace(self._event(), kind="started", message=why, request=request))
+        self._notify(replace(self._event(), kind="started", message=why, request=request))
         self._executor.submit(request, self._next_settings)
 
     def _next_settings(
@@ -322,7 +321,7 @@ class SearchLoop:
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
         if self._recorder is not None:
             self._recorder.add(record)
-        self._tell(event)
+        self._notify(event)
         for sentence in (*fixed, *_new_lessons(self._planner, self.state.records)):
             self.note(sentence)
 
@@ -336,13 +335,8 @@ class SearchLoop:
         return fixed_knobs(record)
 
     def note(self, sentence: str, *, detail: bool = False) -> None:
-        """Pass a sentence for the user to the callbacks."""
-        self._tell(Progress("note", self._executor.meter, message=sentence, detail=detail))
-
-    def _tell(self, event: Progress) -> None:
-        self._notify(event)
-        for callback in self._callbacks:
-            callback.happened(event)
+        """Pass on a sentence for the user."""
+        self._notify(Progress("note", self._executor.meter, message=sentence, detail=detail))
 
     def _event(self) -> Progress:
         return Progress(

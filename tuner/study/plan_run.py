@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -21,13 +21,13 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.study.callbacks import Callback, Notify, Progress
+from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.load import load_spec
 from tuner.study.request import PlanRequest
 
 
 def run_plan(
-    request: PlanRequest, show: Callable[[RunFolder], Sequence[Callback]], notify: Notify
+    request: PlanRequest, show: Callable[[RunFolder], Show | None], notify: Notify
 ) -> Result:
     """Make a plan, keep it in a run folder and return its result."""
     corrects, gpus = None, request.gpus
@@ -73,9 +73,8 @@ def run_plan(
         run.write_study(spec.to_toml())
         write_plan(table, run.path)
         result = plan_result(spec, table)
-        for callback in show(run):
-            result = callback.answered(result, ())
-    return result
+        shown = show(run)
+        return result if shown is None else shown(result, ())
 
 
 def _notes(asked: Question, corrects: Correction | None) -> list[str]:

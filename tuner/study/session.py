@@ -30,13 +30,12 @@ from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.results.micro_batch import doublings, is_searched
 from tuner.results.parts import Point
 from tuner.results.result import Result
-from tuner.results.state import build_result
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.stock import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage, storage_name
-from tuner.study.callbacks import Callback, Notify, OpenStudy, Progress
+from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
@@ -88,7 +87,7 @@ class Session:
         request: StudyRequest | None = None,
         *,
         run: RunFolder,
-        callbacks: Sequence[Callback] = (),
+        show: Show | None = None,
         notify: Notify | None = None,
     ) -> None:
         self._request = request = request or StudyRequest()
@@ -100,7 +99,7 @@ class Session:
         settings = request.search
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
-        self._shown = callbacks
+        self._show = show
         before = run.read_study() or {}
         _check_question(run, problem, before)
         storage = storage_name(request.storage)
@@ -171,14 +170,10 @@ class Session:
                 recorder=recorder,
                 records=records,
                 trace=writer,
-                callbacks=self._shown,
                 notify=self._notify,
                 first_number=recorder.next_probe_number(run.probe_names(records)),
                 spent_s=sum(r.wall_s for r in records) if spent_s is None else spent_s,
             )
-            study = OpenStudy(spec, recorder, lambda: (self._result_so_far(loop), loop.records))
-            for callback in self._shown:
-                callback.opened(study)
             for sentence in (*_opening(spec, executor, run, records), *notes):
                 loop.note(sentence)
             real = problem.recording is None and not problem.simulated
@@ -234,19 +229,10 @@ class Session:
             if not failing:
                 raise
 
-    def _result_so_far(self, loop: SearchLoop) -> Result:
-        ended = replace(self._spec.ended, stop=StopReason("running"), time_s=None, no_verdict=None)
-        problem = without_unsupported(self._spec.problem, loop.records)
-        unverified = NoVerdict("running")
-        spec = replace(self._spec, problem=problem, ended=ended, unverified=unverified)
-        return build_result(spec, loop.records)
-
     def _answer(self) -> Result:
         records = read_trace(self._run.trace).records
         result = study_result(self._spec, records)
-        for callback in self._shown:
-            result = callback.answered(result, records)
-        return result
+        return result if self._show is None else self._show(result, records)
 
     def _say(self, sentence: str) -> None:
         self._notify(Progress("note", None, sentence))

@@ -1,0 +1,24 @@
+"""Files of an answer: the report, and the launch files of the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tuner.problem.run_folder import RunFolder
+from tuner.results.result import Result
+from tuner.workload.probe import ProbeRecord
+
+
+def write_answer(run: RunFolder, result: Result, records: Sequence[ProbeRecord]) -> Result:
+    """Write report.html and the launch files of the choice; return the result that names them."""
+    from tuner.deploy.launch_files import write_launch_files
+    from tuner.display.report import write_report
+    from tuner.search_spaces.safe_files import make_folder
+
+    result = replace(result, report_path=run.report)
+    write_report(result, run.report, records=records)
+    if result.best is not None and result.about.get("job"):
+        make_folder(run.path / "best", inside=run.path)
+        write_launch_files(result, run.path / "best")
+    return result
