@@ -79,6 +79,7 @@ class OwnRay:
         killed = self.processes()
         for process in tuple(killed):
             with contextlib.suppress(psutil.Error):
+                process.suspend()  # what it would start now would not be found
                 killed += process.children(recursive=True)
         for process in killed:
             with contextlib.suppress(psutil.Error):
