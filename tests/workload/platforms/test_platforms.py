@@ -91,10 +91,12 @@ class TestAnotherVendor:
         Other.damage += 1
         assert watch.cause(crash).message == "X-1 has 1 more lost lanes: x"
 
-    def test_what_only_nvidia_needs_is_not_asked_of_it(self) -> None:
-        offload = Configuration.of(zero_stage=2, optimizer_offload="cpu")
-        assert launchable(load_job(), load_cluster("a100-8")).binding(offload) == ""
-        assert launchable(load_job()).binding(offload) == OFFLOAD_RULE
+
+def test_ranks_that_offload_are_bound_to_cores_where_they_have_gpus() -> None:
+    offload = Configuration.of(zero_stage=2, optimizer_offload="cpu")
+    assert launchable(load_job(), load_cluster("a100-8")).binding(offload) == OFFLOAD_RULE
+    assert launchable(load_job()).binding(offload) == OFFLOAD_RULE
+    assert launchable(load_job(), load_cluster("cpu-2")).binding(offload) == ""
 
 
 @pytest.mark.parametrize("kind", PLATFORMS.values())
