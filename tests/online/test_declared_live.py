@@ -154,19 +154,33 @@ def tuner_of(values: int, max_slowdown: float = 0.05) -> OnlineTuner:
     )
 
 
-def test_a_value_that_saves_is_found_and_one_that_slows_is_left() -> None:
+@pytest.mark.parametrize("seeds", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_a_value_that_saves_is_found_and_one_that_slows_is_left(seeds: int) -> None:
     effects: dict[object, tuple[float, float]] = {0: (1.0, 1.0), 1: (3.0, 0.5), 2: (0.9, 1.0)}
-    for seed in range(5):
+    for seed in range(seeds):
         done = train(tuner_of(3), world(effects), seed=seed, steps=12_000)
         assert done.visits[-1] // 7 == 2
         plain = OnlineTuner(X, max_slowdown=0.05, window_s=8, settle_s=2)
         assert done.saved > train(plain, gpu, seed=seed, steps=12_000).saved + 0.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slower", [1.02, 1.1, 2.0, 5.0, 10.0])
-@pytest.mark.parametrize("power", [0.3, 1.0, 1.5])
-@pytest.mark.parametrize(("max_slowdown", "hours"), [(0.01, 2.0), (0.05, 1.0), (0.2, 0.5)])
+#: Cases that CI runs; the extremes of each column are among them.
+SOME = [(1.02, 0.3, 0.05, 1.0), (2.0, 1.0, 0.2, 0.5), (10.0, 1.5, 0.01, 2.0)]
+ALL = [
+    (slower, power, *promise)
+    for slower in (1.02, 1.1, 2.0, 5.0, 10.0)
+    for power in (0.3, 1.0, 1.5)
+    for promise in ((0.01, 2.0), (0.05, 1.0), (0.2, 0.5))
+]
+
+
+@pytest.mark.parametrize(
+    ("slower", "power", "max_slowdown", "hours"),
+    [
+        pytest.param(*each, marks=pytest.mark.slow if each in SOME else pytest.mark.long)
+        for each in ALL
+    ],
+)
 def test_no_value_breaks_the_promise_at_any_step(
     slower: float, power: float, max_slowdown: float, hours: float
 ) -> None:

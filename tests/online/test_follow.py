@@ -217,17 +217,16 @@ def _changed(kind: str, time_s: float) -> float:
     return {"jump": jump, "drift": 1 + 0.2 * time_s / 3600, "swing": swing}.get(kind, 1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "step_s", "exponent", "noise"),
     [
-        ("constant", 0.5, 0.3, 0.01),
-        ("constant", 0.5, 5.0, 0.01),
-        ("constant", 0.5, 2.4, 0.08),
-        ("constant", 20.0, 2.4, 0.01),
-        ("jump", 0.5, 2.4, 0.01),
-        ("drift", 0.5, 2.4, 0.01),
-        ("swing", 0.5, 2.4, 0.01),
+        pytest.param("constant", 0.5, 2.4, 0.08, marks=pytest.mark.slow),
+        pytest.param("jump", 0.5, 2.4, 0.01, marks=pytest.mark.slow),
+        pytest.param("swing", 0.5, 2.4, 0.01, marks=pytest.mark.slow),
+        pytest.param("constant", 0.5, 0.3, 0.01, marks=pytest.mark.long),
+        pytest.param("constant", 0.5, 5.0, 0.01, marks=pytest.mark.long),
+        pytest.param("constant", 20.0, 2.4, 0.01, marks=pytest.mark.long),
+        pytest.param("drift", 0.5, 2.4, 0.01, marks=pytest.mark.long),
     ],
 )
 def test_no_job_draws_more_than_its_target_for_long_or_much_less_without_need(
@@ -269,8 +268,13 @@ def test_a_replayed_event_is_met_below_the_cap() -> None:
     assert found.steps_error < 0.025  # a clock's step of 15 MHz is 2.6 % of the power
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("knee", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize(
+    "knee",
+    [
+        pytest.param(0.2, marks=pytest.mark.slow),
+        *(pytest.param(knee, marks=pytest.mark.long) for knee in (0.1, 0.3)),
+    ],
+)
 def test_power_that_falls_only_behind_a_knee_is_kept_below_the_cap(knee: float) -> None:
     """Between two measured clocks it lies far above their line."""
     x = tuple(0.0107 * at for at in range(60))

@@ -40,8 +40,13 @@ def fixed(setting: int) -> tuple[float, float]:
     return seconds, seconds * gpu(setting)[1] / 1000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slower", [1.03, 1.08, 1.3])
+@pytest.mark.parametrize(
+    "slower",
+    [
+        pytest.param(1.08, marks=pytest.mark.slow),
+        *(pytest.param(slower, marks=pytest.mark.long) for slower in (1.03, 1.3)),
+    ],
+)
 def test_a_deadline_is_met_and_its_time_is_used(slower: float) -> None:
     for seed in range(5):
         missed, _, seconds, energy_kJ = run(deadline_s=slower * TOP_S, seed=seed)
@@ -51,9 +56,11 @@ def test_a_deadline_is_met_and_its_time_is_used(slower: float) -> None:
         assert energy_kJ <= 1.04 * min(fit)
 
 
-@pytest.mark.parametrize("share", [0.95, 0.85, 0.75])
+@pytest.mark.parametrize(
+    "share", [0.85, *(pytest.param(share, marks=pytest.mark.long) for share in (0.95, 0.75))]
+)
 def test_a_budget_is_kept_and_no_slower_than_needed(share: float) -> None:
-    for seed in range(5):
+    for seed in range(3):
         _, _, seconds, energy_kJ = run(budget_kJ=share * TOP_KJ, seed=seed)
         assert energy_kJ <= share * TOP_KJ
         fit = [fixed(i)[0] for i in range(len(X)) if fixed(i)[1] <= (share - 0.03) * TOP_KJ]

@@ -101,8 +101,17 @@ def test_limits_save_energy_within_the_promise_at_any_step(
     assert live.tuner.balance.saved_J[1] == pytest.approx(saved_J, rel=0.15)
 
 
-@pytest.mark.parametrize("bound", [0.2, 1.0])
-@pytest.mark.parametrize("idle_W", [60.0, 180.0, 210.0])
+@pytest.mark.parametrize(
+    ("idle_W", "bound"),
+    [
+        (60.0, 0.2),
+        (210.0, 1.0),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((60.0, 1.0), (180.0, 0.2), (180.0, 1.0), (210.0, 0.2))
+        ),
+    ],
+)
 def test_a_target_is_followed_by_limits_in_their_order_within_the_promise_at_any_step(
     idle_W: float, bound: float
 ) -> None:
