@@ -35,12 +35,11 @@ from tuner.testing.commands import finished
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
-#: Pages whose blocks start training processes, and others whose blocks search a large cluster.
 #: Time that a plan took, which is the machine's.
 _DURATION = r"in (less than 1|\d+) s\b"
+#: Pages whose blocks start training processes, and the page whose blocks run with everyday tests.
 TRAINING = {"quickstart-laptop", "your-script", "tune-while-training"}
-SIMULATED = {"security", "apply", "README", "planning", "search", "report", "tables", "offline"}
-SIMULATED |= {"quickstart-gpu-node"}
+EVERYDAY = {"index"}
 TRAINS = (pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800))
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"
@@ -139,8 +138,8 @@ def pages(stems: set[str], *marks: pytest.MarkDecorator) -> list[Any]:
 @pytest.mark.parametrize(
     "path",
     [
-        *pages({p.stem for p in PAGES} - TRAINING - SIMULATED),
-        *pages(SIMULATED, pytest.mark.slow),
+        *pages(EVERYDAY),
+        *pages({p.stem for p in PAGES} - TRAINING - EVERYDAY, pytest.mark.slow),
         *pages(TRAINING, *TRAINS),
     ],
 )

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from benchmarks.size import LAYERS, import_cycles, import_violations
+from benchmarks.size import LAYERS, import_violations
 from benchmarks.source import Module
 
 
@@ -26,14 +26,6 @@ def test_an_import_upwards_and_a_bare_folder_are_found(tmp_path: Path) -> None:
         "tuner.pareto imports tuner.display.live",
     ]
     assert isinstance(Module("tuner.pareto", path).tree, ast.Module)
-
-
-def test_results_and_what_shows_them_do_not_import_each_other(
-    production_modules: list[Module],
-) -> None:
-    """A result's methods import plots, pages and choices when they are called."""
-    for group in import_cycles(production_modules):
-        assert not [name for name in group if name.startswith(("tuner.results", "tuner.display"))]
 
 
 def test_only_a_results_methods_may_import_what_shows_it(tmp_path: Path) -> None:

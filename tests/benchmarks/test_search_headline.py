@@ -57,7 +57,7 @@ def test_a_hill_climb_ends_without_an_untried_neighbour_and_a_sweep_with_the_tab
     problem: Problem,
 ) -> None:
     truth = truth_of(problem)
-    for seed in range(4):
+    for seed in range(2):
         records, stop = own_search(problem, seed, "hill-climb")
         assert stop.kind == "exhausted"
         shapes = {record.request.launch["shape"] for record in records}
@@ -69,6 +69,7 @@ def test_a_hill_climb_ends_without_an_untried_neighbour_and_a_sweep_with_the_tab
     assert ending(["tpe", "hill-climb", "random-sweep"]) == [OURS, "hill-climb", "random-sweep"]
 
 
+@pytest.mark.slow
 def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
     problem: Problem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

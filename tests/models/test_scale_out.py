@@ -306,12 +306,14 @@ def test_a_study_on_few_predicts_the_front_for_many(few: Path, capsys: Any) -> N
     assert answered[0]["best"]["configuration"] == result.best.to_json()["configuration"]
 
 
+@pytest.mark.slow
 def test_a_slowdown_there_is_relative_to_the_default_there(few: Path) -> None:
     wide = tuner.plan(run="few", gpus=[64], max_slowdown=0.5, runs_dir=few, report=False)
     assert wide.choice.met
     assert wide.best.time_to_solution_s <= 1.5 * wide.baseline.time_to_solution_s
 
 
+@pytest.mark.slow
 def test_sizes_that_cannot_be_predicted_are_refused_in_a_sentence(few: Path, capsys: Any) -> None:
     for words, sentence in (
         (["--gpus", "6"], "gpus is 6; it must be a multiple of the 4 devices of a node"),
@@ -326,6 +328,7 @@ def test_sizes_that_cannot_be_predicted_are_refused_in_a_sentence(few: Path, cap
         assert told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_corrects_the_prediction_of_one_configuration(few: Path, capsys: Any) -> None:
     code = main(
         [

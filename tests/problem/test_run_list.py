@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,14 +22,22 @@ from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, write_table
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A folder of two runs, which tests copy."""
+    folder = tmp_path_factory.mktemp("recorded")
+    table = str(write_table(folder / "table", shapes=(1, 4)))
+    words = ["replay", table, "--runs-dir", str(folder / "mine"), "--max-probes", "2", "--quiet"]
+    for name in ("one", "two"):
+        assert main([*words, "--name", name]) == 0
+    return folder / "mine"
+
+
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
+def runs(recorded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JOULEFRONT_RUNS", str(tmp_path / "mine"))
-    table = str(write_table(tmp_path / "table", shapes=(1, 4)))
-    for name in ("one", "two"):
-        assert main(["replay", table, "--max-probes", "2", "--quiet", "--name", name]) == 0
-    return tmp_path / "mine"
+    return Path(shutil.copytree(recorded, tmp_path / "mine"))
 
 
 def listed(capsys):

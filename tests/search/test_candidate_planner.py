@@ -290,6 +290,7 @@ def recorded(folder: Path, group: Mapping[str, str]) -> tuple[Table, ProbeCost]:
     return table, ProbeCost(**about["cost"])
 
 
+@pytest.mark.slow
 @pytest.mark.traces
 @pytest.mark.parametrize(
     ("workload", "hardware"),
