@@ -20,14 +20,15 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ONE_THREAD := OMP_NUM_THREADS=1
 
 # Two tests share the cores, and three of the slow ones, which wait for processes, but for those that
-# measure time or energy, start Ray, or become another user: these run one after the other.
+# measure time or energy, start Ray, or become another user: these run one after the other. In the
+# everyday suite they leave a core to `check`; a quiet test, which nothing may disturb, is slow.
 ALONE := quiet or ray or root
 # Each part prints its slowest tests, and leaves the duration of every test in build/durations.
-PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
+PYTEST = MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 2 --dist worksteal
 
-.PHONY: run demo test everyday-shared everyday-alone check slow slow-shared slow-alone other-cpu lowest middle all-knobs long release \
+.PHONY: run demo test check-and-alone everyday-shared everyday-alone check releases slow slow-shared slow-alone other-cpu lowest middle all-knobs long release \
     docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
@@ -91,7 +92,10 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check everyday-shared everyday-alone
+test: check-and-alone everyday-shared
+
+check-and-alone: install
+	@$(MAKE) --no-print-directory -j2 check everyday-alone
 
 everyday-shared: install
 	$(PYTEST) $(SHARED) -m "not slow and not long and not ($(ALONE))"
@@ -121,13 +125,18 @@ release: install
 lowest middle:
 	$(PYTHON) .ci/versions.py $@
 
+# Both beside each other: most of their time is pip's, which takes one core.
+releases:
+	@$(MAKE) --no-print-directory -j2 lowest middle
+
 # Every configuration of the built-in training program; CI trains a covering sample of them.
 all-knobs: install
 	$(PYTEST) -m all_knobs
 
 # What takes minutes each, for example trainings on the twin GPU node that are tuned as they run, and
-# what comes close to a test of CI: other moments of a fault, other wheels, the benchmarks' commands.
-long: install
+# what comes close to a test of CI: other moments of a fault, other wheels, the benchmarks' commands,
+# and the search on another CPU.
+long: other-cpu
 	$(PYTEST) -m long
 
 docs: install

@@ -8,6 +8,7 @@ from benchmarks.receipt import receipt_error
 
 
 @pytest.mark.twin
+@pytest.mark.slow
 @pytest.mark.quiet
 def test_a_receipt_is_close_to_the_exact_energy() -> None:
     assert abs(receipt_error(1, 3.0)) < 0.005
