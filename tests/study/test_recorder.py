@@ -126,6 +126,7 @@ def test_the_record_is_on_disk_before_the_study_is_told(options, run, monkeypatc
     assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
 
 
+@pytest.mark.searches
 def test_probes_in_flight_have_no_trial_yet(options, run):
     seen = []
 

@@ -102,6 +102,7 @@ def test_points_tell_how_they_were_measured(table, options):
     json.dumps(result.to_json(), default=str)
 
 
+@pytest.mark.searches
 def test_the_baseline_is_measured_first_and_savings_are_told_against_it(table, options):
     result = run_replay(table, **options, max_probes=8, steps=1000)
     records = read_trace(result.run_dir / "trace" / "probes.jsonl").records
@@ -386,6 +387,7 @@ def test_a_runner_that_raises_is_a_failed_probe(options):
     assert result.spent.probes == 5
 
 
+@pytest.mark.searches
 def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
     # A table that lacks some settings of a launch refuses those and measures the others.
     from tuner.problem.from_recording import recorded_problem
