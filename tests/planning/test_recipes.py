@@ -116,6 +116,7 @@ def test_the_global_batch_is_that_of_all_ranks() -> None:
     assert (fewer.job.global_batch, fewer.configuration.data_parallel) == (2 * 4 * 4, 4)
 
 
+@pytest.mark.slow
 def test_exit_code_3_where_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     name = write(FACTORY.replace("deepspeed: ds/z3.json\n", ""))
     assert main(["fit", name, "--cluster", "a100-40gb-8"]) == 3
@@ -293,6 +294,7 @@ def test_a_file_that_only_predicts_is_refused() -> None:
         recipe_of_file(write(FACTORY + "do_predict: true\n"), 8)
 
 
+@pytest.mark.slow
 def test_json_of_a_trainer_and_of_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {"model_name_or_path": "./llama", "per_device_train_batch_size": 2, "bf16": True}
     name = write(json.dumps(arguments), "arguments.json")
