@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.noisy_cluster import Noise, NoisyRunner, Truth
+from benchmarks.small_searches import small_figures
 from benchmarks.words import printed, shown_answers
 from tests.golden import NAMES, OUTPUTS, prepared
 from tuner.api import load_result
@@ -212,7 +213,16 @@ def laughed_at() -> int:
 def main() -> None:
     parser = arguments("whether every place names one choice, and no answer is lost")
     parser.add_argument("--seeds", type=int, default=6, help="studies of each case")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="only searches of three to five probes (benchmarks.small_searches)",
+    )
+    parser.add_argument("--zeus", type=Path, help="folder of zeus-nsdi23, for --small")
     options = parser.parse_args()
+    if options.small:
+        publish(small_figures(options.zeus), options.json)
+        return
     agreed = 0
     with tempfile.TemporaryDirectory() as work:
         prepared(Path(work))

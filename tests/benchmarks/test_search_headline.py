@@ -80,8 +80,11 @@ def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
     for (table, name), several in stops.items():
         missed = 0.05 if name == "hill-climb" else 0.01
         kJ = costs[name][table == other] * oracle_kJ[table]
-        effort = {"launches": 4, "relaunches": 2 * (table == other), "cpu_s": 2.0}
-        stops[table, name] = [replace(one, kJ=kJ, missing=missed, **effort) for one in several]
+        again = 2 * (table == other)
+        stops[table, name] = [
+            replace(one, kJ=kJ, missing=missed, launches=4, relaunches=again, cpu_s=2.0)
+            for one in several
+        ]
     figures = {one.name: one.value for one in kind_figures(Kind("made", {}, stops))}
     assert figures["own_stop_over_oracle_made"] == pytest.approx(4.0)
     assert figures["missing_p90_made"] == pytest.approx(1.0)
