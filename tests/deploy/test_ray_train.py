@@ -85,8 +85,13 @@ def test_nodes_that_ray_train_would_fill_otherwise_are_refused(tmp_path: Path) -
     """12 ranks were measured as 6 and 6; Ray would place 8 and 4."""
     launch = Configuration.of(data_parallel=12, micro_batch=1), built_in(global_batch=12), GPUS
     with pytest.raises(InputError, match="6 ranks on each of 2 nodes of 8 devices; choose a"):
+        write_launch_files(launch, tmp_path / "new", ray_train=True)
+    assert list(tmp_path.iterdir()) == []
+    write_launch_files((Configuration.of(data_parallel=4), built_in(), GPUS), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match="6 ranks on each of 2 nodes"):
         write_launch_files(launch, tmp_path, ray_train=True)
-    assert not (tmp_path / "launch.sh").exists()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_threads_and_variables_of_a_script(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def _apply(args: argparse.Namespace) -> int:
     from tuner.display.text import legend_lines
     from tuner.display.view import View
     from tuner.problem.run_folder import find_run
-    from tuner.search_spaces.safe_files import make_folder, require_own
+    from tuner.search_spaces.safe_files import require_own
 
     folder = find_run(args.run, args.runs_dir)
     require_own(folder.path)  # wherever the files go, they start what this folder says
@@ -51,12 +51,11 @@ def _apply(args: argparse.Namespace) -> int:
     named = "best" if args.point == "recommended" else f"point-{args.point}"
     tidy = named if named.replace("-", "").isalnum() else "point"
     out = Path(args.out or folder.path / tidy)
-    if not args.out:
-        make_folder(out, inside=folder.path)
-    files = [
-        str(path)
-        for path in write_launch_files(result, out, point=args.point, ray_train=args.ray_train)
-    ]
+    inside = None if args.out else folder.path
+    written = write_launch_files(
+        result, out, point=args.point, ray_train=args.ray_train, inside=inside
+    )
+    files = [str(path) for path in written]
     point = result.point(args.point)
     lines = advice_lines(result)
     lines += [sentence] if (sentence := evidence_sentence(result)) else []

@@ -14,11 +14,9 @@ def write_answer(run: RunFolder, result: Result, records: Sequence[ProbeRecord])
     """Write report.html and the launch files of the choice; return the result that names them."""
     from tuner.deploy.launch_files import write_launch_files
     from tuner.display.report import write_report
-    from tuner.search_spaces.safe_files import make_folder
 
     result = replace(result, report_path=run.report)
     write_report(result, run.report, records=records)
     if result.best is not None and result.about.get("job"):
-        make_folder(run.path / "best", inside=run.path)
-        write_launch_files(result, run.path / "best")
+        write_launch_files(result, run.path / "best", inside=run.path)
     return result

@@ -18,6 +18,7 @@ import math
 import re
 import shlex
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -32,7 +33,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named
-from tuner.search_spaces.safe_files import SCRIPT_MODE, write_text
+from tuner.search_spaces.safe_files import SCRIPT_MODE, make_folder, write_text
 from tuner.search_spaces.typed import one_line
 from tuner.workload.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
 from tuner.workload.hook import loopback
@@ -112,16 +113,18 @@ def write_launch_files(
     script: Sequence[str] = (),
     point: str | Configuration = "recommended",
     ray_train: bool = False,
+    inside: Path | None = None,
 ) -> list[Path]:
     """Write the files that start the job, replacing earlier ones, and return their paths.
 
     launch.sh starts the launcher that the command came with, if it can be written back, else
-    torchrun.
+    torchrun. A configuration that is refused leaves the folder as it was.
 
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
             `--deepspeed_config ds_config.json` at the end.
         ray_train: also write what Ray Train's TorchTrainer takes (`tuner.deploy.ray_train`).
+        inside: the run's folder, below which no link is followed; None if the user names a place.
 
     Raises:
         InputError: nothing can be started (see `launch_of`), or not at this configuration.
@@ -135,10 +138,32 @@ def write_launch_files(
     expected_s = what.point(point).time_interval_s[1] if isinstance(what, Result) else None
     if expected_s is not None and not math.isfinite(expected_s):
         expected_s = None  # no time limit that Slurm accepts
-    folder, each = Path(out_dir), configuration.world_size // _nodes_of(launch)
+    with tempfile.TemporaryDirectory() as elsewhere:  # a job writes files before another refuses
+        _rendered(launch, Path(elsewhere), script, expected_s, ray_train=ray_train)
+    folder = Path(out_dir)
+    if inside is not None:
+        make_folder(folder, inside=inside)
+    texts = _rendered(launch, folder, script, expected_s, ray_train=ray_train)
+    for name, text in texts.items():
+        write_text(folder / name, text, mode=SCRIPT_MODE if name.endswith(".sh") else 0o600)
+    return [folder / name for name in texts]
+
+
+def _rendered(
+    launch: Launch,
+    folder: Path,
+    script: Sequence[str],
+    expected_s: float | None,
+    *,
+    ray_train: bool,
+) -> dict[str, str]:
+    # Texts of the files by name; the job and the hook write their own into the folder.
+    configuration, job, cluster = launch
+    each = configuration.world_size // _nodes_of(launch)
     started = launchable(job, cluster)
     if script and job.trains_synthetic_data:
         started = OwnProgram(job, cluster, words=tuple(hidden(script)[0]))
+    folder.mkdir(parents=True, exist_ok=True)
     program, files = program_of(configuration, started, cluster, folder)
     texts = {
         **files,
@@ -156,11 +181,8 @@ def write_launch_files(
         nodes, deepspeed = _nodes_of(launch), files.get("ds_config.json", "")
         environment = {} if job.trains_synthetic_data else program.environment
         texts[RAY_TRAIN] = ray_train_json(*launch, nodes, environment, deepspeed)
-    folder.mkdir(parents=True, exist_ok=True)
     texts["README.txt"] = _readme(launch, script, program, [*texts, *_hook_in(folder, texts)])
-    for name, text in texts.items():
-        write_text(folder / name, text, mode=SCRIPT_MODE if name.endswith(".sh") else 0o600)
-    return [folder / name for name in texts]
+    return texts
 
 
 def _check_live(configuration: Configuration, job: TrainingJob) -> None:
