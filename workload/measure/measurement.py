@@ -154,8 +154,8 @@ def _flags(
         # A tenth more, since the last look came a sample or two before the window closed.
         if window.beaten_by is None and error > 1.1 * policy.target_se * mean:
             flags.append(
-                f"the window's limit came first: {what} is known to {100 * error / mean:.1f} %, "
-                f"not to {100 * policy.target_se:g} %"
+                f"{what} +-{100 * error / mean:.1f} % (target {100 * policy.target_se:g} %; "
+                "window limit reached)"
             )
     if 0 < length_s < UPDATES * resolution_s:
         flags.append(
@@ -166,9 +166,7 @@ def _flags(
         seconds = window.phases_s[COMPILATION] * len(window.step_times_s)
         flags.append(f"torch.compile compiled for {seconds:.1f} s within the window")
     if window.doubt > DOUBT_SHARE:
-        flags.append(
-            f"power fell slowly after the work: energy is known to {100 * window.doubt:.1f} %"
-        )
+        flags.append(f"energy +-{100 * window.doubt:.1f} % (power fell slowly after the work)")
     unsampled_s = _longest_gap_s(window)
     if (independent or samples) and unsampled_s >= max(UNSAMPLED_S, UNSAMPLED_SHARE * length_s):
         flags.append(f"power was not sampled for {unsampled_s:.1f} of {length_s:.1f} s")
