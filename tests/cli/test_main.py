@@ -184,7 +184,7 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
 def test_quiet_tells_only_the_answer(capsys, table):
     code, out, err = run(capsys, "replay", table, "--max-probes", 3, "--quiet")
     assert (code, err) == (0, "")
-    assert "Next: tuner show replay-made-up" in out
+    assert "Next: the same command with --name replay-made-up" in out
 
 
 def test_json_is_the_whole_answer(capsys, table):

@@ -7,6 +7,8 @@ from html import unescape
 
 import pytest
 
+from tests.golden import prepared
+from tuner.api import load_result
 from tuner.display.report import render_report
 from tuner.display.text import _short_role, answer_lines, menu
 from tuner.display.view import View
@@ -99,6 +101,43 @@ def test_nothing_measured_and_unmet_requests_are_told():
     assert lines[1].startswith("Failed: p0003: out of memory: 98 of 85 GB, and 1 more (tuner sh")
     unmet = replace(result, choice=replace(result.choice, met=False, sentence="The deadline ..."))
     assert "The deadline ..." in answer_lines(unmet)
+
+
+def test_failures_are_counted_where_most_probes_worked_and_else_explained():
+    result = large_result()
+    failures = (
+        failed("p0003", "out_of_memory", "98 of 85 GB", ""),
+        failed("p0004", "crash", "", ""),
+    )
+
+    def shown(**changes: object) -> str:
+        return "\n".join(answer_lines(replace(result, failures=failures, **changes)))
+
+    spent = replace(result.spent, probes=5)
+    assert " in 5 probes (2 failed)" in shown(spent=spent)
+    assert "Failed: " not in shown(spent=spent)
+    # Half of the search, or all of it but today: why is part of the answer.
+    for few in (
+        shown(spent=replace(spent, probes=4)),
+        shown(spent=spent, points=result.points[:1]),
+    ):
+        assert "Failed: p0003: out of memory: 98 of 85 GB, and 1 more" in few
+        assert "failed)" not in few
+
+
+def test_the_next_step_continues_a_search_that_found_too_little(tmp_path):
+    prepared(tmp_path)
+    found = load_result(
+        tmp_path / "runs" / "refuted"
+    )  # a kept baseline, and launches that would tell
+    lines = answer_lines(found)
+    assert "Next: the same command with --name refuted and higher limits" in lines
+    assert not any("makes them" in line for line in lines)
+    assert "Next: the same command with --name refuted" in answer_lines(
+        replace(found, stop=StopReason("stopped"))
+    )
+    trains = load_result(tmp_path / "runs" / "script")
+    assert "Next: tuner apply script" in answer_lines(trains)
 
 
 def test_finding_19_a_ranking_of_parallelisms_is_said_to_be_the_programs():

@@ -26,6 +26,10 @@ PROBABLY = 2 / 3
 #: Two-sided probability of no difference from which on a headline names no difference: nine in ten
 #: on one side, since how sure the whole is stands beside it.
 UNCLEAR = 0.2
+PREDICTION = (
+    "Every figure is predicted by the analytic models; `tuner optimize` on the machine itself "
+    "measures."
+)
 
 
 def headline(result: Result) -> str:
@@ -166,29 +170,48 @@ def _more_text(advice: Recommendation) -> str:
     return f"{text} would tell"
 
 
-def details(result: Result) -> tuple[str, ...]:
-    """Return what stands beside the recommendation: a trade, a better candidate, more launches."""
-    advice, baseline = result.recommendation, result.baseline
-    if advice is None or baseline is None:
-        return ()
+def findings(result: Result) -> list[str]:
+    """Return what was found beside the recommendation: a better candidate, a trade."""
+    advice = result.recommendation
+    if advice is None or result.baseline is None:
+        return []
     lines = []
     if advice.action == "train" and advice.promising is not None:
         text = _expected(result, advice.promising, result.judged.p_better(advice.promising))
         lines.append(f"{text}{_more_text(advice)}.")
     if advice.trade is not None:
         lines.append(_trade(result, advice.trade))
-    if advice.evidence is Evidence.PREDICTED:
-        lines.append(
-            "Every figure is predicted by the analytic models; `tuner optimize` on the machine "
-            "itself measures."
-        )
-    again = f"The same command with --name {result.name}"
+    return lines
+
+
+def prediction_lines(result: Result) -> list[str]:
+    """Return the sentence of an answer that rests on no measurement; empty for any other."""
+    advice = result.recommendation
+    predicted = advice is not None and advice.evidence is Evidence.PREDICTED
+    return [PREDICTION] if predicted and result.baseline is not None else []
+
+
+def continuation(result: Result) -> str:
+    """Return what continues a search from which more launches would tell, as a phrase, or ""."""
+    advice = result.recommendation
+    if advice is None or result.baseline is None:
+        return ""
+    too_little = advice.action == "keep" and too_little_tried(result) and result.spent.probes
+    if advice.more is None and not too_little:
+        return ""
+    again = f"the same command with --name {result.name}"
     if result.stop is None or result.stop.kind not in UNFINISHED:
         again += " and higher limits"
-    if advice.more is not None:
-        lines.append(f"{again} makes them.")
-    elif advice.action == "keep" and too_little_tried(result) and result.spent.probes:
-        lines.append(f"{again} continues from here.")
+    return again
+
+
+def details(result: Result) -> tuple[str, ...]:
+    """Return what stands beside the recommendation: a trade, a better candidate, more launches."""
+    lines = [*findings(result), *prediction_lines(result)]
+    if again := continuation(result):
+        advice = result.recommendation
+        brings = "makes them" if advice and advice.more else "continues from here"
+        lines.append(f"T{again[1:]} {brings}.")
     return tuple(lines)
 
 

@@ -42,10 +42,9 @@ def plan_lines(result: Result) -> list[str]:
     """Return the lines of a plan's answer; empty for a study."""
     if result.plan is None:
         return []
-    counted = _counted(result.plan, len(result.front_points))
     return [
         *size_lines(result),
-        counted,
+        _counted(result.plan),
         *large_lines(result),
         *states_lines(result.job),
         *_assumed(result.job),
@@ -99,14 +98,11 @@ def states_lines(job: TrainingJob | None) -> list[str]:
     return [f"Memory is that of {', '.join(stored)}{time}."]
 
 
-def _counted(plan: PlanFacts, front: int) -> str:
+def _counted(plan: PlanFacts) -> str:
     left = plan.configurations - plan.fitting
     out = f", {left:,} of which do not fit in memory" if left else ""
     took = duration(plan.seconds) if plan.seconds >= 1 else "less than 1 s"
-    return (
-        f"Predicted, not measured: {plan.configurations:,} configurations in {took}{out}; "
-        f"{front} {'is' if front == 1 else 'are'} on the front of the models."
-    )
+    return f"Predicted, not measured: {plan.configurations:,} configurations in {took}{out}."
 
 
 def size_lines(result: Result) -> list[str]:

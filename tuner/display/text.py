@@ -10,11 +10,17 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 
-from tuner.display.advice import advice_lines, evidence_sentence
+from tuner.display.advice import (
+    advice_lines,
+    continuation,
+    evidence_sentence,
+    findings,
+    prediction_lines,
+)
 from tuner.display.columns import TEXT, WITH_INTERVAL, Text, told_columns
 from tuner.display.micro_batch_text import micro_batch_lines
 from tuner.display.plan_text import doubt_lines, plan_lines, probe_lines, share_lines
-from tuner.display.view import View, figure_texts
+from tuner.display.view import View, failures_of, figure_texts
 from tuner.formatting import (
     Units,
     after_comma,
@@ -277,7 +283,7 @@ def answer_lines(result: Result) -> list[str]:
     if not result.points:
         nothing = f"Nothing was {view.found}, so there is nothing to recommend."
         return [nothing, *_failures(result), *filter(None, [result.stopped]), *_next(result)]
-    lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *advice_lines(result)]
+    lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *_advice(result)]
     if (found := result.micro_batch) is not None:
         lines += micro_batch_lines(found)
     if not result.choice.met:
@@ -290,7 +296,19 @@ def answer_lines(result: Result) -> list[str]:
     else:
         lines.append(view.spent_line)
     lines += [view.notices] if view.notices else []
-    return [*lines, *_failures(result), *_stopped(result), *_next(result)]
+    if not view.failed_in_passing:
+        lines += _failures(result)
+    return [*lines, *_stopped(result), *_next(result)]
+
+
+def _advice(result: Result) -> list[str]:
+    # A plan says below that it is predicted, and the next step how the search is continued.
+    if result.recommendation is None:
+        return []
+    lines = [result.headline, *findings(result)]
+    if result.plan is None:
+        lines += prediction_lines(result)
+    return lines
 
 
 def _stopped(result: Result) -> list[str]:
@@ -331,7 +349,7 @@ def _menu_lines(view: View) -> list[str]:
     rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", head)
     told = watts is None and view.tells_energy
     lines = [_row(row, widths, energy=told) for row in rows]
-    return lines + legend_lines([*(row[-1] for row in rows[1:]), *advice_lines(result)])
+    return lines + legend_lines([*(row[-1] for row in rows[1:]), *_advice(result)])
 
 
 def legend_lines(settings: Iterable[str]) -> list[str]:
@@ -391,20 +409,22 @@ def _short_role(words: str) -> str:
 
 
 def _failures(result: Result) -> list[str]:
-    failed = [
-        (record.request.probe_id, record.failure.sentence)
-        for record in result.failures
-        if record.failure is not None
-        if not record.failure.was_cancelled and record not in result.replaced_baselines
-    ]
+    failed = failures_of(result)
     if not failed:
         return []
+    first = failed[0]
+    assert first.failure is not None
     others = f", and {len(failed) - 1} more (tuner show {result.name})" if failed[1:] else ""
-    return [f"Failed: {': '.join(failed[0])}{others}"]
+    return [f"Failed: {first.request.probe_id}: {first.failure.sentence}{others}"]
 
 
 def _next(result: Result) -> list[str]:
-    advice = result.recommendation
-    trains = advice is not None and advice.action == "train" and result.job is not None
-    lines = [f"Next: tuner {'apply' if trains else 'show'} {result.name}"]
+    advice, again = result.recommendation, continuation(result)
+    if advice is not None and advice.action == "train" and result.job is not None:
+        then = f"tuner apply {result.name}"
+        if again:
+            then += f", or {again}"
+    else:
+        then = again or f"tuner show {result.name}"
+    lines = [f"Next: {then}"]
     return lines + ([f"Report: {result.report_path}"] if result.report_path is not None else [])

@@ -26,6 +26,7 @@ from tuner.results.parts import Point, Recommendation
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.declared import CHANGED, MARK, changed_training
+from tuner.workload.probe import ProbeRecord
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
@@ -39,6 +40,16 @@ def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
         units.energy_text(point.energy_to_solution_kJ),
         f"{number(point.power_W)} W",
     )
+
+
+def failures_of(result: Result) -> list[ProbeRecord]:
+    """Return the probes that failed, without those that the user cancelled and first baselines."""
+    return [
+        record
+        for record in result.failures
+        if record.failure is not None
+        if not record.failure.was_cancelled and record not in result.replaced_baselines
+    ]
 
 
 @dataclass(frozen=True)
@@ -215,7 +226,20 @@ class View:
             return f"{text} {self.payback}".rstrip()
         energy = f"{self.spent}{self.estimated} and " if self.tells_energy else ""
         text = f"Spent: {energy}{duration(spent.time_s)} in {spent.probes} probes"
+        if self.failed_in_passing:
+            text += f" ({self.failed_in_passing} failed)"
         return f"{text}, repaid {self._repaid}." if self._repaid else f"{text}."
+
+    @property
+    def failed_in_passing(self) -> int:
+        """Number of failed probes if most others did not fail, so that the answer hardly depends on
+        them; else 0."""
+        spent = self.result.spent
+        if self.is_predicted or not (spent.energy_kJ or spent.time_s):
+            return 0  # the line of what was spent counts no failures there
+        failed = len(failures_of(self.result))
+        tried = {point.configuration for point in self.result.points}
+        return failed if 2 * failed < spent.probes and len(tried) > 1 else 0
 
     @property
     def payback(self) -> str:
