@@ -48,6 +48,8 @@ def run_plan(
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
     for sentence in _notes(asked, corrects):
         notify(Progress("note", None, sentence))
+    if left_out := not_searched(asked.whole):
+        notify(Progress("note", None, left_out, detail=True))
     table = plan_table(
         job,
         cluster,
@@ -83,7 +85,6 @@ def _notes(asked: Question, corrects: Correction | None) -> list[str]:
     kept = (name for name in every if name not in asked.space.choices)
     sentences = [
         *asked.notes,
-        not_searched(asked.whole),
         *not_predicted(every),
         *(f"not in play: {name}: {CHANGES}" for name in kept),
         corrects.sentence if corrects else "",
