@@ -101,12 +101,14 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
             leaving.callback(ray.shutdown)
             connecting.enter_context(_sigterm_of_python())
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        # AttributeError: another release of Ray may lack what its privacy needs.
-        except (ConnectionError, ValueError, RuntimeError, OSError, AttributeError) as error:
+        # Ray raises a bare Exception where a busy machine starts it too slowly, and another release
+        # of Ray may lack an attribute that its privacy needs.
+        except Exception as error:
             words = str(error).strip() or repr(error)
             if address is None:
+                why = words.splitlines()[0].rstrip(".")
                 raise InputError(
-                    f"Ray {ray.__version__} cannot be started: {words.splitlines()[0]}; try again, "
+                    f"Ray {ray.__version__} cannot be started: {why}; try again, "
                     "or run with --executor inline"
                 ) from error
             # A mismatch of versions takes several lines.
