@@ -24,7 +24,7 @@ from tuner.display.advice import advice_lines
 from tuner.display.columns import ENERGY, TIME
 from tuner.display.guard import Application, guarded
 from tuner.display.view import View
-from tuner.formatting import label
+from tuner.formatting import counted, label
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, InvalidValue
@@ -170,7 +170,7 @@ def note(result: Result) -> str:
             f"- configuration: `{configuration or 'default'}`",
             *([f"- energy to solution: {energy}"] if view.tells_energy else []),
             f"- time to solution: {TIME.text(view, best)}",
-            f"- search: {result.spent.probes} probes, {result.spent.failed} failed"
+            f"- search: {counted(result.spent.probes, 'probe')}, {result.spent.failed} failed"
             + (f", {view.spent}{view.estimated}" if view.tells_energy else ""),
             f"- {_literal(view.payback)}",
             f"- how it was chosen: {_literal(result.choice.sentence)}",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from tuner.formatting import Units, duration, label, number, short
+from tuner.formatting import Units, counted, duration, label, number, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Progress
@@ -147,7 +147,7 @@ class EventLines:
         count = f" of at most {event.max_probes}" if event.max_probes is not None else ""
         spent = f", {units.energy_text(event.spent_kJ)} spent{budget}{estimated}"
         lines.append(
-            f"  {event.probes} probes{count}{spent * record.meter.tells_energy}; "
+            f"  {counted(event.probes, 'probe')}{count}{spent * record.meter.tells_energy}; "
             f"this one {number(record.wall_s)} s, its launch {number(record.launch_s)} s"
         )
         from tuner.display.text import brief_front_lines  # imports SciPy: once there are figures

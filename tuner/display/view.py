@@ -15,6 +15,7 @@ from tuner.formatting import (
     Units,
     change,
     common_mark,
+    counted,
     duration,
     energy_text,
     label,
@@ -222,10 +223,11 @@ class View:
             return self.payback
         if self.is_predicted:
             text = f"A real search like this would take about {duration(spent.time_s)} and "
-            text += f"{self.spent} of the cluster, in {spent.probes} probes."
+            text += f"{self.spent} of the cluster, in {counted(spent.probes, 'probe')}."
             return f"{text} {self.payback}".rstrip()
         energy = f"{self.spent}{self.estimated} and " if self.tells_energy else ""
-        text = f"Spent: {energy}{duration(spent.time_s)} in {spent.probes} probes"
+        probes = counted(spent.probes, "probe")
+        text = f"Spent: {energy}{duration(spent.time_s)} in {probes}"
         if self.failed_in_passing:
             text += f" ({self.failed_in_passing} failed)"
         return f"{text}, repaid {self._repaid}." if self._repaid else f"{text}."

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.formatting import duration, energy_text, label
+from tuner.formatting import counted, duration, energy_text, label
 from tuner.models.simulated import Conditions
 from tuner.problem.problem import Problem
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
@@ -43,7 +43,7 @@ class SearchForecast:
     @property
     def sentence(self) -> str:
         """The forecast in one line."""
-        parts = [f"about {self.probes} probes"]
+        parts = [f"about {counted(self.probes, 'probe')}"]
         if self.time_s is not None:
             parts.append(duration(self.time_s))
         if self.energy_kJ is not None:

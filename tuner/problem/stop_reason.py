@@ -98,6 +98,8 @@ def _max_probes(figures: Mapping[str, float]) -> str:
         last = "the last" if spare == 1 else f"the last {spare}"
         are = "is" if spare == 1 else "are"
         return f"{last} of its {most} probes {are} kept to verify the choice"
+    if figures["max_probes"] == 1:
+        return "the only probe that it may make is made"
     return f"all {most} probes that it may make are made"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.executors.choose import how_started
-from tuner.formatting import duration, energy_text
+from tuner.formatting import counted, duration, energy_text
 from tuner.problem.file_starts import of_files, of_knobs
 from tuner.problem.forecast import SearchForecast, forecast
 from tuner.problem.problem import Problem
@@ -119,7 +119,7 @@ def _clocks(problem: Problem) -> list[str]:
 def _limits(settings: SearchSettings) -> list[str]:
     found = ["until what is left would not repay a probe"]
     if settings.max_probes is not None:
-        found.append(f"at most {settings.max_probes} probes")
+        found.append(f"at most {counted(settings.max_probes, 'probe')}")
     if settings.probe_budget_kJ is not None:
         found.append(f"at most {energy_text(settings.probe_budget_kJ)}")
     if settings.search_s is not None:

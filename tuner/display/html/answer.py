@@ -12,7 +12,7 @@ from tuner.display.advice import details, evidence_sentence
 from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, told_columns
 from tuner.display.html.environment import macro
 from tuner.display.view import View
-from tuner.formatting import change, duration, label, number, percent, probability, short
+from tuner.formatting import change, counted, duration, label, number, percent, probability, short
 from tuner.problem.run_folder import RunFolder
 from tuner.results.choice import carbon_g, cost_of
 from tuner.results.choice_grid import choice_grid
@@ -179,9 +179,9 @@ def _spent_tile(view: View) -> Tile:
         return Tile("Search spent", "nothing", [past])
     title = "A real search would take" if view.is_predicted else "Search spent"
     if not view.tells_energy:
-        return Tile(title, duration(spent.time_s), [Line(f"{spent.probes} probes", "muted")])
+        return Tile(title, duration(spent.time_s), [Line(counted(spent.probes, "probe"), "muted")])
     failed = f", {spent.failed} failed" if spent.failed else ""
-    lines = [Line(f"{spent.probes} probes{failed}", "muted")]
+    lines = [Line(counted(spent.probes, "probe") + failed, "muted")]
     kept = view.advice is not None and view.advice.action == "keep"
     if not kept and spent.payback_share is not None and math.isfinite(spent.payback_share):
         share = spent.payback_share
