@@ -25,7 +25,7 @@ from benchmarks.validation import state_bytes
 from benchmarks.validation.comparison import table
 from benchmarks.validation.ran import Ran, read_runs, verdict
 from benchmarks.validation.torch_fsdp import fsdp_bytes
-from benchmarks.validation.torch_memory import Counted, count
+from benchmarks.validation.torch_memory import BatchCount, count
 from tuner.models.analytic.model import AnalyticModel
 from tuner.planning.fit import LIKELY
 from tuner.search_spaces.cluster import load_cluster
@@ -65,7 +65,7 @@ LORA_CASES = (
 RANKS = 8
 
 
-def torch_bytes(job: TrainingJob, counted: Counted) -> float:
+def torch_bytes(job: TrainingJob, counted: BatchCount) -> float:
     """Return the bytes of one of `RANKS` ranks under ZeRO-3 by torch's count.
 
     Sharded states by their definition, and what else was alive at the peak.

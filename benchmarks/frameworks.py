@@ -23,7 +23,7 @@ from tuner.testing.commands import finished
 from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks import Driver, shipped_drivers
-from tuner.workload.scripts.frameworks.keys import Checked, check_keys
+from tuner.workload.scripts.frameworks.keys import KeyCheck, check_keys
 from tuner.workload.scripts.script_facts import LAUNCH
 
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
@@ -163,7 +163,7 @@ class Row:
     title: str
     recognised: bool
     knobs: tuple[str, ...]
-    checked: Checked
+    checked: KeyCheck
     why: str = ""
 
     @property
@@ -222,7 +222,7 @@ def contract(sample: Sample, sources: Mapping[str, Path], wheels: Path, folder: 
     driver = driver_of(sample)
     release = sources.get(sample.name, folder / "release")
     why = "" if sample.name in sources else download(sample.packages, wheels, release)
-    checked = check_keys(driver, [release]) if release.is_dir() else Checked()
+    checked = check_keys(driver, [release]) if release.is_dir() else KeyCheck()
     work = folder / "work"
     for name, text in sample.files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def main() -> None:
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         print("launch: from the request to the first measured step")
-        runner = LocalRunner(job, cluster, run_dir=folder, say=print)
+        runner = LocalRunner(job, cluster, run_dir=folder, announce=print)
         began = time.monotonic()
         first = run(runner, kinds(ranks)[0], "first")
         figures += [Figure("first_probe_s", first.launch_s, "s")]

@@ -98,7 +98,7 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
     found: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(LocalRunner(job, cluster, run_dir=folder, say=print)) as runner,
+        closing(LocalRunner(job, cluster, run_dir=folder, announce=print)) as runner,
     ):
         runner.prepare()
         request = ProbeRequest(

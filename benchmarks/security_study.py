@@ -43,7 +43,7 @@ for _ in range(10_000_000):
 
 
 @dataclass
-class Seen:
+class ObservedLaunch:
     """What was seen during the study.
 
     Attributes:
@@ -74,7 +74,7 @@ def unavailable() -> str:
     return "" if trial.returncode == 0 else f"no network namespace: {trial.stderr.strip()}"
 
 
-def watch(folder: Path) -> Seen:
+def watch(folder: Path) -> ObservedLaunch:
     """Run the study in a namespace of its own and return what was seen.
 
     Raises:
@@ -86,7 +86,7 @@ def watch(folder: Path) -> Seen:
     done = finished([*_unshare(), *words], env=environment)
     if done.returncode:
         raise RuntimeError(f"the study was not watched: {done.stderr[-2000:]}")
-    return Seen(**json.loads((folder / "seen.json").read_text()))
+    return ObservedLaunch(**json.loads((folder / "seen.json").read_text()))
 
 
 def _interfaces() -> None:
@@ -187,7 +187,7 @@ def _shown(host: str) -> str:
 def main(folder: Path) -> None:
     """Run and watch the study; write what was seen to FOLDER/seen.json."""
     _interfaces()
-    seen, outside, listening = Seen(), set[str](), dict[str, str]()
+    seen, outside, listening = ObservedLaunch(), set[str](), dict[str, str]()
     threading.Thread(target=_capture, args=(outside,), daemon=True).start()
     time.sleep(0.3)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:

@@ -129,7 +129,8 @@ def _zeus(truth: Truth) -> Truth:
         for c, pair in truth.figures.items()
     }
     size = max(c.micro_batch for c in figures if c.micro_batch <= default)
-    today = max((c for c in figures if c.micro_batch == size), key=lambda c: c.get("power_limit_W"))
+    alike = (c for c in figures if c.micro_batch == size)
+    today = max(alike, key=lambda c: float(str(c.get("power_limit_W"))))
     return Truth(truth.name, {today: figures[today]} | figures)
 
 

@@ -94,7 +94,7 @@ Predict = Callable[[Constants], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectedFigure:
     """A corrected figure with its 90 % interval; arrays of one shape."""
 
     median: np.ndarray
@@ -109,7 +109,7 @@ class Corrected:
         *,
         slowest: np.ndarray | float = 0.0,
         network: np.ndarray | float = 0.0,
-    ) -> Corrected:
+    ) -> CorrectedFigure:
         """Return the figure of a normal log with this standard deviation.
 
         Args:
@@ -121,7 +121,7 @@ class Corrected:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledLogs:
     """Corrected logs at another size, jointly."""
 
     log: np.ndarray  # (n, outputs): log step time, log power
@@ -135,24 +135,26 @@ class Scaled:
         return np.sqrt(((rows @ self.root) ** 2).sum(axis=-1) + owns * OWN**2)
 
     @property
-    def step_time_s(self) -> Corrected:
+    def step_time_s(self) -> CorrectedFigure:
         """Seconds of one step."""
         network = np.maximum(0.0, self.network[:, 0])
         spread = self._spread(self.rows[:, 0], 1)
-        return Corrected.of(self.log[:, 0], spread, slowest=self._slowest, network=network)
+        return CorrectedFigure.of(self.log[:, 0], spread, slowest=self._slowest, network=network)
 
     @property
-    def power_W(self) -> Corrected:
+    def power_W(self) -> CorrectedFigure:
         """Average power of the job."""
-        return Corrected.of(self.log[:, 1], self._spread(self.rows[:, 1], 1))
+        return CorrectedFigure.of(self.log[:, 1], self._spread(self.rows[:, 1], 1))
 
     @property
-    def energy_J(self) -> Corrected:
+    def energy_J(self) -> CorrectedFigure:
         """Joules of one step, from the joint posterior of time and power."""
         network = np.maximum(0.0, self.network.sum(axis=1))
         spread = self._spread(self.rows.sum(axis=1), 2)
         # Devices that wait for a collective poll, and draw most of their power.
-        return Corrected.of(self.log.sum(axis=1), spread, slowest=self._slowest, network=network)
+        return CorrectedFigure.of(
+            self.log.sum(axis=1), spread, slowest=self._slowest, network=network
+        )
 
     @property
     def _slowest(self) -> np.ndarray:
@@ -322,7 +324,7 @@ class ScaleOut:
         log = here + rows[:, :, count:] @ theta[count:]
         return log, rows
 
-    def correct(self, predict: Predict, gpus: Sequence[int]) -> Scaled:
+    def correct(self, predict: Predict, gpus: Sequence[int]) -> ScaledLogs:
         """Return the figures of other configurations, at any size."""
         log, rows = self._linear(self._mean, predict, gpus)
         beyond = np.maximum(0.0, np.log2(np.asarray(gpus, dtype=float)) - self._largest)
@@ -330,7 +332,7 @@ class ScaleOut:
         for place, name in enumerate(self._names):
             slow[place] += np.log(OVERSUBSCRIBED) * (name in OF_NETWORK)
         added = self._medians(slow, predict, gpus) - log
-        return Scaled(log, rows, self._root, beyond, np.minimum(beyond, 1.0)[:, None] * added)
+        return ScaledLogs(log, rows, self._root, beyond, np.minimum(beyond, 1.0)[:, None] * added)
 
     def medians(self, predict: Predict, gpus: Sequence[int]) -> np.ndarray:
         """Return the corrected logs alone, (n, outputs), for many configurations."""

@@ -1,4 +1,4 @@
-"""What one layer of each kind keeps and computes, run on fake tensors by the model's own code.
+"""Memory and FLOPs of one layer of each kind, run on fake tensors by the model's own code.
 
 Part of the program `built_model`: the model runs forward without weights or arithmetic, on fake
 tensors (torch._subclasses.fake_tensor), and of each kind of layer only the first runs; the others
@@ -20,7 +20,7 @@ _NAME = "joulefront_kept"
 
 @dataclass
 class Layer:
-    """What the first layer of a kind did; bytes and FLOPs of a forward pass over `TOKENS` tokens.
+    """Record of the first layer of a kind: bytes and FLOPs of a forward pass over `TOKENS` tokens.
 
     Attributes:
         attention: (query heads, width of a key, width of a value) of each call of attention.
@@ -41,7 +41,7 @@ class Layer:
         return sum(s.nbytes() for key, s in self.storages.items() if key not in self.shared)
 
     def run(self, forward: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Return what the layer returns for these arguments, and count what that computes."""
+        """Call the layer with these arguments and count its FLOPs."""
         from torch.utils.flop_counter import FlopCounterMode
 
         # What else a layer is given, as the angles of its positions, is the same for all of them.
@@ -67,7 +67,7 @@ def _flash(current: Callable[[], Layer | None]) -> Callable[..., Any]:
     """Return an attention function of transformers that computes nothing and keeps as flash."""
     import torch
 
-    class Kept(torch.autograd.Function):
+    class KeptTensors(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, query: Any, key: Any, value: Any) -> Any:
             batch, heads, length, _ = query.shape
@@ -84,7 +84,7 @@ def _flash(current: Callable[[], Layer | None]) -> Callable[..., Any]:
         layer = current()
         if layer is not None:
             layer.attention.append((query.shape[1], query.shape[-1], value.shape[-1]))
-        return Kept.apply(query, key, value), None
+        return KeptTensors.apply(query, key, value), None
 
     return attend
 
@@ -110,7 +110,7 @@ def _without_masks() -> Iterator[None]:
 def run_layers(
     build: Callable[[], Any], kinds_of: Callable[[Any], Sequence[tuple[Any, Any]]], bytes_each: int
 ) -> dict[Any, dict[str, Any]]:
-    """Return what the first layer of each kind keeps and computes.
+    """Return the memory and FLOPs of the first layer of each kind.
 
     Args:
         build: makes the model; it is called under fake tensors, with the type of the job.

@@ -351,10 +351,10 @@ def _counts(model: Any) -> dict[str, Any]:
 def main() -> None:
     """Answer each line."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", USE_HUB_KERNELS="0")
-    answers = sys.stdout
+    output = sys.stdout
     sys.stdout = sys.stderr  # libraries print what they like
     for line in sys.stdin:
-        print(json.dumps(count(json.loads(line))), file=answers, flush=True)
+        print(json.dumps(count(json.loads(line))), file=output, flush=True)
 
 
 if __name__ == "__main__":

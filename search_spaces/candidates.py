@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
 
 

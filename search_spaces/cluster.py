@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.options import check_options, limited
-from tuner.search_spaces.typed import check_fields, names_a_file, plain_text
+from tuner.search_spaces.typed_json import check_fields, names_a_file, plain_text
 
 #: Upper limit of nodes and of devices per node: more than any machine has, and still enumerable.
 LARGEST = 100_000
@@ -168,13 +168,13 @@ def cluster_names() -> list[str]:
     return included_names("clusters")
 
 
-def _build(cls: type, data: Mapping[str, Any], what: str) -> Any:
-    check_keys(data, cls.__dataclass_fields__, what)  # type: ignore[attr-defined]
+def _build(cls: type, data: Mapping[str, Any], subject: str) -> Any:
+    check_keys(data, cls.__dataclass_fields__, subject)  # type: ignore[attr-defined]
     tidy = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     try:
-        return check_fields(cls(**tidy), what)
+        return check_fields(cls(**tidy), subject)
     except TypeError as error:
-        raise InputError(f"{what} is incomplete: {error}") from error
+        raise InputError(f"{subject} is incomplete: {error}") from error
 
 
 def load_device(name: str) -> Device:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named, short_name, values_of
-from tuner.search_spaces.typed import plain_setting
+from tuner.search_spaces.typed_json import plain_setting
 
 
 class Settings(Mapping[str, Value]):
@@ -31,14 +31,14 @@ class Settings(Mapping[str, Value]):
         self._hash = hash(tuple(self._values.items()))
 
     @classmethod
-    def from_json(cls, data: Any, what: str) -> Settings:
+    def from_json(cls, data: Any, subject: str) -> Settings:
         """Read a table of knob values; those of a recorded table's own knobs may be texts."""
-        settings = cls(plain_setting(data, what))
+        settings = cls(plain_setting(data, subject))
         for name, value in settings.items():
             knob = KNOBS.get(name)
             parts = value if isinstance(value, tuple) else (value,)
             if knob and not knob.choices and any(isinstance(part, str) for part in parts):
-                raise InvalidValue(f"{name} in {what}", value, "a number")
+                raise InvalidValue(f"{name} in {subject}", value, "a number")
         return settings
 
     def __getitem__(self, name: str) -> Value:
@@ -159,7 +159,7 @@ class Configuration:
         """Read the output of `to_json`; knobs of a recorded table are not checked."""
         try:
             launch, live = data["launch"], data.get("live", {})
-            what = "a configuration"
-            return cls(Settings.from_json(launch, what), Settings.from_json(live, what))
+            subject = "a configuration"
+            return cls(Settings.from_json(launch, subject), Settings.from_json(live, subject))
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InputError(f"{data!r} is not a configuration: {error!r}") from error

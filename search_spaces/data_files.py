@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.search_spaces.typed import names_a_file
+from tuner.search_spaces.typed_json import names_a_file
 
 
 def data_folder(kind: str) -> Traversable:
@@ -26,33 +26,34 @@ def included_names(kind: str, suffix: str = ".toml") -> list[str]:
 
 
 def find_file(
-    kind: str, name: str, what: str, *, other: Iterable[str] = ("or the path of a toml file",)
+    kind: str, name: str, subject: str, *, other: Iterable[str] = ("or the path of a toml file",)
 ) -> tuple[Traversable, str]:
     """Return the file of a name or a path, and its name without the suffix."""
     included, path = included_names(kind), Path(name)
     if name in included:
         return data_folder(kind) / f"{name}.toml", name
     if not names_a_file(path):
-        raise UnknownName(what, name, [*included, *other])
+        raise UnknownName(subject, name, [*included, *other])
     return path, path.stem
 
 
-def read_toml(file: Traversable, what: str) -> dict[str, Any]:
-    """Return the tables of a file; `what` it describes, with its name, is for the sentence."""
+def read_toml(file: Traversable, subject: str) -> dict[str, Any]:
+    """Return the tables of a file; `subject` it describes, with its name, is for the sentence."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))  # Windows writes a mark
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the {what}: {error}") from error
+        raise InputError(f"cannot read the {subject}: {error}") from error
 
 
-def read_json_object(file: Traversable, what: str) -> dict[str, Any]:
-    """Read a file that holds an object of JSON; InputError or InvalidValue about `what` if not."""
+def read_json_object(file: Traversable, subject: str) -> dict[str, Any]:
+    """Read a file that holds an object of JSON; InputError or InvalidValue about `subject` if
+    not."""
     try:
         data = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the {what}: {error}") from error
+        raise InputError(f"cannot read the {subject}: {error}") from error
     if not isinstance(data, dict):
-        raise InvalidValue(what, type(data).__name__, "a JSON object")
+        raise InvalidValue(subject, type(data).__name__, "a JSON object")
     return data
 
 
@@ -79,8 +80,8 @@ def catalogue(name: str) -> dict[str, Any]:
     return read_toml(data_folder("catalogue") / f"{name}.toml", f"catalogue of {name}")
 
 
-def check_keys(data: Iterable[str], known: Collection[str], where: str) -> None:
+def check_keys(data: Iterable[str], allowed: Collection[str], where: str) -> None:
     """Check that a table has known keys alone."""
     for key in data:
-        if key not in known:
-            raise UnknownName(f"key in {where}", key, known)
+        if key not in allowed:
+            raise UnknownName(f"key in {where}", key, allowed)

@@ -14,9 +14,9 @@ from typing import Any, Self
 MOST_LISTED, MOST_LISTED_WITH_MATCH = 15, 8
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return "; did you mean 'optimize'?" for the name most like the given one, or ""."""
-    folded = {_folded(other): other for other in known}
+    folded = {_folded(other): other for other in choices}
     close = get_close_matches(_folded(name), folded, n=1, cutoff=0.66)
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
@@ -47,11 +47,11 @@ class InputError(ValueError):
 class UnknownName(InputError):
     """Name that does not exist; a phrase "or ..." comes last in the list of those that do."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+    def __init__(self, kind: str, name: str, choices: Iterable[str], *, where: str = "") -> None:
         self.kind, self.name = kind, name
-        self.known = tuple(sorted(known, key=lambda text: (text.startswith("or "), text)))
-        names = [other for other in self.known if not other.startswith("or ")]
-        phrases = self.known[len(names) :]
+        self.choices = tuple(sorted(choices, key=lambda text: (text.startswith("or "), text)))
+        names = [other for other in self.choices if not other.startswith("or ")]
+        phrases = self.choices[len(names) :]
         hint = did_you_mean(name, names)
         most = MOST_LISTED_WITH_MATCH if hint else MOST_LISTED
         if len(names) > most:
@@ -63,22 +63,22 @@ class UnknownName(InputError):
 class InvalidValue(InputError):
     """Value outside its legal range."""
 
-    def __init__(self, what: str, value: object, legal: str) -> None:
-        self.what, self.value, self.legal = what, value, legal
-        super().__init__(f"{what} is {value!r}; it must be {legal}")
+    def __init__(self, subject: str, value: object, legal: str) -> None:
+        self.subject, self.value, self.legal = subject, value, legal
+        super().__init__(f"{subject} is {value!r}; it must be {legal}")
 
 
 #: Upper limit of every size and count, so that products of several fit a float.
 LARGEST = 10**12
 
 
-def check_integer(what: str, value: object, *, least: int = 1, most: int = LARGEST) -> int:
+def check_integer(subject: str, value: object, *, least: int = 1, most: int = LARGEST) -> int:
     """Return a value that must be an integer from `least` to `most`; a truth value is none."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidValue(what, value, f"an integer of at least {least}")
+        raise InvalidValue(subject, value, f"an integer of at least {least}")
     if value > most:
         limit = f"{most:,}" if most < 1e9 else f"{most:g}"
-        raise InvalidValue(what, "larger", f"at most {limit}")
+        raise InvalidValue(subject, "larger", f"at most {limit}")
     return value
 
 

@@ -24,13 +24,13 @@ from tuner.search_spaces.data_files import (
     included_names,
     read_json_object,
 )
-from tuner.search_spaces.declared import Knob, check_knobs, read_knobs
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
+from tuner.search_spaces.knob_declarations import Knob, check_knobs, read_knobs
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.program import LoRA, Program
 from tuner.search_spaces.today_facts import TodayFacts
-from tuner.search_spaces.typed import names_a_file, plain_text, whole_number
+from tuner.search_spaces.typed_json import names_a_file, plain_text, whole_number
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _OPTIONAL = ("precision", "learning_rate", "seed", "frames")
@@ -161,7 +161,8 @@ class TrainingJob:
         return {"job": self}
 
     def started_by(self, built_in: Callable[[TrainingJob], Any]) -> Any:
-        """Return what starts this job's ranks: itself if it can, else what `built_in` makes."""
+        """Return the job that starts the ranks: this one if it can, else the result of
+        `built_in`."""
         return built_in(self)
 
     @property
@@ -186,7 +187,7 @@ class TrainingJob:
 
     @property
     def why_accumulation_stays(self) -> str:
-        """Why the accumulation cannot change while the program runs; "" if it can."""
+        """Reason against changing the accumulation while the program runs; "" if it can."""
         return ""
 
     @property
@@ -200,7 +201,7 @@ class TrainingJob:
         return {}
 
     def today_facts(self, today: Configuration | None = None) -> TodayFacts | None:
-        """Return what is trained today, by default by the command; None without a command."""
+        """Return today's training, by default the command's; None without a command."""
         return None
 
     @property
@@ -247,7 +248,7 @@ class TrainingJob:
             if path.suffix != ".json":
                 raise InputError(f"{path} is not valid TOML: {error}") from error
             raise InputError(
-                f"{path} is no job: a job is a TOML file that gives the batch and the steps, "
+                f"{path} is not a job: a job is a TOML file that gives the batch and the steps, "
                 f'and names the model by [model] config = "{path.name}"'
             ) from error
         check_keys(data, (*cls.__dataclass_fields__, "tokens"), path.name)

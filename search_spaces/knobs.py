@@ -2,7 +2,7 @@
 
 A *launch* knob needs a new process to change; a *live* knob changes while the job runs. A recorded
 table may have knobs that are not listed here; its own toml gives their kind. So may a job, whose
-user declares them (`tuner.search_spaces.declared`).
+user declares them (`tuner.search_spaces.knob_declarations`).
 
 A short name is `dp8 mb16 zero1 1050MHz` for what takes a line as KNOB=VALUE: knobs in the order of
 `KNOBS`, then others as NAME=VALUE by name, without those at their defaults, except for those that
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, check_integer
-from tuner.search_spaces.typed import plain_text
+from tuner.search_spaces.typed_json import plain_text
 
 #: Value of a knob. A tuple has one value per pipeline stage.
 Value = int | float | str | tuple[int, ...]
@@ -257,13 +257,13 @@ def parse_words(text: str, *, standard: bool = True) -> dict[str, Any]:
         if equals and value != "auto":
             parsed = parse_value(name, value) if standard or name in KNOBS else value
         elif not equals:
-            known = word_knob(word)
-            if known is None:
+            knob_word = word_knob(word)
+            if knob_word is None:
                 raise InputError(
-                    f"{word!r} is no knob; write KNOB=VALUE or a short name such as "
+                    f"{word!r} is not a knob; write KNOB=VALUE or a short name such as "
                     "'dp8 mb16 zero1 1050MHz'"
                 )
-            name, parsed = known
+            name, parsed = knob_word
         if standard:
             knob_named(name)
         if name in found and found[name] != parsed:

@@ -36,7 +36,7 @@ def is_installed() -> bool:
 
 
 def count_in_library(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `built_model.count` says of a configuration, cached.
+    """Return the cached result of `built_model.count` for a configuration.
 
     Raises:
         InputError: the configuration cannot be written as JSON, or the model takes too long.
@@ -64,29 +64,29 @@ def _counted(line: str) -> dict[str, Any]:
         return {"failure": "failed", "why": stderr.splitlines()[-1][:300], "transformers": ""}
 
 
-def facts_in_library(model_type: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+def facts_in_library(model_type: str, report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `ModelFacts` that an answer of `built_model.count` gives.
 
     Raises:
         InputError: transformers could not build the model, or it has no layers.
     """
-    library = f"transformers {answer['transformers']}".strip()
-    if "failure" in answer:
+    library = f"transformers {report['transformers']}".strip()
+    if "failure" in report:
         raise InputError(
-            f"{library} cannot build the {model_type} model of this config: {answer['why']}; "
+            f"{library} cannot build the {model_type} model of this config: {report['why']}; "
             "correct the config, or install what is missing"
         )
-    if not answer["layers"]:
+    if not report["layers"]:
         raise InputError(
-            f"no layers were found in {answer['class']}, which {library} builds of this config"
+            f"no layers were found in {report['class']}, which {library} builds of this config"
         )
-    given = answer["sizes"]
+    given = report["sizes"]
     heads = given["heads"] or 1
     hidden = given["hidden"] or 1
-    experts = given["experts"] if answer["expert_parameters"] else 0
+    experts = given["experts"] if report["expert_parameters"] else 0
     dense = given["dense"] or 4 * hidden
     sizes: dict[str, Any] = {
-        "layers": answer["layers"],
+        "layers": report["layers"],
         "hidden": hidden,
         "heads": heads,
         "kv_heads": given["kv_heads"] or heads,
@@ -97,28 +97,28 @@ def facts_in_library(model_type: str, answer: Mapping[str, Any]) -> dict[str, An
         "experts": experts or 0,
         "experts_per_token": min(given["experts_per_token"] or 1, experts) if experts else 0,
         "positions": given["positions"],
-        "tied": answer["tied"],
+        "tied": report["tied"],
     }
-    gated, unlike = _plain_blocks(sizes, answer["kinds"])
-    ran = _layers_run(answer, sizes)
+    gated, unlike = _plain_blocks(sizes, report["kinds"])
+    ran = _layers_run(report, sizes)
     if ran:
         unlike = ()
     elif not unlike:
-        unlike = (_doubt_on_kept(answer),)
-    visited = max((kind["shared"] for kind in answer["kinds"]), default=0)
-    attending = sum(kind["layers"] for kind in answer["kinds"] if kind["attends"])
+        unlike = (_doubt_on_kept(report),)
+    visited = max((kind["shared"] for kind in report["kinds"]), default=0)
+    attending = sum(kind["layers"] for kind in report["kinds"] if kind["attends"])
     counts = ("parameters", "active_parameters", "matmul_parameters", "head_parameters")
     blocks = ("block_parameters", "expert_parameters", "largest_layer")
     return {
         **sizes,
-        **{name: answer[name] for name in (*counts, *blocks)},
+        **{name: report[name] for name in (*counts, *blocks)},
         **ran,
         "model_type": model_type,
-        "family": Family(gated=gated, learned_positions=answer["learned_positions"]),
+        "family": Family(gated=gated, learned_positions=report["learned_positions"]),
         "exact": True,
-        "attending": attending / answer["layers"],
+        "attending": attending / report["layers"],
         "shared": visited // ((3 if gated else 2) * hidden),
-        "doubts": (*unlike, *_other_doubts(sizes, answer)),
+        "doubts": (*unlike, *_other_doubts(sizes, report)),
     }
 
 
@@ -145,13 +145,13 @@ def _plain_blocks(
     )
 
 
-def _layers_run(answer: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the layers keep and compute by their run on fake tensors; empty if in doubt.
+def _layers_run(report: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return memory and FLOPs of the layers, run on fake tensors; empty if in doubt.
 
     A layer without a call of attention runs by operators of torch here and by kernels of its own on
     a GPU, which keep and compute something else.
     """
-    kinds = answer["kinds"]
+    kinds = report["kinds"]
     if not all(kind["runs"].get("2", {}).get("calls_of_attention") for kind in kinds):
         return {}
     layers = sum(kind["layers"] for kind in kinds)
@@ -164,15 +164,15 @@ def _layers_run(answer: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str
     return {
         "kept_16": mean("kept_bytes"),
         "kept_32": mean("kept_bytes", "4"),
-        "matmul_parameters": round(layers * mean("flops") / 2) + answer["head_parameters"],
+        "matmul_parameters": round(layers * mean("flops") / 2) + report["head_parameters"],
         "head_dim": max(1, round(mean("attention_flops") / (4 * sizes["heads"]))),
     }
 
 
-def _doubt_on_kept(answer: Mapping[str, Any]) -> str:
-    why = next((kind["why_not_run"] for kind in answer["kinds"] if "why_not_run" in kind), "")
+def _doubt_on_kept(report: Mapping[str, Any]) -> str:
+    why = next((kind["why_not_run"] for kind in report["kinds"] if "why_not_run" in kind), "")
     return (
-        f"what the layers of {answer['class']} keep for the backward pass could not be counted"
+        f"what the layers of {report['class']} keep for the backward pass could not be counted"
         + (f" ({why})" if why else "")
         + "; activations are those of a plain transformer, and may be far off"
     )
@@ -195,25 +195,25 @@ def _gates(sizes: Mapping[str, Any], kind: Mapping[str, Any]) -> set[int]:
     return found
 
 
-def _other_doubts(sizes: Mapping[str, Any], answer: Mapping[str, Any]) -> list[str]:
+def _other_doubts(sizes: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
     """Return doubts on what a model has beside the blocks of its text model."""
     doubts = []
-    tables = (sizes["positions"] or 0) + 8 if answer["learned_positions"] else 8
-    other = answer["other_parameters"]
-    if answer["is_encoder_decoder"]:
+    tables = (sizes["positions"] or 0) + 8 if report["learned_positions"] else 8
+    other = report["other_parameters"]
+    if report["is_encoder_decoder"]:
         doubts.append(
             "it has an encoder and a decoder, of which only the decoder's layers are computed; "
             "all parameters are counted"
         )
     elif other > tables * sizes["hidden"] and (
-        answer["is_nested"] or other > _SMALL * answer["parameters"]
+        report["is_nested"] or other > _SMALL * report["parameters"]
     ):
         doubts.append(
             f"{other / 1e9:.3g} billion parameters are outside the text model's layers (encoders "
             "of images or sound, projectors): they are counted, but the activations and the time "
             "of what they compute are left out"
         )
-    if not answer["head_parameters"]:
+    if not report["head_parameters"]:
         doubts.append("no output projection was found, so that the memory of the logits is a guess")
     return doubts
 

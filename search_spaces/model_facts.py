@@ -236,11 +236,11 @@ class ModelFacts(Sizes):
         if not library_count.is_installed():
             doubts = library_count.doubts_without_library(model_type)
             return replace(cls._by_formula(*_text_of(config, model_type)), doubts=doubts)
-        answer = library_count.count_in_library(config)
-        if answer.get("failure") == "unknown":
-            doubts = library_count.doubts_of_unknown(config, model_type, answer["transformers"])
+        report = library_count.count_in_library(config)
+        if report.get("failure") == "unknown":
+            doubts = library_count.doubts_of_unknown(config, model_type, report["transformers"])
             return replace(cls._by_formula(*_text_of(config, model_type)), doubts=doubts)
-        return cls(**library_count.facts_in_library(model_type, answer))
+        return cls(**library_count.facts_in_library(model_type, report))
 
     @classmethod
     def _by_formula(cls, config: Mapping[str, Any], model_type: str) -> ModelFacts:

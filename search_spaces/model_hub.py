@@ -24,7 +24,7 @@ def fetched_config(name: str, file: str) -> tuple[Path | None, str]:
         if os.environ.get(variable, "").lower() in ("1", "true", "yes", "on"):
             return None, f"{variable} is set"
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if not _answers(endpoint):
+    if not _responds(endpoint):
         return None, f"{endpoint} does not answer"
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # it is read when it is imported
     try:
@@ -51,7 +51,7 @@ def fetched_config(name: str, file: str) -> tuple[Path | None, str]:
         return None, cause[:120].rstrip(".")
 
 
-def _answers(endpoint: str) -> bool:
+def _responds(endpoint: str) -> bool:
     """Return True if a hub can be reached, or is beyond a proxy; its client tries for long."""
     if any(os.environ.get(name) for name in _PROXIES):
         return True

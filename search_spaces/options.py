@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.search_spaces.typed import TYPES, shortened
+from tuner.search_spaces.typed_json import TYPES, shortened
 
 Kind = TypeVar("Kind")
 
@@ -115,7 +115,7 @@ def read_options(
     try:
         return kind(**{name: value for name, value in section.items() if name in names})
     except InvalidValue as error:
-        raise InvalidValue(f"{error.what} in {where}", error.value, error.legal) from error
+        raise InvalidValue(f"{error.subject} in {where}", error.value, error.legal) from error
     except TypeError as error:
         raise InputError(f"{where} cannot be read: {error}") from error
 
@@ -130,8 +130,8 @@ def parse_quantity(text: str, unit: str) -> float:
         number = None
     given = found[2] if found else ""
     if number is None or (given not in sizes):
-        known = ", ".join(sizes)
+        names = ", ".join(sizes)
         raise InputError(
-            f"{text!r} must be a number with a unit ({known}), such as {EXAMPLES[unit]}"
+            f"{text!r} must be a number with a unit ({names}), such as {EXAMPLES[unit]}"
         )
     return number * sizes[given]

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 
-_KNOWN = catalogue("language_models")
+_CATALOGUE = catalogue("language_models")
 #: The keys of each size, in any family.
-_ALIASES: Mapping[str, Sequence[str]] = _KNOWN["aliases"]
+_ALIASES: Mapping[str, Sequence[str]] = _CATALOGUE["aliases"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Family:
     shared_expert: bool = False
 
 
-_FAMILIES = {name: Family(**table) for name, table in _KNOWN["families"].items()}
+_FAMILIES = {name: Family(**table) for name, table in _CATALOGUE["families"].items()}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Sizes:
 
 def is_listed(config: Mapping[str, Any], model_type: str) -> bool:
     """Return True if the formulas count the parameters of a configuration exactly."""
-    usual = _KNOWN["not_counted"].items()
+    usual = _CATALOGUE["not_counted"].items()
     changed = any(config.get(key) not in (None, value) for key, value in usual)
     return model_type in _FAMILIES and not changed
 

@@ -1,4 +1,4 @@
-"""What a job trains and how its program trains it, as far as no knob states it."""
+"""Facts about a job's training program that no knob states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tuner.search_spaces.data_files import check_keys
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.parameter_count import read_sizes
-from tuner.search_spaces.typed import check_fields
+from tuner.search_spaces.typed_json import check_fields
 
 #: Legal values of `dropout`.
 DROPOUTS = ("none", "hidden", "all")
@@ -40,7 +40,7 @@ class StateBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What a training program does that no knob states.
+    """Behaviour of a training program that no knob states.
 
     Attributes:
         fused_attention: True if attention runs in a fused kernel, which stores no scores and skips
@@ -125,7 +125,7 @@ class Program:
         return cls(**data)
 
     def to_table(self) -> dict[str, Any]:
-        """Return what differs from the built-in training program."""
+        """Return the differences from the built-in training program."""
         values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
 

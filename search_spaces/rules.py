@@ -19,13 +19,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.conditions import Values, holds, names_in
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import catalogue
-from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import CHANGED
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.when import Values, holds, names_in
 
 Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
@@ -350,8 +350,8 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
         model = job.model["model_type"] if job is not None and families else ""
         if model in families or (phrase := case.broken(plain)) is None:
             continue
-        known = f" models of type {', '.join(families)} only, not {model}" if families else ""
-        phrases.append(phrase + known)
+        restriction = f" models of type {', '.join(families)} only, not {model}" if families else ""
+        phrases.append(phrase + restriction)
     if job is None:
         return phrases
     states = ", ".join(other_states(job))

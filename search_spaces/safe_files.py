@@ -21,7 +21,7 @@ from tuner.search_spaces.errors import InputError
 #: Permissions of an executable script, before the umask.
 SCRIPT_MODE = 0o700
 #: User that NFS shows as the owner of root's files.
-_NOBODY = 65_534
+_NOBODY_UID = 65_534
 
 
 def _refusal(path: Path, code: int, why: str) -> OSError:
@@ -101,7 +101,7 @@ def open_to_read(path: str | Path) -> int:
 
 
 def read_bytes(path: str | Path, most_bytes: int) -> bytes:
-    """Return what a regular file holds, one byte more than `most_bytes` of it at most."""
+    """Read a regular file, one byte more than `most_bytes` at most."""
     with open(open_to_read(path), "rb") as file:
         return file.read(most_bytes + 1)
 
@@ -126,7 +126,7 @@ def _foreign_owner(folder: Path) -> int | None:
     except OSError:  # missing, or unreadable, which the write itself will report
         return None
     user = os.geteuid()
-    own = (user, 0) if user else (user, _NOBODY)
+    own = (user, 0) if user else (user, _NOBODY_UID)
     return next((uid for uid in owners if uid not in own), None)
 
 

@@ -21,9 +21,9 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
-from tuner.search_spaces.declared import Knob, check_knobs, marked
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import Knob, check_knobs, marked
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
 from tuner.search_spaces.rules import RULES, Rule
 

@@ -11,7 +11,7 @@ from tuner.search_spaces.knobs import Value
 
 @dataclass(frozen=True)
 class TodayFacts:
-    """What a script trains today; 0, or None for its steps, if unknown.
+    """Today's training of a script; 0, or None for its steps, if unknown.
 
     Attributes:
         sources: where a value comes from, a phrase, by its name.

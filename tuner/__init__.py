@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tuner.results.result import Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
-    from tuner.search_spaces.declared import Knob
     from tuner.search_spaces.errors import InputError
     from tuner.search_spaces.job import TrainingJob
+    from tuner.search_spaces.knob_declarations import Knob
     from tuner.study.callbacks import Progress
     from tuner.study.session import Interrupted
     from tuner.workload.probe import WindowPolicy
@@ -68,7 +68,7 @@ _NAMES = {
     "tuner.results.result": ("Result",),
     "tuner.search_spaces.cluster": ("Cluster",),
     "tuner.search_spaces.configuration": ("Configuration",),
-    "tuner.search_spaces.declared": ("Knob",),
+    "tuner.search_spaces.knob_declarations": ("Knob",),
     "tuner.search_spaces.errors": ("InputError",),
     "tuner.search_spaces.job": ("TrainingJob",),
     "tuner.study.callbacks": ("Progress",),

@@ -24,8 +24,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.callbacks import Notify
 from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
-from tuner.workload.meters.own import own_meter
-from tuner.workload.meters.time_alone import time_alone
+from tuner.workload.meters.time_meter import time_alone
+from tuner.workload.meters.user_meter import own_meter
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
 
 @contextmanager
 def _metered(request: StudyRequest) -> Iterator[None]:
-    asks_time = not request.constraints.need_energy and request.search.probe_budget_kJ is None
-    with own_meter(request.meter), time_alone(asks_time):
+    time_only = not request.constraints.need_energy and request.search.probe_budget_kJ is None
+    with own_meter(request.meter), time_alone(time_only):
         yield
 
 
@@ -139,11 +139,11 @@ def search_for(
             request = replace(request, try_first=(*request.try_first, *planned))
         session = Session(
             problem,
-            lambda run, say: executor_of(
+            lambda run, announce: executor_of(
                 request.executor,
                 problem,
                 run.path,
-                say,
+                announce,
                 address=request.ray_address,
                 seed=request.search.seed,
             ),
@@ -156,7 +156,7 @@ def search_for(
 
 
 def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
-    """Return what `optimize` would do; nothing is started or written."""
+    """Preview `optimize`: nothing is started or written."""
     from tuner.study.dry_run import describe, describe_script
 
     with _metered(request):
@@ -271,7 +271,7 @@ def replay(
     with _receiver(progress, on_progress) as notify:
         session = Session(
             problem,
-            lambda run, say: executor,
+            lambda run, announce: executor,
             replace(request, search=settings),
             run=run,
             show=_show(run, report),

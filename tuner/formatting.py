@@ -254,15 +254,15 @@ def settings_text(configuration: Configuration, baseline: Configuration | None =
 
 
 def settings_legend(shown: Iterable[str]) -> str:
-    """Return what short names stand for, each knob once with its first value; "" if there are none.
+    """Return a legend of short names, each knob once with its first value; "" if there are none.
 
     Args:
         shown: settings as texts, such as "mb16 zero1 1050MHz", or sentences with such words.
     """
     found: dict[str, str] = {}
     for word in (each.strip("(),;:.") for each in " ".join(shown).split()):
-        if (known := word_knob(word)) is not None and known[0] not in found:
-            found[known[0]] = _in_words(word, *known)
+        if (knob_word := word_knob(word)) is not None and knob_word[0] not in found:
+            found[knob_word[0]] = _in_words(word, *knob_word)
     return ", ".join(found[name] for name in in_order(found))
 
 

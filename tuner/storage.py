@@ -20,7 +20,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain
-from tuner.search_spaces.typed import one_line
+from tuner.search_spaces.typed_json import one_line
 from tuner.workload.node.rights import private_folder
 from tuner.workload.trace import repair_torn_tail
 
@@ -167,8 +167,8 @@ def storage_trouble(where: str) -> Iterator[None]:
         RuntimeError,
         ValueError,
     ) as error:
-        known = isinstance(error, StorageInternalError | SQLAlchemyError)
-        if not known and not _raised_by_storage(error):
+        is_storage_error = isinstance(error, StorageInternalError | SQLAlchemyError)
+        if not is_storage_error and not _raised_by_storage(error):
             raise
         reason = " ".join(str(error.__cause__ or error).split())
         raise StorageError(

@@ -18,7 +18,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.facts import NodeFacts, look
+from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation, Runner
@@ -67,7 +67,7 @@ def run_safely(
 
 
 @dataclass(frozen=True)
-class Entered:
+class NodeStatus:
     """State of a node when a study first asks to use it; how others can enter, a sentence each."""
 
     facts: NodeFacts
@@ -76,10 +76,10 @@ class Entered:
     exposures: tuple[str, ...] = ()
 
 
-def unusable(trouble: str) -> Entered:
+def unusable(trouble: str) -> NodeStatus:
     """Return the state of a node that cannot be used, for a reason that is a phrase."""
     host = os.uname().nodename
-    return Entered(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
+    return NodeStatus(NodeFacts(host, None, trouble), (f"node {host} is not used: {trouble}",))
 
 
 class Agent:
@@ -92,10 +92,10 @@ class Agent:
         self._measures = False
         self._open: dict[str, _Dialogue] = {}
 
-    def look(self) -> Entered:
+    def inspect(self) -> NodeStatus:
         """Inspect the node without preparing it for probes."""
-        facts = look()
-        return Entered(facts, facts.refusals())
+        facts = inspect_node()
+        return NodeStatus(facts, facts.refusals())
 
     def enter(
         self,
@@ -104,7 +104,7 @@ class Agent:
         make_runner: MakeRunner | None,
         devices: Sequence[str] = (),
         prepare: bool = False,
-    ) -> Entered:
+    ) -> NodeStatus:
         """Inspect the node and make its runner; report why it cannot be used rather than raise.
 
         `devices` are UUIDs of this agent's GPUs, empty for all; without `make_runner` it measures.
@@ -118,10 +118,10 @@ class Agent:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if make_runner is not None:
             self._runner = make_runner(job, cluster, self._run_dir)
-            return Entered(NodeFacts(os.uname().nodename, cluster), (), self._runner.meter)
-        facts = look()
+            return NodeStatus(NodeFacts(os.uname().nodename, cluster), (), self._runner.meter)
+        facts = inspect_node()
         if refused := facts.refusals(cluster):
-            return Entered(facts, refused)
+            return NodeStatus(facts, refused)
         from tuner.workload.multi_node.peer import Peer
         from tuner.workload.node.runner import LocalRunner
 
@@ -133,8 +133,8 @@ class Agent:
         except InputError as error:
             trouble = str(error)
         if trouble:
-            return Entered(facts, (f"node {facts.host} is not used: {trouble}",))
-        return Entered(facts, (), runner.meter)
+            return NodeStatus(facts, (f"node {facts.host} is not used: {trouble}",))
+        return NodeStatus(facts, (), runner.meter)
 
     def prepare(self) -> str:
         """Import the frameworks; return what this node lacks, or an empty string."""
@@ -147,7 +147,7 @@ class Agent:
         return ""
 
     def busy(self) -> tuple[str, ...]:
-        """Return what other processes do on this agent's GPUs, a phrase each."""
+        """Return phrases on other processes on this agent's GPUs."""
         return self._platform.busy() if self._measures else ()
 
     def run(
@@ -172,13 +172,13 @@ class Agent:
             return run_safely(runner, probe, self._run_dir).to_json()
         meter = self._runner.meter
         self._open[probe.probe_id] = _Dialogue(
-            lambda ask: run_safely(runner, probe, self._run_dir, next_settings=ask), meter
+            lambda extend: run_safely(runner, probe, self._run_dir, next_settings=extend), meter
         )
         return self._next_report(probe.probe_id)
 
     def continue_probe(self, probe_id: str, live: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Measure more settings in a running launch, or end it if there are none; see `run`."""
-        self._open[probe_id].answers.put(tuple(Settings(one) for one in live))
+        self._open[probe_id].replies.put(tuple(Settings(one) for one in live))
         return self._next_report(probe_id)
 
     def _next_report(self, probe_id: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class Agent:
         if self._measures:
             self._runner.cancel()
         for dialogue in list(self._open.values()):
-            dialogue.answers.put(())
+            dialogue.replies.put(())
 
     def close(self) -> None:
         """Close the runner."""
@@ -213,18 +213,18 @@ class Agent:
 class _Dialogue:
     def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
         self.reports: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()
-        self.answers: SimpleQueue[tuple[Settings, ...]] = SimpleQueue()
+        self.replies: SimpleQueue[tuple[Settings, ...]] = SimpleQueue()
         self._meter = meter
         threading.Thread(
-            target=lambda: self.reports.put((True, run(self._ask))), daemon=True
+            target=lambda: self.reports.put((True, run(self._extend))), daemon=True
         ).start()
 
-    def _ask(
+    def _extend(
         self, request: ProbeRequest, measurements: Sequence[Measurement]
     ) -> tuple[Settings, ...]:
         self.reports.put((False, ProbeRecord(request, tuple(measurements), self._meter)))
         try:
-            return self.answers.get(timeout=HOLD_S)
+            return self.replies.get(timeout=HOLD_S)
         except Empty:
             return ()
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, check_knobs, with_baseline
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import Knob, check_knobs, with_baseline
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.safe_files import write_text
@@ -87,7 +87,7 @@ class BuiltInJob(LaunchableJob):
         return why_not_program()
 
     def unsupported_values(self) -> Sequence[tuple[str, str, Callable[[str, Value], bool]]]:
-        """Return what of it the installed releases lack."""
+        """Return the parts that the installed releases lack."""
         return unsupported_values()
 
     @property
@@ -129,7 +129,7 @@ class BuiltInJob(LaunchableJob):
         return Start(words, str(folder), {}, config, env, steps=None if probe else job.steps)
 
     def about(self, configuration: Configuration) -> tuple[str, ...]:
-        """Return what a user's own program must do in place of this one."""
+        """Return the requirements on a user's own program in place of this one."""
         return (
             "PUT YOUR OWN PROGRAM HERE: this is joulefront's built-in one (synthetic tokens).",
             "Yours must read ds_config.json, and apply the settings that it cannot contain:",
@@ -209,7 +209,7 @@ class OwnProgram(BuiltInJob):
         )
 
     def about(self, configuration: Configuration) -> tuple[str, ...]:
-        """Return what the program is given."""
+        """Return the program's arguments."""
         return ("Your own program. joulefront gives it the DeepSpeed JSON and nothing else.",)
 
     def node_environment(self, configuration: Configuration) -> Mapping[str, str]:

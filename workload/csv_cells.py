@@ -136,8 +136,8 @@ class Cells:
             raise InputError(f"{where}: {column} is {text!r}; it must be a number")
         unit = found[2]
         if unit and unit not in units:
-            known = ", ".join(units)
-            raise InputError(f"{where}: {column} is {text!r}; its unit must be one of {known}")
+            unit_name = ", ".join(units)
+            raise InputError(f"{where}: {column} is {text!r}; its unit must be one of {unit_name}")
         return number * (units[unit] if unit else scale)
 
     def _number(self, digits: str, text: str, column: str, where: str) -> float | None:
@@ -184,7 +184,7 @@ def common_unit(column: str, texts: Iterable[str], where: str) -> str:
 
 
 def scale_of(figure: str, column: str) -> float:
-    """Return what a unit at the end of a column's name multiplies its numbers by, else 1.
+    """Return the factor of the unit at the end of a column's name, else 1.
 
     Units are found in any case, except those that the case tells apart: `_mj` is refused.
     """
@@ -192,7 +192,7 @@ def scale_of(figure: str, column: str) -> float:
     units = UNITS[figure]
     if unit in units:
         return units[unit]
-    alike = [known for known in units if known.lower() == unit.lower()]
+    alike = [unit_name for unit_name in units if unit_name.lower() == unit.lower()]
     if len(alike) > 1:
         raise InputError(
             f"the column {column!r} may be in {' or '.join(alike)}; write the unit so in its name"

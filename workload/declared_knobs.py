@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import FILE_KINDS, Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import FILE_KINDS, Knob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge
@@ -54,7 +54,7 @@ def export_words(env: Mapping[str, str]) -> list[str]:
     """Return quoted words for the shell's `export`; InputError for a name that no shell takes."""
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise InputError(f"{name!r} is no name of an environment variable")
+            raise InputError(f"{name!r} is not a valid name of an environment variable")
     return [f"{name}={shlex.quote(value)}" for name, value in env.items()]
 
 

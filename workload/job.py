@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.scripts.command import Script, Start
@@ -183,7 +183,8 @@ class LaunchableJob(ABC):
         return ""
 
     def unsupported_values(self) -> Sequence[tuple[str, str, Callable[[str, Value], bool]]]:
-        """Return what the installed releases lack: a phrase, why, and which knob values need it."""
+        """Return gaps of the installed releases: a phrase, the reason, and a test of knob
+        values."""
         return ()
 
     @property

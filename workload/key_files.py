@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import FILE_KINDS
 
 #: No configuration of a training is larger; a larger file is not read.
 _MOST_BYTES = 4 * 2**20

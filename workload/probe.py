@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import dump_fields, read_fields
+from tuner.search_spaces.typed_json import dump_fields, read_fields
 from tuner.workload.accumulation import AccumulationFit
 from tuner.workload.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, WindowPolicy
 from tuner.workload.without_energy import known_figures, with_stand_in
@@ -136,7 +136,7 @@ class ProbeRequest:
         name = data["probe_id"]
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
             # It names files of the run folder, and must not lead out of it.
-            raise InputError(f"{name!r:.120} is no name of a probe")
+            raise InputError(f"{name!r:.120} is not a valid probe name")
         return read_fields(
             cls,
             {**data, "extendable": data.get("open", False)},
@@ -172,14 +172,14 @@ class MeterInfo:
     tells_clocks: bool = False
 
     @property
-    def tells_energy(self) -> bool:
+    def has_energy(self) -> bool:
         """False where nothing does: then no figure of energy or power is shown or kept."""
         return self.scope in ENERGY_SCOPES
 
     @property
     def sentence(self) -> str:
-        """What it tells: "energy: node scope, estimated (utilisation x envelope)"."""
-        if not self.tells_energy:
+        """Description such as "energy: node scope, estimated (utilisation x envelope)"."""
+        if not self.has_energy:
             return f"time alone ({self.source})"
         return f"energy: {self.scope} scope, {self.label} ({self.source})"
 
@@ -250,17 +250,17 @@ class Measurement:
     def as_delivered(self) -> Settings:
         """The live setting with the clocks that ran; what was not read back stays."""
 
-        def ran_at(key: str, asked: Any) -> Any:
-            ran = self.delivered.get(key, asked)
-            return asked if abs(ran - asked) <= SAME_CLOCK_MHZ else ran
+        def ran_at(key: str, value: Any) -> Any:
+            ran = self.delivered.get(key, value)
+            return value if abs(ran - value) <= SAME_CLOCK_MHZ else ran
 
         live = dict(self.live)
         for name in ("clock_MHz", "memory_clock_MHz"):
-            asked = live.get(name)
-            if isinstance(asked, tuple):
-                live[name] = tuple(ran_at(f"{name}.{i}", clock) for i, clock in enumerate(asked))
-            elif isinstance(asked, int | float):
-                live[name] = ran_at(name, asked)
+            value = live.get(name)
+            if isinstance(value, tuple):
+                live[name] = tuple(ran_at(f"{name}.{i}", clock) for i, clock in enumerate(value))
+            elif isinstance(value, int | float):
+                live[name] = ran_at(name, value)
         return Settings(live)
 
     def to_json(self) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class Failure:
 
     @property
     def place(self) -> str:
-        """What crashes of one cause have in common: kind, type of the error, innermost frame."""
+        """Signature of crashes with one cause: kind, type of the error, innermost frame."""
         raised = self.message.partition(":")[0] if self.frames else ""
         return " ".join([self.kind, raised, *self.frames[:1]])
 
@@ -359,7 +359,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class NotApplied:
+class UnappliedSetting:
     """A live setting that was visited and is no data point, for the devices ran otherwise.
 
     `unsupported` are its knobs of which the devices take no value at all.
@@ -392,7 +392,7 @@ class ProbeRecord:
     idle_W: float | None = None  # before the ranks started
     waiting_devices: int = 0  # that no rank used
     drift: Drift | None = None
-    missed: tuple[NotApplied, ...] = ()
+    missed: tuple[UnappliedSetting, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -414,7 +414,7 @@ class ProbeRecord:
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with the schema's version."""
         data = {"schema": SCHEMA_VERSION, **dump_fields(self)}
-        return known_figures(data, energy=self.meter.tells_energy)
+        return known_figures(data, energy=self.meter.has_energy)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRecord:
@@ -440,7 +440,7 @@ class ProbeRecord:
                     read_fields(Drift, part, "drift", live=_settings) if part else None
                 ),
                 missed=lambda parts: tuple(
-                    read_fields(NotApplied, part, "missed setting", live=_settings)
+                    read_fields(UnappliedSetting, part, "missed setting", live=_settings)
                     for part in parts
                 ),
             )

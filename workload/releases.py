@@ -68,5 +68,5 @@ def why_not(configuration: Configuration) -> list[str]:
 
 
 def unsupported_values() -> list[tuple[str, str, Callable[[str, Value], bool]]]:
-    """Return what no installed package supports: its name, the reason, and a test of a value."""
+    """Return unsupported knobs: the name, the reason, and a test of a value."""
     return [(need.knob, why, need.concerns) for need in NEEDS if (why := need.why_not())]

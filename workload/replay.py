@@ -160,8 +160,8 @@ class TraceRunner(RecordingRunner):
     @property
     def configurations(self) -> tuple[Configuration, ...]:
         """Every requested configuration, measured or not, in the order of the trace."""
-        asked = (c for record in self.records for c in record.request.configurations())
-        return tuple(dict.fromkeys(asked))
+        requested = (c for record in self.records for c in record.request.configurations())
+        return tuple(dict.fromkeys(requested))
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
         drawn: list[tuple[Measurement, ProbeRecord]] = []

@@ -18,7 +18,7 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.typed import plain_setting, plain_text
+from tuner.search_spaces.typed_json import plain_setting, plain_text
 from tuner.workload.csv_cells import is_missing
 from tuner.workload.csv_files import CsvFile, CsvRow, left_out_sentence, no_measurement, read_csv
 from tuner.workload.probe import ENERGY_SCOPES, Scope
@@ -115,7 +115,7 @@ class RecordedTable:
         if name is None:
             many = f"table {self.name!r} holds {len(by_name)} groups; name one of: "
             raise InputError(many + "; ".join(by_name))
-        hits = [group for told, group in by_name.items() if name in told]
+        hits = [group for mentioned, group in by_name.items() if name in mentioned]
         if name not in by_name and len(hits) != 1:
             raise UnknownName(f"group of table {self.name}", name, list(by_name))
         return by_name.get(name) or hits[0]
@@ -183,8 +183,8 @@ def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
     launch, live = columns.lists["launch_knobs"], columns.lists["live_knobs"]
     baseline = data.get("baseline", {})
     if not isinstance(baseline, dict) or not set(baseline) <= {*launch, *live}:
-        known = ", ".join(launch + live)
-        raise InputError(f"[baseline] in {path} must give values for knobs: {known}")
+        names = ", ".join(launch + live)
+        raise InputError(f"[baseline] in {path} must give values for knobs: {names}")
     plain_setting(baseline, f"[baseline] in {path}")
     table = RecordedTable(
         name=data.get("name", path.parent.name),
@@ -205,26 +205,26 @@ def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
 
 
 def _predicted_by(data: Any, path: Path) -> PredictedBy:
-    what = f"[predicted_by] in {path}"
+    subject = f"[predicted_by] in {path}"
     named = isinstance(data, dict) and set(data) == {"job", "cluster"}
     if not named or not all(isinstance(name, str) for name in data.values()):
-        raise InputError(f"{what} must name a job and a cluster, and nothing else")
+        raise InputError(f"{subject} must name a job and a cluster, and nothing else")
     try:
         return PredictedBy(load_job(data["job"]), load_cluster(data["cluster"]))
     except InputError as error:
-        raise InputError(f"{what}: {error}") from error
+        raise InputError(f"{subject}: {error}") from error
 
 
-def _figures(cls: type, data: Any, what: str) -> Any:
+def _figures(cls: type, data: Any, subject: str) -> Any:
     fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
     if not isinstance(data, dict):
-        raise InputError(f"{what} is {data!r}; it must be a table of {', '.join(fields)}")
+        raise InputError(f"{subject} is {data!r}; it must be a table of {', '.join(fields)}")
     for key, value in data.items():
         if key not in fields:
-            raise UnknownName(f"key of {what}", key, fields)
+            raise UnknownName(f"key of {subject}", key, fields)
         if type(value) not in (int, float) or not 0 <= value <= MOST:
             raise InputError(
-                f"{key} of {what} is {value!r}; it must be at least 0, at most {MOST:g}"
+                f"{key} of {subject} is {value!r}; it must be at least 0, at most {MOST:g}"
             )
     return cls(**{key: float(value) for key, value in data.items()})
 

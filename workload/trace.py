@@ -30,7 +30,7 @@ from tuner.search_spaces.safe_files import (
     write_bytes,
     write_text,
 )
-from tuner.search_spaces.typed import strict_json
+from tuner.search_spaces.typed_json import strict_json
 from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 

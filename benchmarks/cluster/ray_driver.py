@@ -40,7 +40,7 @@ def rss_MiB() -> float:
 
 def simulated(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
     """The runner of every node."""
-    from tuner.models.simulated import SimulatedRunner
+    from tuner.models.simulated_cluster import SimulatedRunner
 
     return SimulatedRunner(job, cluster)
 
@@ -146,7 +146,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     Session(
         problem,
-        lambda run, say: RayExecutor(
+        lambda run, announce: RayExecutor(
             problem.job,
             problem.cluster,
             run_dir=run.path,

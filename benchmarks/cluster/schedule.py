@@ -18,7 +18,7 @@ import tuner
 from benchmarks.figures import Figure
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.simulated import SimulatedRunner
+from tuner.models.simulated_cluster import SimulatedRunner
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.job import TrainingJob, load_job

@@ -34,7 +34,7 @@ LONGEST_S = 60.0
 
 def states(ray: OwnRay, server: str, closed: str) -> dict[str, tuple[str, dict[str, str]]]:
     """Return by name what must be said, and the variables of the program that joins."""
-    here = f"this machine is no node of the Ray cluster at {ray.address!r}"
+    here = f"this machine is not a node of the Ray cluster at {ray.address!r}"
     return {
         "nothing is wrong": ("joined", {}),
         "another token": ("refuses the token of this user", {"RAY_AUTH_TOKEN": "b" * 64}),
@@ -42,9 +42,9 @@ def states(ray: OwnRay, server: str, closed: str) -> dict[str, tuple[str, dict[s
         "a login node": (here, {"JF_ELSEWHERE": "1"}),
         "another server": (f"what listens at {server!r} is no head", {"JF_ADDRESS": server}),
         "a closed port": (f"no Ray cluster answers at {closed!r}", {"JF_ADDRESS": closed}),
-        "Ray Client": ("is no address of a Ray cluster", {"JF_ADDRESS": "ray://head:10001"}),
+        "Ray Client": ("is not an address of a Ray cluster", {"JF_ADDRESS": "ray://head:10001"}),
         "RAY_ADDRESS of Ray Client": (
-            "'ray://head:10001' is no address of a Ray cluster",
+            "'ray://head:10001' is not an address of a Ray cluster",
             {"JF_ADDRESS": "auto", "RAY_ADDRESS": "ray://head:10001"},
         ),
         "no port": ("must be auto, or HOST:PORT", {"JF_ADDRESS": "127.0.0.1"}),

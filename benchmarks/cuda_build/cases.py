@@ -145,7 +145,9 @@ def _preloads(folder: Path) -> Launched:
         server.start()
         found.watch(server)
         for name in ("torch", "deepspeed", *PRELOAD_OPTIONAL, *FRAMEWORKS):
-            answer = server._ask({**PREPARE, "optional": [name], "devices": True}, timeout_s=120)
+            answer = server._request_reply(
+                {**PREPARE, "optional": [name], "devices": True}, timeout_s=120
+            )
             found.why = found.why or answer["fork_unsafe"]
             found.fork(server, folder, name)
     return found

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.gpu_hour.hour import Hour, measured
-from tuner.workload.meters.gpus import Gpu, ask, opened_gpus
+from tuner.workload.meters.gpus import Gpu, opened_gpus, query
 
 #: Lengths of the windows that are compared, seconds.
 LENGTHS_S, REHEARSED_S = (1.5, 3.0, 6.0, 15.0), (0.5, 1.0)
@@ -25,38 +25,38 @@ def _smoothing(gpu: Gpu) -> str:
 
 
 def _module_W(gpu: Gpu) -> object:
-    return ask(gpu.nvml, None, lambda: gpu.field_W("NVML_POWER_SCOPE_MODULE"))
+    return query(gpu.nvml, None, lambda: gpu.field_W("NVML_POWER_SCOPE_MODULE"))
 
 
 def _pending(gpu: Gpu) -> object:
-    rows = gpu.ask(None, "RemappedRows")
+    rows = gpu.query(None, "RemappedRows")
     return rows and rows[2]
 
 
 def _listed_clocks(gpu: Gpu) -> object:
-    memory_MHz = gpu.ask(None, "SupportedMemoryClocks")
-    return memory_MHz and len(gpu.ask([], "SupportedGraphicsClocks", memory_MHz[0]))
+    memory_MHz = gpu.query(None, "SupportedMemoryClocks")
+    return memory_MHz and len(gpu.query([], "SupportedGraphicsClocks", memory_MHz[0]))
 
 
 #: By number in the table of conditions, what is read and how.
 QUESTIONS: tuple[tuple[int, str, Callable[[Gpu], object]], ...] = (
-    (4, "energy counter (mJ)", lambda gpu: gpu.ask(None, "TotalEnergyConsumption")),
-    (5, "power (mW)", lambda gpu: gpu.ask(None, "PowerUsage")),
-    (9, "instant power (W)", lambda gpu: ask(gpu.nvml, None, gpu.field_W)),
+    (4, "energy counter (mJ)", lambda gpu: gpu.query(None, "TotalEnergyConsumption")),
+    (5, "power (mW)", lambda gpu: gpu.query(None, "PowerUsage")),
+    (9, "instant power (W)", lambda gpu: query(gpu.nvml, None, gpu.field_W)),
     (10, "power of a module (W)", _module_W),
     (13, "power smoothing", _smoothing),
     (15, "state of the fabric", lambda gpu: gpu.fabric_state()),
-    (18, "MIG (now, after a reset)", lambda gpu: gpu.ask(None, "MigMode")),
-    (19, "memory", lambda gpu: ask(gpu.nvml, None, lambda: gpu.memory_bytes)),
-    (20, "power limit (mW)", lambda gpu: gpu.ask(None, "PowerManagementLimit")),
+    (18, "MIG (now, after a reset)", lambda gpu: gpu.query(None, "MigMode")),
+    (19, "memory", lambda gpu: query(gpu.nvml, None, lambda: gpu.memory_bytes)),
+    (20, "power limit (mW)", lambda gpu: gpu.query(None, "PowerManagementLimit")),
     (
         22,
         "limits that may be set (mW)",
-        lambda gpu: gpu.ask(None, "PowerManagementLimitConstraints"),
+        lambda gpu: gpu.query(None, "PowerManagementLimitConstraints"),
     ),
     (22, "clocks listed", _listed_clocks),
-    (26, "enforced limit (mW)", lambda gpu: gpu.ask(None, "EnforcedPowerLimit")),
-    (27, "persistence", lambda gpu: gpu.ask(None, "PersistenceMode")),
+    (26, "enforced limit (mW)", lambda gpu: gpu.query(None, "EnforcedPowerLimit")),
+    (27, "persistence", lambda gpu: gpu.query(None, "PersistenceMode")),
     (31, "rows to remap at the next reset", _pending),
     (31, "recovery action", lambda gpu: gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")),
 )

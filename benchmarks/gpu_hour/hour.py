@@ -133,7 +133,7 @@ class Hour:
         self._runner: LocalRunner | None = None
         self._began_s = time.monotonic()
 
-    def say(self, text: str) -> None:
+    def announce(self, text: str) -> None:
         """Print a line, and add it to the summary."""
         print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
         self.lines.append(text)
@@ -145,14 +145,14 @@ class Hour:
             return
         began_s = time.monotonic()
         if began_s - self._began_s > LAST_START_S:
-            self.say(f"{name}: left out, the time is up")
+            self.announce(f"{name}: left out, the time is up")
             return
         try:
             found = run()
         except Exception as error:
             traceback.print_exc()
             found = f"FAILED: {type(error).__name__}: {error}"
-        self.say(f"{name}: {found}   ({time.monotonic() - began_s:.0f} s)")
+        self.announce(f"{name}: {found}   ({time.monotonic() - began_s:.0f} s)")
 
     def command(self, *words: str | Path, limit_s: float = 240.0, **more: Any) -> tuple[str, str]:
         """Run a command; return its output, and its exit code with the last line."""
@@ -168,7 +168,7 @@ class Hour:
         """Return the runner of this part's probes, which sets no clock and no limit."""
         if self._runner is None:
             cluster = detect_cluster()
-            self.say(
+            self.announce(
                 f"cluster: {cluster.devices_per_node} x {cluster.device.name}, max "
                 f"{cluster.device.max_W:g} W, {len(cluster.device.clocks_MHz)} clocks"
             )
@@ -179,7 +179,7 @@ class Hour:
                 run_dir=self.work / "run",
                 meter=self.meter,
                 governor=FixedGovernor("nothing is set on this machine"),
-                say=self.say,
+                announce=self.announce,
             )
             # One GPU has nothing to shard: the rules refuse what is to be tried here.
             self._runner.check = lambda request, nodes=1: None  # type: ignore[method-assign]

@@ -150,11 +150,11 @@ def _lines(file: Path, again: bool) -> list[str]:
 
 
 def _attempted(program: Program, options: Options, place: str) -> Attempt:
-    def say(what: str) -> None:
+    def announce(what: str) -> None:
         print(f"{place} {program.name}: {what}", file=sys.stderr, flush=True)
 
     try:
-        return attempt(program, options, say)
+        return attempt(program, options, announce)
     except Unavailable as error:
         return Attempt(program.name, program.origin, "unavailable", str(error))
 

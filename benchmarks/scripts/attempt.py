@@ -120,7 +120,7 @@ class Attempt:
         return asdict(self)
 
 
-def attempt(program: Program, options: Options, say: Callable[[str], None]) -> Attempt:
+def attempt(program: Program, options: Options, announce: Callable[[str], None]) -> Attempt:
     """Start a program alone, then under `tuner optimize`, and judge the answer.
 
     Raises:
@@ -129,7 +129,7 @@ def attempt(program: Program, options: Options, say: Callable[[str], None]) -> A
     folder = prepare(program, options.cache, options.sources)
     environment = environment_of(program, folder, options.cache)
     words = program.words(options.cache)
-    say("alone")
+    announce("alone")
     limit_s = min(options.limit_s, ERROR_LIMIT_S) if program.error else options.limit_s
     alone = start_alone(words, folder, environment, limit_s=limit_s, settle_s=1.0)
     found = Attempt(program.name, program.origin)
@@ -137,13 +137,13 @@ def attempt(program: Program, options: Options, say: Callable[[str], None]) -> A
     if alone.first_step_s is None:
         found.own_death_s = alone.died_s
     folder = prepare(program, options.cache, options.sources)  # nothing is left of that start
-    say("tuner optimize")
+    announce("tuner optimize")
     runs = options.cache / "runs"
     shutil.rmtree(runs / program.slug, ignore_errors=True)
     code, log = _optimize(program, folder, runs, options, found)
     judge(found, program, alone, code, log)
     if found.time and options.hand_s:
-        say("timing the recommendation by hand")
+        announce("timing the recommendation by hand")
         found.by_hand = time_by_hand(program, folder, runs, options)
     return found
 

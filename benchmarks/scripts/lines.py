@@ -220,7 +220,7 @@ def observe(folder: Path, line: str, *, limit_s: float = 60.0) -> Observation:
             limits = {"time_limit_s": limit_s, "first_step_limit_s": limit_s}
             return runner.run_of(job, replace(request, **limits))
 
-        seen = observe_script(script, run, folder=runs, say=lambda sentence: None)
+        seen = observe_script(script, run, folder=runs, announce=lambda sentence: None)
     assert seen is not None
     assert seen.script.observation is not None
     return seen.script.observation
@@ -251,7 +251,7 @@ def verdict_on_refusal(folder: Path, line: str, parts: tuple[str, ...]) -> str:
     return f"misread: {(seen.ranks, seen.words)}"
 
 
-def try_lines(say: Callable[[str], None]) -> list[str]:
+def try_lines(announce: Callable[[str], None]) -> list[str]:
     """Return the verdict on each line, and print it."""
     found = []
     with tempfile.TemporaryDirectory() as where:
@@ -261,8 +261,8 @@ def try_lines(say: Callable[[str], None]) -> list[str]:
                 os.environ.pop(name, None)
             for each in LINES:
                 found.append(verdict(folder, *each))
-                say(f"{found[-1][:60]:60} {each[0]!r}")
+                announce(f"{found[-1][:60]:60} {each[0]!r}")
             for line, parts in REFUSED:
                 found.append(verdict_on_refusal(folder, line, parts))
-                say(f"{found[-1][:60]:60} {line!r}")
+                announce(f"{found[-1][:60]:60} {line!r}")
     return found

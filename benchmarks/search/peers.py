@@ -22,7 +22,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 
 #: Asks of an Optuna sampler after which a launch is drawn at random: it proposes points that are
 #: not valid, or launches that are measured.
-MAX_ASKS = 50
+MAX_SUGGESTIONS = 50
 
 
 class Sweep:
@@ -154,7 +154,7 @@ class OptunaSweep(Sweep):
         return dict(self._encoding.distributions)
 
     def choose(self, still_open: Sequence[Configuration]) -> Settings:
-        for _ in range(MAX_ASKS):
+        for _ in range(MAX_SUGGESTIONS):
             trial = self._study.ask(self._distributions)
             index = self._encoding.index_of_params(trial.params)
             if index is not None:

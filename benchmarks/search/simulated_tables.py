@@ -22,7 +22,7 @@ import numpy as np
 
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel, Prediction
-from tuner.models.simulated import Conditions, SimulatedRunner
+from tuner.models.simulated_cluster import Conditions, SimulatedRunner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job

@@ -20,7 +20,7 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.measure.measurement import delivered_of, not_applied, of_used_devices
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.probe import Measurement, NotApplied, ProbeRecord, ProbeRequest
+from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
 
 SETTLE_S, WINDOW_S, SAMPLE_S = 1.0, 5.0, 0.1
 
@@ -104,7 +104,7 @@ def windows_without_a_clock(launches: int = 3) -> int:
                 while ran < 3 * launches and (plan := planner.plan(PlanningState(records))):
                     probe = ProbeRequest(f"p{len(records):04d}", plan.launch, plan.live)
                     outcomes = [_window(node, governor, meter, live) for live in plan.live]
-                    missed = tuple(one for one in outcomes if isinstance(one, NotApplied))
+                    missed = tuple(one for one in outcomes if isinstance(one, UnappliedSetting))
                     windows = tuple(one for one in outcomes if isinstance(one, Measurement))
                     records.append(record(request=probe, measurements=windows, missed=missed))
                     lost, ran = lost + len(missed), ran + len(windows)
@@ -117,7 +117,7 @@ def windows_without_a_clock(launches: int = 3) -> int:
 
 def _window(
     node: TwinNode, governor: NvmlGovernor, meter: NvmlMeter, live: Settings
-) -> Measurement | NotApplied:
+) -> Measurement | UnappliedSetting:
     """Measure one clock; a step takes a fixed number of cycles."""
     governor.apply(live, ranks=1)
     node.sleep(SETTLE_S)
@@ -127,5 +127,5 @@ def _window(
         samples.append(meter.sample())
     ran, power_W = delivered_of(samples, live), samples[-1].power_W
     if why := not_applied(live, ran, samples, power_W, 1):
-        return NotApplied(live, why, ran)
+        return UnappliedSetting(live, why, ran)
     return measured(live, time_s=600.0 / ran["clock_MHz"], power_W=power_W)

@@ -24,8 +24,8 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.base import MeterError
 from tuner.workload.meters.gpus import cuda_numbering, opened_gpus
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.meters.time_alone import time_alone
-from tuner.workload.node.facts import NodeFacts, look
+from tuner.workload.meters.time_meter import time_alone
+from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import TorchBuild
 from tuner.workload.platforms import platform_of
@@ -88,14 +88,16 @@ def doctor() -> NodeFacts:
         patch("tuner.workload.node.facts.installed_torch", lambda: CUDA_BUILD),
         patch("tuner.workload.node.facts.shared_memory_bytes", lambda: 2**36),
     ):
-        return look(environ={}, affinity=range(64), which=lambda name: f"/usr/bin/{name}")
+        return inspect_node(
+            environ={}, affinity=range(64), find_program=lambda name: f"/usr/bin/{name}"
+        )
 
 
 def _time_alone(_: TwinNode) -> str:
     with time_alone(True):
         cluster = detect_cluster()
         with contextlib.closing(platform_of(cluster).open_meter(cluster)) as meter:
-            told = meter.info.tells_energy
+            told = meter.info.has_energy
     return "a study of time alone is told energy" if told else ""
 
 
@@ -279,7 +281,7 @@ def wrong(condition: Condition) -> tuple[str, bool]:
     with _joined(condition) as node:
         refusal, facts = study_refusal(), doctor()
         # Permission to set clocks is missing to a user, and a study goes on without.
-        reasons = [thing.what for thing in facts.missing if "permission" not in thing.what]
+        reasons = [thing.subject for thing in facts.missing if "permission" not in thing.subject]
         contradicts = bool(refusal) != bool(reasons)
         found = ""
         if bool(refusal) != bool(condition.refused) or condition.refused not in refusal:

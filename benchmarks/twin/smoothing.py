@@ -27,7 +27,7 @@ GPU = TwinGpu(
     counter_delay_s=0.02,
     smoothing=1,
 )
-STEP_S, LOOK_S = 0.1, 0.05
+STEP_S, POLL_S = 0.1, 0.05
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def _window(node: TwinNode, policy: WindowPolicy) -> Edges:
 
     def advance(seconds: float) -> None:
         # A meter that integrates looks by itself; the loop stands for its thread.
-        for _ in range(round(seconds / LOOK_S)):
-            node.sleep(LOOK_S)
+        for _ in range(round(seconds / POLL_S)):
+            node.sleep(POLL_S)
             meter.read()
 
     try:

@@ -18,7 +18,7 @@ from benchmarks.validation.comparison import Comparison, quantiles, table
 from benchmarks.validation.ran import SAILOR
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.scale_out import Corrected, Predict, ScaleOut
+from tuner.models.scale_out import CorrectedFigure, Predict, ScaleOut
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
@@ -228,7 +228,7 @@ class ScaledOut:
 
     few: int
     plans: list[Plan]
-    said: Corrected
+    said: CorrectedFigure
 
     @property
     def errors(self) -> list[float]:

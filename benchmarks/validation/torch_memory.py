@@ -35,7 +35,7 @@ def program() -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Counted:
+class BatchCount:
     """Bytes of one micro-batch on one rank.
 
     Attributes:
@@ -113,7 +113,7 @@ def adapt(model: Any, job: TrainingJob, causal_lm: Any) -> None:
         lora.adapt(model, causal_lm.blocks_of(model), job.lora.to_table())
 
 
-def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
+def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> BatchCount:
     """Count one micro-batch of a job of text.
 
     Args:
@@ -150,4 +150,4 @@ def count(job: TrainingJob, micro_batch: int, checkpointing: str) -> Counted:
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
             kept = counter.live - states
             loss.backward()
-        return Counted(parameters, states - parameters, kept, counter.peak - states)
+        return BatchCount(parameters, states - parameters, kept, counter.peak - states)

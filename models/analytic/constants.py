@@ -18,7 +18,7 @@ from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import ModelFacts, facts_of, widens
 from tuner.search_spaces.program import Program, StateBytes
-from tuner.search_spaces.typed import names_a_file
+from tuner.search_spaces.typed_json import names_a_file
 
 #: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does
 #: not state the latter: 16 on A100, 15 on H100, 8 on V100, 4 on A40 (NVIDIA data sheets).

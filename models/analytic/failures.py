@@ -29,7 +29,7 @@ _MOST, _LONGEST = 700.0, 100.0
 
 @dataclass(frozen=True)
 class Interruptions:
-    """What failures add to a training on some nodes.
+    """Cost of failures in a training on some nodes.
 
     Attributes:
         a_day: failures a day.
@@ -69,7 +69,7 @@ def require_end(cluster: Cluster) -> None:
 
 
 def interruptions(cluster: Cluster, nodes: int) -> Interruptions | None:
-    """Return what failures add on some nodes of a cluster; None if it states no failures."""
+    """Return the cost of failures on some nodes of a cluster; None if it states no failures."""
     a_day = cluster.failures_per_node_day * nodes
     if not a_day:
         return None

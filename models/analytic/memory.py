@@ -84,7 +84,8 @@ def stage_parameters(
 
 
 def trained(setup: Setup, launches: Launches, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
-    """Return what of `stage_parameters` has a gradient; with LoRA adapters, whole on every rank."""
+    """Return the parameters of `stage_parameters` that have a gradient; LoRA adapters whole on
+    every rank."""
     facts = setup.facts
     plain, experts = stage_parameters(setup, launches, stages)
     if facts.lora is None:

@@ -17,7 +17,7 @@ from tuner.models.analytic.model import Correctable
 from tuner.models.scale_out import ScaleOut
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED
+from tuner.search_spaces.knob_declarations import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:

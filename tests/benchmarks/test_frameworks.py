@@ -15,7 +15,7 @@ from tuner.workload.scripts.launchers import kinds
 
 @pytest.fixture(autouse=True)
 def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_reply", answer_here)
 
 
 def test_every_driver_has_a_sample() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.cli.parser import GROUPS
-from tuner.search_spaces.typed import JSON_SCHEMA
+from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.testing.studies import record, write_table
 from tuner.workload.trace import TraceWriter, read_trace
 

@@ -201,8 +201,8 @@ JOB = "sequence_length = 64\nglobal_batch = 8\nsteps = 10\n"
         pytest.param(
             "config.json",
             json.dumps({"model_type": "opt"}),
-            "config.json is no job: a job is a TOML file that gives the batch and the steps, and "
-            'names the model by [model] config = "config.json"',
+            "config.json is not a job: a job is a TOML file that gives the batch and the steps, "
+            'and names the model by [model] config = "config.json"',
             id="9",
         ),
     ],

@@ -14,7 +14,7 @@ import pytest
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.commands import finished
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(kinds, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_reply", answer_here)
     return tmp_path
 
 

@@ -130,7 +130,7 @@ def test_a_real_job_trains_to_its_end_and_is_compared(run: Path, monkeypatch) ->
     monkeypatch.setattr(module, "BLOCK_S", 0.2)
     output, said = io.StringIO(), []
     done = module.train(
-        tuner.load_result(run), "baseline", steps=40, say=said.append, output=output
+        tuner.load_result(run), "baseline", steps=40, announce=said.append, output=output
     )
     assert done.failure is None, done.failure
     assert not done.interrupted

@@ -31,7 +31,7 @@ from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.formatting import Units, change, number, percent
 from tuner.problem.constraints import Constraints
-from tuner.results.parts import AnsweredRequest, Choice
+from tuner.results.parts import Choice, ResolvedRequest
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.results import (
@@ -89,8 +89,8 @@ class Page(HTMLParser):
         }
 
 
-def asked_for(**constraints: float) -> AnsweredRequest:
-    return AnsweredRequest(Constraints(**constraints))
+def asked_for(**constraints: float) -> ResolvedRequest:
+    return ResolvedRequest(Constraints(**constraints))
 
 
 def empty_result() -> Result:

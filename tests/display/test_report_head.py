@@ -12,7 +12,7 @@ from tuner.display.report import render_report
 from tuner.formatting import number
 from tuner.problem.constraints import Constraints
 from tuner.results.choice import decide
-from tuner.results.parts import AnsweredRequest, Interval
+from tuner.results.parts import Interval, ResolvedRequest
 from tuner.testing.results import large_result
 
 
@@ -54,7 +54,7 @@ def test_cost_and_emissions_of_the_choice_and_of_today(asked: dict, name: str) -
     constraints = Constraints(**asked)
     best, choice = decide(result.points, constraints)
     _, today = decide([result.baseline], constraints)
-    result = replace(result, best=best, choice=choice, request=AnsweredRequest(constraints))
+    result = replace(result, best=best, choice=choice, request=ResolvedRequest(constraints))
     page = render_report(result)
     card = next(part for part in page.split('<div class="figure">') if f">{name}" in part)
     size = 1000 if name == "Emissions" and choice.objective_value >= 1000 else 1

@@ -18,7 +18,7 @@ from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
 from tuner.results.choice_grid import choice_grid
-from tuner.results.parts import AnsweredRequest
+from tuner.results.parts import ResolvedRequest
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import dump_dom
@@ -88,7 +88,7 @@ def in_kilowatt_hours() -> Result:
         point(Configuration.of(micro_batch=2**i), 7200 * 1.3**i, 4000 / 1.6**i, NVML)
         for i in range(6)
     ]
-    return result_of("cluster's job", points, points[0], best=2, request=AnsweredRequest())
+    return result_of("cluster's job", points, points[0], best=2, request=ResolvedRequest())
 
 
 @pytest.mark.browser
@@ -128,7 +128,7 @@ def test_in_every_cell_the_page_shows_the_choice_of_the_command(
 
 def test_the_cells_are_the_choices_under_limits_that_are_read_as_they_are_shown() -> None:
     result = replace(
-        large_result(), request=AnsweredRequest(Constraints(deadline_s=1e-3, budget_kJ=1e12))
+        large_result(), request=ResolvedRequest(Constraints(deadline_s=1e-3, budget_kJ=1e12))
     )
     units = View(result).units
     grid = choice_grid(result, units)

@@ -11,7 +11,7 @@ import pytest
 from tuner.api import load_result
 from tuner.display.report import render_report
 from tuner.display.text import summary_lines
-from tuner.search_spaces.typed import dump_fields
+from tuner.search_spaces.typed_json import dump_fields
 from tuner.testing.results import small_result
 from tuner.testing.studies import modelled_study
 from tuner.workload.measure.stragglers import RankState, Straggler, of_environment

@@ -14,9 +14,9 @@ import optuna
 import pytest
 
 from tuner.executors.local import InlineExecutor
-from tuner.executors.ray_cluster import LOOK_S, JoinedRay
+from tuner.executors.ray_cluster import POLL_S, JoinedRay
 from tuner.executors.ray_executor import _LEASE_S, _SHORT_MOST, RayExecutor
-from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Queued
+from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, QueuedProbe
 from tuner.executors.ray_head import Head
 from tuner.executors.ray_leases import Leases
 from tuner.executors.ray_losses import Losses
@@ -28,7 +28,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import METER, measured, record
 from tuner.workload import agent as node_agent
-from tuner.workload.agent import Entered, run_safely
+from tuner.workload.agent import NodeStatus, run_safely
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.platforms.base import GpuFacts
 from tuner.workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest
@@ -171,27 +171,27 @@ class Nodes(RayExecutor):
             run_dir=".",
             make_runner=None,
             local=True,
-            say=lambda sentence: None,
+            announce=lambda sentence: None,
         )
         self.pool.slots = [Slot(name, name, name, None, 8.0) for name in names]
         self.pool.meter = METER
         self._link = JoinedRay(False, lambda: None, HEAD)
-        self._say = lambda sentence: None
+        self._announce = lambda sentence: None
         self._flights, self._queue, self._done, self._held = [], deque(), deque(), set()
         self.leased: list[tuple[str, list[str]]] = []
 
-    def _lease(self, queued: Queued, slots: list[Slot]) -> None:
+    def _lease(self, queued: QueuedProbe, slots: list[Slot]) -> None:
         self.leased.append((queued.request.probe_id, [slot.node for slot in slots]))
         for slot in slots:
             slot.taken = True
         now_s = time.monotonic()
         self._flights.append(Flight(queued.request, slots, None, now_s, now_s))
 
-    def wants(self, name: str, gpus: int) -> Queued:
+    def wants(self, name: str, gpus: int) -> QueuedProbe:
         nodes = -(-gpus // self._cluster.devices_per_node)
-        self._queue.append(Queued(ProbeRequest(name, Settings(data_parallel=gpus)), nodes))
+        self._queue.append(QueuedProbe(ProbeRequest(name, Settings(data_parallel=gpus)), nodes))
         self._dispatch()
-        return self._queue[-1] if self._queue else Queued(record().request, 1)
+        return self._queue[-1] if self._queue else QueuedProbe(record().request, 1)
 
 
 def test_what_fits_goes_before_a_probe_whose_node_was_lost() -> None:
@@ -437,11 +437,11 @@ def test_nodes_whose_agents_answer_are_busy_with_others() -> None:
 
 def test_an_agent_that_does_not_enter_is_not_counted_for_ever() -> None:
     executor = Nodes("a")
-    new = Slot("b", "b", "b", None, 8.0, asked_s=time.monotonic())
+    new = Slot("b", "b", "b", None, 8.0, requested_s=time.monotonic())
     executor.pool._entering["answer"] = new
     waits = executor.wants("wide", 16)
     assert waits.short_s == 0.0
-    new.asked_s -= LOOK_S + 1
+    new.requested_s -= POLL_S + 1
     executor._dispatch()
     assert waits.short_s > 0
 
@@ -468,7 +468,7 @@ def test_gpus_that_no_part_has_are_charged_to_none(
         run_dir=".",
         make_runner=None,
         local=False,
-        say=lambda sentence: None,
+        announce=lambda sentence: None,
     )
     node = {
         "NodeID": "a",
@@ -479,11 +479,11 @@ def test_gpus_that_no_part_has_are_charged_to_none(
     pool._listed["a"] = node
     asked: list[Slot] = []
     monkeypatch.setattr("tuner.executors.ray_nodes.place_agent", lambda *_, **__: object())
-    monkeypatch.setattr(pool, "_ask", asked.append)
+    monkeypatch.setattr(pool, "_request_entry", asked.append)
     gpus = tuple(GpuFacts(number, f"GPU-{number}", "", 0) for number in range(4))
     facts = NodeFacts("a", cluster, cores=cores, gpus=gpus)
     meter = replace(METER, scope="gpu")
-    pool._take(Slot("a", "a", "1.2.3.4", object(), 4.0), Entered(facts, (), meter))
+    pool._take(Slot("a", "a", "1.2.3.4", object(), 4.0), NodeStatus(facts, (), meter))
     assert [slot.devices for slot in asked] == [("GPU-0", "GPU-1"), ("GPU-2", "GPU-3")][:parts]
     assert not pool.slots
     assert all(slot.amount == 2.0 for slot in asked)

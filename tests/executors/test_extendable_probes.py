@@ -116,7 +116,7 @@ def test_a_probe_that_failed_is_not_asked_about(runner: TableRunner) -> None:
 # -- in the agent ----------------------------------------------------------------------------------
 
 
-class Checked:
+class KeyCheck:
     """Stands for the node: notes what it is asked to allow."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Visited(Probe):
     """The agent's probe without ranks: a visit takes no time and measures what it is told."""
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.node = Checked()  # type: ignore[assignment]
+        self.node = KeyCheck()  # type: ignore[assignment]
         self.meter = SimpleNamespace(info=MeterInfo("counter", "gpu", "a count"))  # type: ignore
         self.request, self.measurements = request, []
         self._began_s = time.monotonic()

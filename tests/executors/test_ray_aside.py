@@ -32,9 +32,9 @@ def executor_with(slots: list[Slot], answer: dict[str, Any], said: list[str]) ->
     )
     made._link = JoinedRay(False, lambda: None, Head(str, lambda *_: None))
     made._leases = Leases(made._ray, made._link.head, "GPU")
-    made._say, made._done, made.pool = said.append, deque(), object.__new__(NodePool)
+    made._announce, made._done, made.pool = said.append, deque(), object.__new__(NodePool)
     made.pool.slots, made.pool._ray = slots, made._ray
-    made.pool._say = said.append
+    made.pool._announce = said.append
     made._flights = [Flight(request(), slots[:1], None, 0.0, 0.0)]
     slots[0].taken = True
     return made

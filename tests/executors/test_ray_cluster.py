@@ -112,7 +112,7 @@ def test_words_that_contradict_each_other_are_one_sentence() -> None:
 @pytest.mark.ray
 @pytest.mark.parametrize("address", ["127.0.0.1", "ray://head:10001", "head:port", "head:70000"])
 def test_an_address_that_is_none_is_one_sentence(address: str) -> None:
-    with pytest.raises(InputError, match="is no address of a Ray cluster; it must be auto"):
+    with pytest.raises(InputError, match="is not an address of a Ray cluster; it must be auto"):
         join_ray(address)
 
 
@@ -134,7 +134,7 @@ def test_the_command_says_it_in_one_sentence(
 
     assert main([*command, "--ray", "nowhere"]) == 2
     assert capsys.readouterr().err == (
-        "tuner: 'nowhere' is no address of a Ray cluster; it must be auto, or HOST:PORT of its "
+        "tuner: 'nowhere' is not an address of a Ray cluster; it must be auto, or HOST:PORT of its "
         "head node (6379 unless another port was chosen)\n"
     )
 

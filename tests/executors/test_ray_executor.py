@@ -18,7 +18,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing import studies as study_tools
 from tuner.workload import agent
-from tuner.workload.agent import Entered
+from tuner.workload.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
@@ -147,7 +147,7 @@ def test_a_runner_that_only_computes_answers_many_at_once(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
     """Parts of a node, as GPUs metered one by one would be; what is too many waits its turn."""
-    from tuner.models.simulated import SimulatedRunner
+    from tuner.models.simulated_cluster import SimulatedRunner
 
     cluster = replace(detect_cluster(), devices_per_node=1)
     several = RayExecutor(
@@ -175,9 +175,9 @@ def test_nodes_of_another_kind_or_meter_are_left_out(
 ) -> None:
     monkeypatch.setattr(executor.pool, "resource", "GPU")
     monkeypatch.setattr(executor.pool, "_cluster", load_cluster("h200-8"))
-    other = Entered(NodeFacts("n7", load_cluster("a100-8")), (), executor.meter)
+    other = NodeStatus(NodeFacts("n7", load_cluster("a100-8")), (), executor.meter)
     assert executor.pool.reason_to_refuse(other).endswith("two kinds never share a front")
     same = NodeFacts("n8", load_cluster("h200-8"))
-    assert executor.pool.reason_to_refuse(Entered(same, (), executor.meter)) == ""
+    assert executor.pool.reason_to_refuse(NodeStatus(same, (), executor.meter)) == ""
     module = replace(executor.meter, scope="module")
-    assert "is metered by" in executor.pool.reason_to_refuse(Entered(same, (), module))
+    assert "is metered by" in executor.pool.reason_to_refuse(NodeStatus(same, (), module))

@@ -53,7 +53,7 @@ def test_a_job_inspects_the_cluster_that_it_was_sent_to(answer: str) -> None:
     assert "node        " in doctor, answer[-4000:]
     assert "(127.0.0.1)" in doctor
     # A command that is refused fails as a job, and its sentence reaches the terminal.
-    assert "is no address of a Ray cluster" in refused
+    assert "is not an address of a Ray cluster" in refused
     # Without the right token nothing runs.
     assert stranger.startswith(" 1\n")
     codes = re.findall(r"^ENDED (\d+)$", answer, re.M)

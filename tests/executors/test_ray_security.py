@@ -312,7 +312,7 @@ def test_doctor_and_a_study_warn_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("tuner.executors.ray_executor.exposures", lambda: ("the door is open",) * 2)
     with pytest.raises(InputError, match="no node of the Ray cluster has"):
         RayExecutor(
-            load_job(), load_cluster("h200-8"), run_dir=".", address="auto", say=said.append
+            load_job(), load_cluster("h200-8"), run_dir=".", address="auto", announce=said.append
         )
     assert said.count("warning: the door is open") == 1
 
@@ -323,7 +323,7 @@ def test_an_agent_that_imports_other_packages_is_refused(tmp_path: Path) -> None
     entered = agent.enter(load_job(), load_cluster("h200-8"), None)
     assert "is not used: it would import 'tuner' from" in entered.refused[0]
     assert entered.facts.refusals() == entered.refused
-    assert agent.look().refused == entered.refused
+    assert agent.inspect().refused == entered.refused
 
 
 # ---- for real

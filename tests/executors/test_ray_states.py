@@ -33,7 +33,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import METER
-from tuner.workload.agent import Entered
+from tuner.workload.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.probe import ProbeRequest
 from tuner.workload.trace import read_trace
@@ -70,7 +70,7 @@ def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     said: list[str] = []
     made = object.__new__(RayExecutor)
     made._ray = SimpleNamespace(util=SimpleNamespace(remove_placement_group=lambda lease: None))
-    made._cluster, made._say = replace(load_cluster("h200-8"), nodes=1), said.append
+    made._cluster, made._announce = replace(load_cluster("h200-8"), nodes=1), said.append
     made._run_dir = tmp_path / "qwen"
     made._link = JoinedRay(False, lambda: None, Head(str, lambda *_: None))
     made._leases = Leases(made._ray, made._link.head, "GPU")
@@ -153,7 +153,7 @@ def test_an_address_of_another_machine_is_not_here() -> None:
 
 def test_auto_means_the_cluster_of_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    with pytest.raises(InputError, match="'ray://head:10001' is no address of a Ray cluster"):
+    with pytest.raises(InputError, match="'ray://head:10001' is not an address of a Ray cluster"):
         join_ray("auto")
 
 
@@ -161,44 +161,44 @@ def test_a_head_that_is_silent_for_too_long_ends_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ray_head, "GONE_S", 0.2)
-    answers = True
+    responds = True
 
-    def ask(address: str, timeout_s: float) -> None:
-        if not answers:
+    def note_request(address: str, timeout_s: float) -> None:
+        if not responds:
             raise ConnectionRefusedError
 
-    head, returned = Head(str, ask), list[Any]()
+    head, returned = Head(str, note_request), list[Any]()
     ray = SimpleNamespace(util=SimpleNamespace(remove_placement_group=returned.append))
     leases = Leases(ray, head, "GPU")
-    answers = False
-    assert not head.answers()
+    responds = False
+    assert not head.responds()
     leases.give_back("one")
     assert returned == []  # it would wait for a minute
-    answers = True
-    assert head.answers()
+    responds = True
+    assert head.responds()
     leases.give_back()
     assert returned == ["one"]
-    answers = False
+    responds = False
     time.sleep(0.3)
     with pytest.raises(InputError, match="every finished probe is kept, and the same command"):
-        head.answers()
+        head.responds()
 
 
 def test_a_raylet_that_refuses_connections_has_ended_unless_it_always_did() -> None:
     raylet = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{raylet.getsockname()[1]}"
 
-    def ask(address: str, timeout_s: float) -> None:
+    def note_request(address: str, timeout_s: float) -> None:
         if address:
             socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 1).close()
 
-    head = Head(str, ask, raylet=address)
-    assert head.answers()
+    head = Head(str, note_request, raylet=address)
+    assert head.responds()
     assert not head.raylet_ended
     raylet.close()
     assert head.raylet_ended
     with pytest.raises(InputError, match="has ended; every finished probe is kept, and the same"):
-        head.answers()
+        head.responds()
 
     def fails() -> None:
         raise RuntimeError("placement group does not exist")
@@ -206,9 +206,9 @@ def test_a_raylet_that_refuses_connections_has_ended_unless_it_always_did() -> N
     with pytest.raises(InputError, match="has ended; every finished"):
         head.call(fails)
     # A firewall that refuses them, and a raylet that is slow, are not ends.
-    assert Head(str, ask, raylet=address).answers()
+    assert Head(str, note_request, raylet=address).responds()
     with pytest.raises(RuntimeError, match="placement group"):
-        Head(str, ask, raylet=address).call(fails)
+        Head(str, note_request, raylet=address).call(fails)
 
     def slow(address: str, timeout_s: float) -> None:
         if address:
@@ -219,14 +219,14 @@ def test_a_raylet_that_refuses_connections_has_ended_unless_it_always_did() -> N
 
 def test_a_call_that_waits_for_a_head_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_head, "GONE_S", 0.5)
-    monkeypatch.setattr(ray_head, "_LOOK_S", 0.1)
+    monkeypatch.setattr(ray_head, "_POLL_S", 0.1)
     ends = threading.Event()
 
-    def ask(address: str, timeout_s: float) -> None:
+    def note_request(address: str, timeout_s: float) -> None:
         raise ConnectionRefusedError
 
     with pytest.raises(InputError, match="every finished probe is kept"):
-        Head(str, ask).call(lambda: ends.wait(20) and None)
+        Head(str, note_request).call(lambda: ends.wait(20) and None)
     ends.set()
 
     def fails() -> None:
@@ -292,27 +292,27 @@ def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
 
 
 class Ray:
-    """Ray with nodes of eight GPUs; what their agents are asked is answered as `answers` says."""
+    """Ray with nodes of eight GPUs; what their agents are asked is answered as `responds` says."""
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 
     def __init__(self, *names: str) -> None:
-        self.names, self.killed, self.answers = names, list[Any](), dict[str, Any]()
+        self.names, self.killed, self.responds = names, list[Any](), dict[str, Any]()
 
     def nodes(self) -> list[dict[str, Any]]:
         one = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"GPU": 8.0}}
         return [{**one, "NodeID": name, "NodeManagerHostname": name} for name in self.names]
 
-    def wait(self, answers: list[str], num_returns: int, timeout: float) -> Any:
+    def wait(self, responds: list[str], num_returns: int, timeout: float) -> Any:
         until_s = time.monotonic() + timeout
         while True:
-            ready = [each for each in answers if each in self.answers]
+            ready = [each for each in responds if each in self.responds]
             if len(ready) >= num_returns or time.monotonic() >= until_s:
-                return ready, [each for each in answers if each not in ready]
+                return ready, [each for each in responds if each not in ready]
             time.sleep(0.005)
 
     def get(self, answer: str) -> Any:
-        return self.answers[answer]
+        return self.responds[answer]
 
     def kill(self, agent: Any) -> None:
         self.killed.append(agent.name)
@@ -328,24 +328,29 @@ def agent_on(name: str) -> Any:
 
 def pool(ray: Any, said: list[str]) -> NodePool:
     cluster = replace(load_cluster("h200-8"), nodes=1)
-    asked = {"run_dir": ".", "make_runner": SimpleNamespace(), "local": False, "say": said.append}
+    asked = {
+        "run_dir": ".",
+        "make_runner": SimpleNamespace(),
+        "local": False,
+        "announce": said.append,
+    }
     return NodePool(ray, load_job(), cluster, **asked)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = {"_LATEST_S": 1.0, "_TELL_S": 0.2, "_GRACE_S": 0.3, "_WAIT_S": 0.1, "_BUSY_S": 3.0}
-    later = {"_ASK_BUSY_S": 0.2, "_PREPARED_S": 0.3, "_FIRST_PREPARED_S": 0.6}
-    for name, value_s in {**first, "_ASK_AGAIN_S": 0.1}.items():
+    first = {"_LATEST_S": 1.0, "_NOTICE_S": 0.2, "_GRACE_S": 0.3, "_WAIT_S": 0.1, "_BUSY_S": 3.0}
+    later = {"_BUSY_RETRY_S": 0.2, "_PREPARED_S": 0.3, "_FIRST_PREPARED_S": 0.6}
+    for name, value_s in {**first, "_RETRY_S": 0.1}.items():
         monkeypatch.setattr(ray_first_nodes, name, value_s)
     for name, value_s in later.items():
         monkeypatch.setattr(ray_nodes, name, value_s)
     monkeypatch.setattr(ray_nodes, "place_agent", lambda node, *_, **__: agent_on(node))
 
 
-def entered(busy: tuple[str, ...] = ()) -> Entered:
+def entered(busy: tuple[str, ...] = ()) -> NodeStatus:
     facts = NodeFacts("n1", load_cluster("h200-8"), busy=busy)
-    return Entered(facts, busy, METER)
+    return NodeStatus(facts, busy, METER)
 
 
 @pytest.mark.usefixtures("times")
@@ -355,7 +360,7 @@ def test_nodes_that_do_not_answer_are_not_said_to_lack_devices() -> None:
     late = pool(Ray("n1", "n2"), said)
     late.refresh()
     with pytest.raises(InputError, match=r"2 nodes have the devices, and none answered within 1 s"):
-        admit_first(late, late._say)
+        admit_first(late, late._announce)
     (sentence,) = said
     assert "ports between the nodes are closed; waiting up to 1 s" in sentence
 
@@ -364,14 +369,14 @@ def test_nodes_that_do_not_answer_are_not_said_to_lack_devices() -> None:
 def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later() -> None:
     ray = Ray("n1", "n2")
     late = pool(ray, [])
-    ray.answers["n1"] = entered()
+    ray.responds["n1"] = entered()
     late.refresh()
     begin_s = time.monotonic()
-    admit_first(late, late._say)
+    admit_first(late, late._announce)
     assert 0.25 < time.monotonic() - begin_s < 0.9
     assert late.names == ("n1",)
     assert late.node_ids == {"n1", "n2"}  # a probe of two nodes waits for it
-    ray.answers["n2"] = entered()
+    ray.responds["n2"] = entered()
     late.admit(0.1)
     assert late.names == ("n1", "n2")
 
@@ -379,18 +384,18 @@ def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later() -
 @pytest.mark.usefixtures("times")
 def test_a_study_waits_for_nodes_on_which_others_measure() -> None:
     ray, said = Ray("n1"), list[str]()
-    ray.answers["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    ray.responds["n1"] = entered(busy=("GPU 0 is used by process 7",))
     waiting = pool(ray, said)
     waiting.refresh()
-    threading.Timer(0.5, lambda: ray.answers.update(n1=entered())).start()
-    admit_first(waiting, waiting._say)
+    threading.Timer(0.5, lambda: ray.responds.update(n1=entered())).start()
+    admit_first(waiting, waiting._announce)
     assert waiting.names == ("n1",)
     assert said[-1].startswith("waiting up to")
-    ray.answers["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    ray.responds["n1"] = entered(busy=("GPU 0 is used by process 7",))
     never = pool(ray, said)
     never.refresh()
     with pytest.raises(InputError, match="GPU 0 is used by process 7"):
-        admit_first(never, never._say)
+        admit_first(never, never._announce)
 
 
 @pytest.mark.usefixtures("times")
@@ -404,13 +409,13 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """cluster_6: the search waited for it without a limit."""
-    monkeypatch.setattr(ray_nodes, "_ASK_GONE_S", 0.0)
+    monkeypatch.setattr(ray_nodes, "_GONE_RETRY_S", 0.0)
     ray, said = Ray("hangs", "n2"), list[str]()
     stalled = pool(ray, said)
-    ray.answers["hangs"] = ray.answers["n2"] = entered()
+    ray.responds["hangs"] = ray.responds["n2"] = entered()
     stalled.refresh()
-    admit_first(stalled, stalled._say)
-    ray.answers = {"n2": ""}
+    admit_first(stalled, stalled._announce)
+    ray.responds = {"n2": ""}
     stalled.prepare()
     assert stalled.names == ("n2",)
     assert ray.killed == ["hangs"]
@@ -419,7 +424,7 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
         "the usual cause"
     ]
     stalled.refresh()  # with a new agent
-    ray.answers["hangs"] = entered()
+    ray.responds["hangs"] = entered()
     stalled.admit(0.1)
     assert stalled.names == ("n2", "hangs")
 
@@ -428,13 +433,13 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
 def test_where_all_imports_are_slow_the_first_is_waited_for() -> None:
     ray = Ray("n1", "n2")
     slow = pool(ray, [])
-    ray.answers["n1"] = ray.answers["n2"] = entered()
+    ray.responds["n1"] = ray.responds["n2"] = entered()
     slow.refresh()
-    admit_first(slow, slow._say)
-    ray.answers = {}
-    threading.Timer(0.5, lambda: ray.answers.update(n1="")).start()
+    admit_first(slow, slow._announce)
+    ray.responds = {}
+    threading.Timer(0.5, lambda: ray.responds.update(n1="")).start()
     slow.prepare()
     assert slow.names == ("n1",)
-    ray.answers = {}
+    ray.responds = {}
     with pytest.raises(InputError, match="imports take longer"):
         slow.prepare()

@@ -94,7 +94,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
         run_dir=folder / "runs" / "study",
         address=nodes.address,
         make_runner=runner,
-        say=print,
+        announce=print,
     )
 
     def offered(probe: str) -> bool:

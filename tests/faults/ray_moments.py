@@ -80,7 +80,7 @@ def search(folder: str, address: str, model: str) -> int:
             run_dir=Path(folder, "runs", "study"),
             address=address,
             make_runner=partial(runner, model=globals()[model]),
-            say=print,
+            announce=print,
         )
 
     return moments.session(Path(folder), executor=executor)

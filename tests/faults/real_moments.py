@@ -23,7 +23,7 @@ from tests.faults.probe import real_runner, study, without_deepspeed
 from tuner.testing.twin import TwinGpu, TwinNode
 
 #: Time to look for a process, seconds.
-LOOK_S = 60.0
+POLL_S = 60.0
 
 
 def session(folder: Path, storage: str | None = None) -> int:
@@ -73,7 +73,7 @@ Find = Callable[[int, str], list[int]]
 
 def _kill(find: Find, search: Search, draw: random.Random) -> Callable[[], None]:
     """Kill a process of the search, waiting for one, and for clocks to be set if they will be."""
-    until_s = time.monotonic() + LOOK_S
+    until_s = time.monotonic() + POLL_S
     while time.monotonic() < until_s and not search.ended_within(0.01):
         with contextlib.suppress(OSError, IndexError):  # one of them ended meanwhile
             found = find(search.driver, os.environ[MARK])

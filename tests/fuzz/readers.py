@@ -47,7 +47,7 @@ def packs() -> list[dict[str, Any]]:
 
 def _knobs(folder: Path) -> Try:
     from tuner.problem.file_starts import of_knobs
-    from tuner.search_spaces.declared import load_pack
+    from tuner.search_spaces.knob_declarations import load_pack
 
     sounds, path = packs(), folder / "k.toml"
 
@@ -77,7 +77,7 @@ def _drivers(folder: Path) -> Try:
 
 
 def _knob_words(folder: Path) -> Try:
-    from tuner.search_spaces.declared import parse_knob
+    from tuner.search_spaces.knob_declarations import parse_knob
 
     sounds = (
         *("env:A=1,2", "deepspeed:a.b:int=1,2", "f.yaml:a:log-int=1,8", "live:x=1,2", "x:flag=0,1"),
@@ -205,7 +205,7 @@ def _key_files(folder: Path) -> Try:
 
 
 def _tuned(folder: Path) -> Try:
-    from tuner.online.earlier import FILE, SCHEMA, read_earlier
+    from tuner.online.earlier_measurements import FILE, SCHEMA, read_earlier
 
     head = {"schema": SCHEMA, "device": "core", "meter": "model", "ranks": 2}
     windows = [

@@ -164,7 +164,7 @@ def test_a_record_with_any_value_anywhere_is_read_or_refused(path: tuple, value:
     "name", ["../../x", "/etc/x", "a/b", "", ".", "..", "-x", "x" * 200, "a\n"]
 )
 def test_a_probes_name_cannot_leave_the_run_folder(name: str) -> None:
-    with pytest.raises(InputError, match="no name of a probe"):
+    with pytest.raises(InputError, match="not a valid probe name"):
         ProbeRequest.from_json({**RECORD["request"], "probe_id": name})
 
 

@@ -17,7 +17,7 @@ import optuna
 
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.memory_margin import MEMORY_SPREAD
-from tuner.models.simulated import Conditions, SimulatedRunner
+from tuner.models.simulated_cluster import Conditions, SimulatedRunner
 from tuner.problem.problem import Problem
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.observations import Observations

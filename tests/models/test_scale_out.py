@@ -27,11 +27,11 @@ from tuner.models.scale_out import (
     PER_DOUBLING,
     SLOWDOWN,
     UNCERTAIN,
-    Corrected,
+    CorrectedFigure,
     ScaleOut,
     predictor,
 )
-from tuner.models.simulated import SimulatedRunner
+from tuner.models.simulated_cluster import SimulatedRunner
 from tuner.results.predict import forecast
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
@@ -85,7 +85,7 @@ def test_beyond_the_probed_sizes_a_step_may_be_slower_and_no_faster() -> None:
         BASE, lambda constants: np.zeros((2, 2)), gpus=[], launches=[], measured=none
     ).correct(lambda constants: np.zeros((2, 2)), [1, 4096])
 
-    def sides(figure: Corrected) -> tuple[float, float]:
+    def sides(figure: CorrectedFigure) -> tuple[float, float]:
         ratios = figure.high / figure.median, figure.median / figure.low
         return float(np.log(ratios[0])[1]), float(np.log(ratios[1])[1])
 

@@ -11,7 +11,7 @@ import pytest
 from tuner.api import load_result
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.simulated import Conditions, SimulatedRunner
+from tuner.models.simulated_cluster import Conditions, SimulatedRunner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName

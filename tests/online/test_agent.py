@@ -29,7 +29,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.clocks.base import Applied, GovernorError
+from tuner.workload.clocks.base import AppliedSettings, GovernorError
 from tuner.workload.hook.watch import ADDRESS, Watch
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.node.rank_server import control_socket
@@ -68,7 +68,7 @@ class Devices:
         self.refuses = self.ignores = self.blind = False
         self.log: list[int] = []
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         if self.refuses:
             raise GovernorError("the GPUs did not take it")
         clock_MHz = live.get("clock_MHz", 1400)
@@ -76,7 +76,7 @@ class Devices:
         self.log.append(clock_MHz)
         if not self.ignores:
             self.clock_MHz = clock_MHz
-        return Applied(live)
+        return AppliedSettings(live)
 
     def delivered(self) -> dict[str, float]:
         return {"clock_MHz": float(self.clock_MHz)}

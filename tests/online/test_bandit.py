@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.response import Studied, _Visits
+from tuner.online.response import StudiedSetting, _Visits
 from tuner.online.windows import NEW_USUAL, ChangeDetector, Chunk, WindowCollector
 from tuner.search_spaces.errors import InvalidValue
 
@@ -271,22 +271,22 @@ def test_a_refused_setting_is_not_tried_again() -> None:
 
 
 def test_earlier_measurements_replace_trials() -> None:
-    studied = {i: Studied(*gpu(i), error=0.005) for i in range(7)}
+    studied = {i: StudiedSetting(*gpu(i), error=0.005) for i in range(7)}
     with_study, without = (
         train(tuner_of(studied=known), gpu, steps=800).saved for known in (studied, {})
     )
     assert with_study >= without - 0.002
 
 
-def _lying(exponent: float, power: float) -> dict[int, Studied]:
+def _lying(exponent: float, power: float) -> dict[int, StudiedSetting]:
     """A study that agrees at the highest setting, with another response to the clock."""
     clocks = [clock / CLOCKS[0] for clock in CLOCKS]
     top_s, top_W = gpu(0)
-    return {i: Studied(top_s * c**exponent, top_W * c**power) for i, c in enumerate(clocks)}
+    return {i: StudiedSetting(top_s * c**exponent, top_W * c**power) for i, c in enumerate(clocks)}
 
 
 def test_a_study_of_another_machine_is_dropped_with_what_differs() -> None:
-    studied = {i: Studied(3 * gpu(0)[0] * 0.9**i, gpu(0)[1]) for i in range(7)}
+    studied = {i: StudiedSetting(3 * gpu(0)[0] * 0.9**i, gpu(0)[1]) for i in range(7)}
     for seed in range(4):
         done = train(tuner_of(studied=studied), gpu, seed=seed)
         assert done.worst <= 0.05

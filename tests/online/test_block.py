@@ -45,7 +45,7 @@ def test_limits_that_contradict_each_other_start_nothing() -> None:
         ({"steps": 3}, "steps"),
         ({"follow_power": "none-such"}, "none-such cannot be read"),
         ({"follow_power": 300.0, "deadline": "1h"}, "keeps its target alone"),
-        ({"follow_power": -3.0}, "no target"),
+        ({"follow_power": -3.0}, "not a target"),
         ({"transfer": "none-such"}, "none-such holds no"),
     ):
         with pytest.raises(tuner.InputError, match=said), tuner.tuning(**limits):  # type: ignore[arg-type]

@@ -27,8 +27,8 @@ from tuner.online.settings import with_declared
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import Knob, parse_knob
 from tuner.workload.clocks.base import KnobRefused
 from tuner.workload.hook import live_knobs
 from tuner.workload.hook.watch import Watch
@@ -82,7 +82,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
-    monkeypatch.setattr(marks_module, "ANSWER_S", 2.0)
+    monkeypatch.setattr(marks_module, "REPLY_S", 2.0)
     made: list[Ranks] = []
 
     def make(count: int, ahead: int = 0) -> Ranks:

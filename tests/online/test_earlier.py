@@ -12,10 +12,17 @@ import pytest
 
 from tests.golden import prepared
 from tests.online.test_agent import Devices, live_tuning, train
-from tuner.online.earlier import FILE, Earlier, Record, Setup, of_study, read_earlier
+from tuner.online.earlier_measurements import (
+    FILE,
+    EarlierMeasurements,
+    Record,
+    Setup,
+    of_study,
+    read_earlier,
+)
 from tuner.online.live import LiveTuning
 from tuner.online.request import TuningRequest
-from tuner.online.response import Studied
+from tuner.online.response import StudiedSetting
 from tuner.online.settings import clock_settings
 from tuner.online.windows import Window
 from tuner.problem.run_folder import RunFolder
@@ -28,9 +35,11 @@ from tuner.study.load import result_of
 HERE = Setup("gpu", "nvml devices")
 
 
-def point(clock_MHz: int | None, step_time_s: float, power_W: float) -> tuple[Settings, Studied]:
+def point(
+    clock_MHz: int | None, step_time_s: float, power_W: float
+) -> tuple[Settings, StudiedSetting]:
     live = Settings() if clock_MHz is None else Settings(clock_MHz=clock_MHz)
-    return live, Studied(step_time_s, power_W, 0.005)
+    return live, StudiedSetting(step_time_s, power_W, 0.005)
 
 
 def truth(clock_MHz: int) -> tuple[float, float]:
@@ -43,7 +52,7 @@ def truth(clock_MHz: int) -> tuple[float, float]:
 
 def true_points(
     factor: float = 1.0, clocks: Sequence[int] = (1400, 1300, 1100, 900)
-) -> dict[Settings, Studied]:
+) -> dict[Settings, StudiedSetting]:
     return dict(
         point(None if clock == 1400 else clock, factor * truth(clock)[0], truth(clock)[1])
         for clock in clocks
@@ -51,10 +60,10 @@ def true_points(
 
 
 def tuned(
-    points: dict[Settings, Studied], ranks: int = 0, devices: Devices | None = None
+    points: dict[Settings, StudiedSetting], ranks: int = 0, devices: Devices | None = None
 ) -> tuple[LiveTuning, Devices, list[str]]:
     devices, said = devices or Devices(), list[str]()
-    earlier = Earlier("run a", Setup("gpu", "nvml devices", ranks), points)
+    earlier = EarlierMeasurements("run a", Setup("gpu", "nvml devices", ranks), points)
     live = live_tuning(devices, said, TuningRequest(earlier=earlier))
     train(live, devices, 1500)
     assert devices.time_s / (1500 * 0.5) - 1 <= 0.05
@@ -85,7 +94,7 @@ def test_a_study_is_followed_from_the_first_setting_on() -> None:
     ],
 )
 def test_a_study_of_something_else_is_dropped_in_one_sentence(
-    points: dict[Settings, Studied], ranks: int, said: str
+    points: dict[Settings, StudiedSetting], ranks: int, said: str
 ) -> None:
     live, _, told = tuned(points, ranks)
     assert len(told) == 1
@@ -120,7 +129,7 @@ def test_measured_clocks_are_offered_if_the_device_lists_them() -> None:
     ],
 )
 def test_another_device_or_meter_is_one_sentence(now: Setup, said: str) -> None:
-    why = Earlier("run a", HERE, true_points()).why_not(now)
+    why = EarlierMeasurements("run a", HERE, true_points()).why_not(now)
     assert said in why
     assert bool(said) == bool(why)
 

@@ -68,7 +68,7 @@ class Run:
     def __init__(self, path: Path | None = None) -> None:
         self.devices, self.said, self.now_s = Metered(), list[str](), 0.0
         self.live = live_tuning(self.devices)
-        self.metrics = Metrics(path, say=self.said.append, clock=lambda: self.devices.time_s)
+        self.metrics = Metrics(path, announce=self.said.append, clock=lambda: self.devices.time_s)
         self.metrics.begin(self.devices, GPUS, 0.05)  # type: ignore[arg-type]
         self.steps = 0
 
@@ -79,7 +79,7 @@ class Run:
             self.live.take(mark)
             self.metrics.take(mark)
             self.metrics.take(Mark(1, 7 * self.steps, 0.0))
-            self.metrics.look(self.live.tuner, self.live.clock_MHz)
+            self.metrics.poll(self.live.tuner, self.live.clock_MHz)
         return parsed(self.metrics)
 
 
@@ -106,7 +106,7 @@ def test_a_tuned_training_is_told_with_its_saving_and_promise() -> None:
     low, saved, high = (late[f"joulefront_saved_{end}joules", ""] for end in ("low_", "", "high_"))
     assert low < saved < high
     run.devices.time_s += 10
-    run.metrics.look()  # not tuned any more: what was saved is still told
+    run.metrics.poll()  # not tuned any more: what was saved is still told
     assert parsed(run.metrics)["joulefront_saved_joules", ""] == saved
     assert parsed(run.metrics)["joulefront_tuning", ""] == 0
     assert ("joulefront_clock_limit_hertz", "") not in parsed(run.metrics)
@@ -117,7 +117,7 @@ def test_a_meter_that_fails_leaves_no_old_power() -> None:
     assert any("watts" in name for name, _ in run.train(20))
     run.devices.blind = True
     run.devices.time_s += 10
-    run.metrics.look(run.live.tuner, run.live.clock_MHz)
+    run.metrics.poll(run.live.tuner, run.live.clock_MHz)
     left = {name for name, _ in parsed(run.metrics)}
     assert not any("watts" in name or "energy" in name for name in left)
     assert "joulefront_step_time_seconds" in left
@@ -129,7 +129,7 @@ def test_a_followed_target_is_told() -> None:
     follower = PowerFollower([0.0, 0.1], max_slowdown=None, window_s=8.0, settle_s=2.0)
     follower.follow(285.0)
     run.devices.step()
-    run.metrics.look(follower, 1400)
+    run.metrics.poll(follower, 1400)
     found = parsed(run.metrics)
     assert found["joulefront_power_target_watts", 'figure="metered",scope="gpu"'] == 285
 
@@ -247,7 +247,7 @@ def test_a_port_that_is_taken_starts_nothing(
 )
 def test_metrics_on_loopback_are_not_for_pages_of_other_sites(asked: str, status: int) -> None:
     said: list[str] = []
-    with Metrics(say=said.append).served("0"):
+    with Metrics(announce=said.append).served("0"):
         url = said[0].rpartition(" ")[2]
         port = url.split(":")[2].partition("/")[0]
         request = urllib.request.Request(url, headers={"Host": asked.format(port=port)})

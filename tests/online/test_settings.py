@@ -23,7 +23,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.clocks.base import Applied, GovernorError
+from tuner.workload.clocks.base import AppliedSettings, GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.node.machine import detect_cluster
 
@@ -39,14 +39,14 @@ class Limited(Devices):
         self.idle_W, self.peak_W, self.bound = idle_W, peak_W, bound
         self.limit_W, self.least_W = 400.0, 0.0
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         limit_W = live.get("power_limit_W", 400)
         assert isinstance(limit_W, int)
         if self.least_W > limit_W:
             raise InvalidValue("power_limit_W", limit_W, f"from {self.least_W:g}")
         self.limit_W = limit_W
         self.log.append(limit_W)
-        return Applied(live, live)
+        return AppliedSettings(live, live)
 
     def restore(self) -> None:
         self.limit_W = 400.0

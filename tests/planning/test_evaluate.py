@@ -6,7 +6,7 @@ import pytest
 from tuner.models.analytic.model import AnalyticModel
 from tuner.pareto import nondominated
 from tuner.planning import evaluate as module
-from tuner.planning.evaluate import Evaluated, evaluate
+from tuner.planning.evaluate import Evaluation, evaluate
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
@@ -23,7 +23,7 @@ def cluster() -> Cluster:
     return load_cluster("gh200-32")
 
 
-def _costs(found: Evaluated) -> set[tuple[float, float]]:
+def _costs(found: Evaluation) -> set[tuple[float, float]]:
     on = nondominated(found.log_energy, found.log_time)
     both = np.round(np.column_stack([found.log_energy, found.log_time])[on], 9)
     return {(float(e), float(t)) for e, t in both}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.planning.recipes import Planned, planned
+from tuner.planning.recipes import RecipePlan, planned
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.model_facts import facts_of
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def read(arguments: str, ranks: int = 8) -> Planned:
+def read(arguments: str, ranks: int = 8) -> RecipePlan:
     launcher = ["torchrun", f"--nproc-per-node={ranks}", "pretrain_gpt.py"]
     return planned([*launcher, *arguments.split()], "h100-32")
 

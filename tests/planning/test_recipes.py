@@ -176,7 +176,7 @@ def test_deepspeeds_own_batch_must_agree() -> None:
 def test_axolotls_batch_of_a_rank() -> None:
     text = AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 16")
     assert recipe_of_file(write(text), 8).accumulation == 8
-    with pytest.raises(InputError, match=r"batch_size 15 of train.yaml is no multiple"):
+    with pytest.raises(InputError, match=r"batch_size 15 of train.yaml is not a multiple"):
         recipe_of_file(write(text.replace("batch_size: 16", "batch_size: 15")), 8)
 
 

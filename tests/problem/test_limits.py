@@ -12,7 +12,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.limits import LIMITS, JobFigures, Limits
 from tuner.results.choice import decide, figures_of
 from tuner.results.judge import Judge
-from tuner.results.parts import AnsweredRequest
+from tuner.results.parts import ResolvedRequest
 from tuner.search.question import Question
 from tuner.search_spaces.errors import InputError
 from tuner.study.rules import front_to_beat
@@ -48,7 +48,7 @@ def test_a_slowdown_becomes_a_deadline_with_a_baseline_only() -> None:
     resolved = asked.relative_to(100.0)
     assert resolved.limits == Limits(deadline_s=100.0, slowdown=0.0)
     assert resolved.goal == "energy"
-    assert AnsweredRequest(resolved).to_json() == {"max_slowdown": 0.0}
+    assert ResolvedRequest(resolved).to_json() == {"max_slowdown": 0.0}
 
 
 @pytest.mark.parametrize(

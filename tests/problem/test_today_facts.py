@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.problem.study_spec import parse_job
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
 from tuner.workload.scripts.script_facts import ScriptFacts

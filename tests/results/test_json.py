@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tuner.search_spaces.typed import JSON_SCHEMA, strict_json
+from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
 from tuner.study.request import StudyOptions
 from tuner.testing.results import large_result, small_result
 

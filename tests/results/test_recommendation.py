@@ -17,7 +17,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.results.choice import front_of
 from tuner.results.judge import Judge
-from tuner.results.parts import AnsweredRequest, Evidence, Point, Spent, Verification
+from tuner.results.parts import Evidence, Point, ResolvedRequest, SearchCost, Verification
 from tuner.results.recommendation import EVEN
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
@@ -52,9 +52,9 @@ def result_of(judge: Judge, **more) -> Result:
         "best": best,
         "choice": choice,
         "baseline": judge.baseline,
-        "spent": Spent(1.0, 200.0, 10, 0, 2, None, None),
+        "spent": SearchCost(1.0, 200.0, 10, 0, 2, None, None),
         "steps": judge.steps,
-        "request": AnsweredRequest(judge.constraints),
+        "request": ResolvedRequest(judge.constraints),
         "judge": judge,
         **more,
     }

@@ -19,7 +19,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import METER, measured, record, request
-from tuner.workload.probe import NotApplied, ProbeRecord
+from tuner.workload.probe import ProbeRecord, UnappliedSetting
 
 CLOCKS = (900, 1200, 1410)
 LIVE = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)
@@ -70,7 +70,7 @@ def test_the_planner_learns_from_it(probe: ProbeRecord, fitted: list[list[Config
 
 def test_a_setting_that_was_not_taken_is_closed_alone(probe: ProbeRecord) -> None:
     planner = CandidatePlanner(Candidates.from_configurations(REQUESTED))
-    missed = NotApplied(LIVE[2], "clock_MHz was set to 1410", {"clock_MHz": 900.0})
+    missed = UnappliedSetting(LIVE[2], "clock_MHz was set to 1410", {"clock_MHz": 900.0})
     record = replace(probe, measurements=probe.measurements[:1], missed=(missed,))
     record = replace(record, request=replace(probe.request, live=(LIVE[0], LIVE[2])))
     observations = planner._observe(PlanningState((record,)))

@@ -24,7 +24,7 @@ def test_a_name_and_a_configuration_are_tried_in_their_order() -> None:
     [
         ("mb3 800MHz", r"cannot try 'mb3 800MHz': this search has no micro_batch=3; its values"),
         ("mb4", r"'mb4' leaves open clock_MHz"),
-        ("mb4 fast", r"cannot try 'mb4 fast': 'fast' is no knob"),
+        ("mb4 fast", r"cannot try 'mb4 fast': 'fast' is not a knob"),
         ("mb4 zero9", r"cannot try"),
     ],
 )

@@ -63,5 +63,5 @@ def test_a_noise_beyond_the_front_itself_hides_no_regret() -> None:
     assert whole.probability_above(0.02) == pytest.approx(0.5)
     assert whole.probability_above(0.3) == pytest.approx(0.25)
     # What is said to have been tested is what was tested.
-    assert whole.least_told(0.02) == pytest.approx(MOST_NOISE)
-    assert whole.least_told(0.3) == pytest.approx(0.3)
+    assert whole.detection_threshold(0.02) == pytest.approx(MOST_NOISE)
+    assert whole.detection_threshold(0.3) == pytest.approx(0.3)

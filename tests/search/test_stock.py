@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from tuner.search.planner import PlanningState, ProbePlanner
-from tuner.search.stock import SAME_ASKS, StockPlanner, check_stock
+from tuner.search.stock import SAME_SUGGESTIONS, StockPlanner, check_stock
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
@@ -109,7 +109,7 @@ def test_one_that_only_repeats_itself_gets_its_neighbours() -> None:
     proposed = [probe(planner, records) for _ in range(6)]
     assert len(set(proposed)) == 6
     # Refused asks, and the trial of each neighbour; nearest: few knobs apart.
-    assert len(planner._study.trials) == 6 * (SAME_ASKS + 1)
+    assert len(planner._study.trials) == 6 * (SAME_SUGGESTIONS + 1)
     target = {"data_parallel": 1, "micro_batch": 1, "zero_stage": 0, "clock_MHz": 900}
     apart = [sum(c.get(k) != v for k, v in target.items()) for c in proposed if c is not None]
     assert apart[0] == 1

@@ -12,7 +12,7 @@ from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import measured, record
-from tuner.workload.probe import Measurement, NotApplied, ProbeRecord, ProbeRequest
+from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
 
 CLOCKS = (1200, 2100, 2700, 2900, 3105)
 
@@ -39,7 +39,7 @@ class Study:
         request = ProbeRequest(name, Settings(micro_batch=micro_batch), (live,))
         delivered = {name.replace("_stage_", "."): value for name, value in ran.items()}
         windows: tuple[Measurement, ...] = ()
-        missed: tuple[NotApplied, ...] = (NotApplied(live, "not as set", delivered),)
+        missed: tuple[UnappliedSetting, ...] = (UnappliedSetting(live, "not as set", delivered),)
         if not ran:
             window = replace(measured(live), delivered={"clock_MHz": clock})  # type: ignore[dict-item]
             windows, missed = (window,), ()

@@ -10,8 +10,8 @@ import tuner
 from tuner.display.view import View
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, changed_training, marked
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.knob_declarations import Knob, changed_training, marked
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space, space_names
 from tuner.testing.studies import problem_of_job

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import (
+from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.knob_declarations import (
     Knob,
     check_knobs,
     fixed,
@@ -18,8 +20,6 @@ from tuner.search_spaces.declared import (
     read_knobs,
     with_baseline,
 )
-from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.space import expanded, live_choices, load_space
 from tuner.testing.scripts import CPU as CLUSTER
 

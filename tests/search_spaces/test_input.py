@@ -148,8 +148,8 @@ def test_unknown_names_list_what_is_known(load):
     with pytest.raises(UnknownName) as error:
         load("nowhere")
     assert error.value.name == "nowhere"
-    assert error.value.known[-1].startswith("or the path")
-    assert len(error.value.known) > 1
+    assert error.value.choices[-1].startswith("or the path")
+    assert len(error.value.choices) > 1
 
 
 def test_everything_shipped_can_be_loaded():

@@ -67,7 +67,7 @@ def test_what_was_shown_elsewhere_is_read() -> None:
     ("text", "error", "sentence"),
     [
         ("dp8 mb16 zero7", InvalidValue, "zero_stage is 7; it must be one of 0, 1, 2, 3"),
-        ("dp8 fast", InputError, "'fast' is no knob; write KNOB=VALUE or a short name such as"),
+        ("dp8 fast", InputError, "'fast' is not a knob; write KNOB=VALUE or a short name such as"),
         ("mb4 micro_batch=8", InputError, "micro_batch is given twice, as mb4 and mb8"),
         ("microbatch=4", UnknownName, "did you mean 'micro_batch'"),
         ("dp0", InvalidValue, "data_parallel is 0"),

@@ -76,11 +76,11 @@ def test_every_candidate_keeps_the_global_batch_and_breaks_no_rule(space, job, c
     for configuration in candidates.configurations[:: max(1, len(candidates) // 500)]:
         assert broken_rules(configuration, job, cluster) == []
     offered = set(cluster.clocks_MHz)
-    has_clocks = any(KNOBS[name].kind == "live" for name in load_space(space).choices)
+    tells_clocks = any(KNOBS[name].kind == "live" for name in load_space(space).choices)
     for lives in candidates.lives:
         assert lives[0] == Settings()
         assert {live["clock_MHz"] for live in lives if "clock_MHz" in live} <= offered
-        assert (len(lives) > 1) == (cluster.clock_control and has_clocks)
+        assert (len(lives) > 1) == (cluster.clock_control and tells_clocks)
 
 
 def test_pruned_walk_finds_exactly_what_brute_force_finds():

@@ -18,9 +18,9 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
 from tuner.search_spaces.cluster import load_cluster
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.study.load import load_spec
 from tuner.testing.studies import problem_of_job, write_table
 from tuner.workload.probe import WindowPolicy

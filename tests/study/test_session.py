@@ -318,7 +318,7 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
 def test_the_search_reckons_with_what_launches_cost_here(table, options):
     """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""
     from tuner.executors.choose import simulated_executor
-    from tuner.models.simulated import SimulatedRunner
+    from tuner.models.simulated_cluster import SimulatedRunner
     from tuner.testing.studies import problem_of_job
 
     problem = problem_of_job("opt-350m", "a100-8", "default", plan=True)
@@ -400,7 +400,7 @@ def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
     runner._points = {c: p for c, p in runner._points.items() if c.live["speed"] != 3}
     result = Session(
         problem,
-        lambda run, say: InlineExecutor(runner),
+        lambda run, announce: InlineExecutor(runner),
         StudyRequest(search=SearchSettings(max_probes=8, verify=False)),
         run=RunFolder.named(tmp_path / "runs", "part"),
     ).run()

@@ -25,8 +25,8 @@ from tuner.storage import open_storage
 from tuner.testing.studies import LONG_JOB, ModelRunner
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.meters.base import MeterError
-from tuner.workload.meters.time_alone import time_alone
-from tuner.workload.node.facts import look
+from tuner.workload.meters.time_meter import time_alone
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import platform_of
 from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
@@ -204,7 +204,7 @@ def test_clocks_are_no_knob_of_time_alone(tmp_path):
         def __init__(self):
             super().__init__(cluster="a100-8", meter=NONE)
 
-    with pytest.raises(InputError, match="clock_MHz is no knob where no energy is told"):
+    with pytest.raises(InputError, match="clock_MHz is not a knob where energy is not measured"):
         tuner.optimize(
             LONG_JOB,
             cluster="a100-8",
@@ -253,7 +253,7 @@ def test_only_a_study_of_time_runs_on_a_gpu_without_energy(tmp_path, gpu, why, c
                 return
             with pytest.raises(InputError, match="tuner optimize --minimize time"):
                 platform_of(cluster).open_meter(cluster)
-        assert "--minimize time" in "".join(m.what for m in look(environ={}).missing)
+        assert "--minimize time" in "".join(m.what for m in inspect_node(environ={}).missing)
 
 
 def test_a_mig_slice_is_a_device_of_its_own(tmp_path):

@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import SearchSpace
 from tuner.study.load import result_of
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
-from tuner.workload.probe import Failure, NotApplied, ProbeRecord, ProbeRequest
+from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest, UnappliedSetting
 from tuner.workload.trace import read_trace
 
 WHY = "clock_MHz cannot be set: NVIDIA X takes no lock of its clock"
@@ -41,7 +41,7 @@ class Refusing(ModelRunner):
     def run(self, request: ProbeRequest) -> ProbeRecord:
         record = super().run(request)
         missed = tuple(
-            NotApplied(m.live, WHY, unsupported=tuple(self._refused))
+            UnappliedSetting(m.live, WHY, unsupported=tuple(self._refused))
             for m in record.measurements
             if any(name in m.live for name in self._refused)
         )
@@ -103,12 +103,12 @@ def test_a_knob_that_is_taken_is_searched_on(tmp_path: Path) -> None:
 def test_a_setting_that_was_missed_once_refuses_no_knob(tmp_path: Path) -> None:
     """A clock that was not reached, or that another process changed, may be reached elsewhere."""
 
-    class Missing(Refusing):
+    class MissingItem(Refusing):
         def run(self, request: ProbeRequest) -> ProbeRecord:
             record = super().run(request)
             return replace(record, missed=tuple(replace(m, unsupported=()) for m in record.missed))
 
-    searched(tmp_path, Missing(), max_probes=6)
+    searched(tmp_path, MissingItem(), max_probes=6)
     assert len([record for record in records_of(tmp_path) if record.missed]) > 1
 
 
@@ -122,6 +122,6 @@ def test_todays_own_clock_that_is_refused_leaves_the_rest(tmp_path: Path) -> Non
 @pytest.mark.parametrize("knobs", [(), ("clock_MHz",)])
 def test_a_missed_setting_keeps_what_was_refused(knobs: tuple[str, ...], tmp_path: Path) -> None:
     (record, *_) = [Refusing().run(ProbeRequest("p", Configuration.of(micro_batch=1).launch))]
-    missed = NotApplied(Configuration.of(clock_MHz=705).live, WHY, unsupported=knobs)
+    missed = UnappliedSetting(Configuration.of(clock_MHz=705).live, WHY, unsupported=knobs)
     again = ProbeRecord.from_json(replace(record, missed=(missed,)).to_json())
     assert again.missed[0].unsupported == knobs

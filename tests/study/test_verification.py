@@ -24,7 +24,7 @@ from tuner.workload.runners import Runner
 from tuner.workload.trace import read_trace
 
 
-class Drawn(Runner):
+class DrawnSamples(Runner):
     """A runner of few configurations whose launches differ at random; `truth` is seconds a step.
 
     Args:
@@ -67,7 +67,7 @@ def purposes(result) -> list[str]:
 
 
 def test_a_large_saving_takes_few_launches(tmp_path) -> None:
-    result = study(TalliedRunner(Drawn({1: 1.0, 2: 0.4, 4: 0.4})), tmp_path, max_probes=16)
+    result = study(TalliedRunner(DrawnSamples({1: 1.0, 2: 0.4, 4: 0.4})), tmp_path, max_probes=16)
     made = purposes(result)
     assert len(made) <= 16
     assert made.count("verify") <= 4
@@ -84,13 +84,13 @@ def test_a_large_saving_takes_few_launches(tmp_path) -> None:
 def test_few_probes_end_in_an_answer(tmp_path, probes) -> None:
     """Every candidate saves 60 % or more, and the limit leaves room for few launches."""
     truth = {1: 1.0, 2: 0.4, 4: 0.4, 8: 0.4}
-    result = study(Drawn(truth), tmp_path, max_probes=probes)
+    result = study(DrawnSamples(truth), tmp_path, max_probes=probes)
     assert result.spent.probes <= probes
     assert result.recommendation.action == "train"
 
 
 def test_probes_kept_for_verification_search_where_nothing_is_to_verify(tmp_path) -> None:
-    class TodayIsBest(Drawn):
+    class TodayIsBest(DrawnSamples):
         def run(self, request: ProbeRequest) -> ProbeRecord:
             self.first = getattr(self, "first", request.launch)  # the baseline
             self._truth = {1: 0.4 if request.launch == self.first else 0.8}
@@ -103,7 +103,7 @@ def test_probes_kept_for_verification_search_where_nothing_is_to_verify(tmp_path
 
 
 def test_a_lucky_window_is_found_out(tmp_path) -> None:
-    runner = TalliedRunner(Drawn({1: 1.0, 2: 0.85, 4: 1.0}, lucky={4: 0.5}))
+    runner = TalliedRunner(DrawnSamples({1: 1.0, 2: 0.85, 4: 1.0}, lucky={4: 0.5}))
     result = study(runner, tmp_path, max_probes=30)
     advised = result.recommended
     assert advised.time_to_solution_s / result.steps > 0.8  # and never the half that was seen
@@ -120,14 +120,14 @@ def test_verifying_goes_on_where_it_was_interrupted(tmp_path) -> None:
 
     truth = {1: 1.0, 2: 0.7, 4: 0.9}
     with pytest.raises(KeyboardInterrupt):
-        study(TalliedRunner(Drawn(truth)), tmp_path, max_probes=16, on_progress=stop)
+        study(TalliedRunner(DrawnSamples(truth)), tmp_path, max_probes=16, on_progress=stop)
     stopped = tuner.load_result(tmp_path / "runs" / "study")
     assert stopped.recommendation is not None  # an interrupt throws no evidence away
-    result = study(TalliedRunner(Drawn(truth)), tmp_path, max_probes=16)
+    result = study(TalliedRunner(DrawnSamples(truth)), tmp_path, max_probes=16)
     assert result.recommendation.action == "train"
 
 
-class Fails(Drawn):
+class Fails(DrawnSamples):
     """A machine on which the baseline runs out of memory from its second launch on."""
 
     def run(self, request):
@@ -144,14 +144,14 @@ def test_a_baseline_that_cannot_start_again_does_not_keep_itself(tmp_path) -> No
 
 
 def test_no_verify_makes_no_probe_and_is_visible(tmp_path) -> None:
-    result = study(Drawn({1: 1.0, 2: 0.7}), tmp_path, max_probes=16, verify=False)
+    result = study(DrawnSamples({1: 1.0, 2: 0.7}), tmp_path, max_probes=16, verify=False)
     assert "verify" not in purposes(result)
     assert result.verification.ended.kind == "not_requested"
     assert tuner.load_result(result.run_dir).verification == result.verification
 
 
 def test_without_verification_a_share_of_the_training_ends_the_search(tmp_path) -> None:
-    result = study(Drawn({}), tmp_path, max_probes=40, verify=False, search_share=1e-6)
+    result = study(DrawnSamples({}), tmp_path, max_probes=40, verify=False, search_share=1e-6)
     assert result.stop.kind == "search_share"
 
 
@@ -178,6 +178,6 @@ def test_a_table_with_noise_is_drawn_again(tmp_path) -> None:
 
 
 def test_a_trace_is_not_measured_again(tmp_path) -> None:
-    first = study(Drawn({1: 1.0, 2: 0.7}), tmp_path, max_probes=6)
+    first = study(DrawnSamples({1: 1.0, 2: 0.7}), tmp_path, max_probes=6)
     result = run_replay(first.run_dir, runs_dir=tmp_path / "again", report=False)
     assert result.verification.ended.kind == "recorded_trace"

@@ -19,7 +19,7 @@ from tuner.workload.accumulation import (
     steps_take_too_long,
 )
 from tuner.workload.hook import frames, live_knobs, state
-from tuner.workload.measure.accumulated import (
+from tuner.workload.measure.accumulated_step import (
     AccumulationPoint,
     choose_accumulation,
     fit_accumulation,
@@ -132,7 +132,7 @@ def test_a_line_needs_two_accumulations() -> None:
 def window(
     step_s: float = 0.2,
     policy: WindowPolicy | None = None,
-    known: tuple[tuple[float, float], ...] = (),
+    competitors: tuple[tuple[float, float], ...] = (),
 ) -> Window:
     clock = ScriptedClock()
     ranks = ScriptedRanks(
@@ -159,7 +159,7 @@ def window(
         128,
         micro_batch_s=step_s,
         samples=meter.samples,
-        known=known,
+        competitors=competitors,
     )
     assert conductor.accumulation == 1
     return found
@@ -181,10 +181,10 @@ def test_a_beaten_step_is_measured_once() -> None:
     strict = WindowPolicy(target_se=1e-6)
     whole_s = 0.3 + 0.2 * 128
     assert len(window(policy=strict).parts) > 3
-    beaten = window(policy=strict, known=((whole_s / 2, 150.0 * whole_s),))
+    beaten = window(policy=strict, competitors=((whole_s / 2, 150.0 * whole_s),))
     assert (len(beaten.parts), beaten.beaten_by) == (3, (whole_s / 2, 150.0 * whole_s))
     # Faster alone is not better.
-    other = window(policy=strict, known=((whole_s / 2, 500.0 * whole_s),))
+    other = window(policy=strict, competitors=((whole_s / 2, 500.0 * whole_s),))
     assert other.beaten_by is None
     assert len(other.parts) > 3
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tuner.workload import hook
-from tuner.workload.hook import NotAsAsked, frames, state, watching
-from tuner.workload.scripts.command import asks_for_a_rank, imported_frameworks
+from tuner.workload.hook import NotAsRequested, frames, state, watching
+from tuner.workload.scripts.command import imported_frameworks, names_a_rank
 
 torch = pytest.importorskip("torch")
 
@@ -73,7 +73,7 @@ def test_a_model_is_compiled_if_most_of_its_tensors_are_in_compiled_parts() -> N
 
 def test_a_first_batch_of_another_size_is_refused() -> None:
     state.options["micro_batch"] = 4
-    with pytest.raises(NotAsAsked, match="hold 5 samples where micro_batch is 4"):
+    with pytest.raises(NotAsRequested, match="hold 5 samples where micro_batch is 4"):
         watching.see_batch(({"input_ids": torch.zeros(5, 8)}, ()))
 
 
@@ -113,9 +113,7 @@ def test_a_module_is_turned_when_it_is_imported_and_only_once(
     (tmp_path / "late_framework.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[tuple[str, Any]] = []
-    frames.WhenImported(
-        ["late_framework", "json"], lambda name, module: seen.append((name, module))
-    )
+    frames.ImportHook(["late_framework", "json"], lambda name, module: seen.append((name, module)))
     assert [name for name, _ in seen] == ["json"]  # it was there already
     import late_framework  # type: ignore[import-not-found]
 
@@ -130,7 +128,7 @@ def test_a_module_that_is_looked_for_before_it_is_imported_is_turned(
     (tmp_path / "sought_framework.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[Any] = []
-    frames.WhenImported(["sought_framework"], lambda name, module: seen.append(module.value))
+    frames.ImportHook(["sought_framework"], lambda name, module: seen.append(module.value))
     for _ in range(2):  # as transformers looks for torch
         assert importlib.util.find_spec("sought_framework") is not None
     assert importlib.util.find_spec("absent_framework") is None
@@ -231,8 +229,8 @@ def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_script_that_asks_whether_it_has_a_rank(tmp_path: Path, source: str, asks: bool) -> None:
     (tmp_path / "train.py").write_text(source)
-    assert asks_for_a_rank(("train.py",), tmp_path) is asks
-    assert not asks_for_a_rank(("-m", "train"), tmp_path)
+    assert names_a_rank(("train.py",), tmp_path) is asks
+    assert not names_a_rank(("-m", "train"), tmp_path)
 
 
 def test_outside_a_probe_too_a_bare_program_has_no_rank(tmp_path: Path) -> None:

@@ -45,5 +45,5 @@ def test_deepspeed_asks_for_memory_whatever_numbers_the_gpus_have(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 9))
     monkeypatch.setattr(CUDA_Accelerator, "available_memory", CUDA_Accelerator.available_memory)
-    engine.ask_cuda_for_memory(CUDA_Accelerator)
+    engine.allocate_cuda_memory(CUDA_Accelerator)
     assert CUDA_Accelerator().available_memory(0) == 7

@@ -21,7 +21,7 @@ from tuner.workload.table import load_table
 from tuner.workload.trace import TraceWriter
 
 
-def ask(launch: dict, *live: dict, name: str = "p0000") -> ProbeRequest:
+def query(launch: dict, *live: dict, name: str = "p0000") -> ProbeRequest:
     return ProbeRequest(name, Settings(launch), tuple(Settings(one) for one in live))
 
 
@@ -162,7 +162,7 @@ def test_seconds_and_joules_of_a_probe_follow_the_cost(tmp_path):
     table = load_table(write_table(tmp_path))
     runner = TableRunner(table)
     power = {p.configuration.live["speed"]: p.power_W for p in table.groups[0].points[:5]}
-    answer = runner.run(ask({"shape": 1}, {"speed": 3}, {"speed": 5}))
+    answer = runner.run(query({"shape": 1}, {"speed": 3}, {"speed": 5}))
     assert answer.ok
     assert answer.wall_s == 10 + 2 * (1 + 4)
     assert answer.energy_J == pytest.approx(10 * 0.5 * power[3] + 5 * (power[3] + power[5]))
@@ -175,7 +175,7 @@ def test_seconds_and_joules_of_a_probe_follow_the_cost(tmp_path):
 
 def test_without_any_spread_the_mean_is_answered_and_no_error_is_claimed(tmp_path):
     table = load_table(write_table(tmp_path))
-    (m,) = TableRunner(table).run(ask({"shape": 4}, {"speed": 2})).measurements
+    (m,) = TableRunner(table).run(query({"shape": 4}, {"speed": 2})).measurements
     point = next(p for p in table.groups[0].points if p.configuration.key == "shape=4 | speed=2")
     assert (m.step_time_s, m.power_W) == (point.time_s, point.power_W)
     assert math.isnan(m.step_time_se_s)
@@ -184,11 +184,11 @@ def test_without_any_spread_the_mean_is_answered_and_no_error_is_claimed(tmp_pat
 
 def test_what_was_never_recorded_is_refused_and_what_was_is_kept(tmp_path):
     runner = TableRunner(load_table(write_table(tmp_path)))
-    none = runner.run(ask({"shape": 99}, {"speed": 1}))
+    none = runner.run(query({"shape": 99}, {"speed": 1}))
     assert none.failure is not None
     assert none.failure.kind == "refused"
     assert (none.wall_s, none.energy_J, none.measurements) == (0.0, 0.0, ())
-    half = runner.run(ask({"shape": 1}, {"speed": 1}, {"speed": 77}))
+    half = runner.run(query({"shape": 1}, {"speed": 1}, {"speed": 77}))
     assert half.failure is not None
     assert "speed=77" in half.failure.message
     assert [m.live for m in half.measurements] == [Settings(speed=1)]
@@ -215,7 +215,7 @@ def test_draws_have_the_recorded_spread(tmp_path, extra, columns, time_cv, power
         power_cv = 0.1
     runner = TableRunner(load_table(tmp_path))
     seen = [
-        runner.run(ask({"shape": 1}, {"speed": 1}, name=f"p{i}")).measurements[0]
+        runner.run(query({"shape": 1}, {"speed": 1}, name=f"p{i}")).measurements[0]
         for i in range(400)
     ]
     assert statistics.stdev(m.step_time_s for m in seen) == pytest.approx(time_cv * t, rel=0.15)
@@ -233,7 +233,7 @@ def test_repeats_are_drawn_in_pairs(tmp_path):
     seen = {
         (m.step_time_s, m.power_W)
         for i in range(40)
-        for m in runner.run(ask({"shape": 1}, {"speed": 1}, name=f"p{i}")).measurements
+        for m in runner.run(query({"shape": 1}, {"speed": 1}, name=f"p{i}")).measurements
     }
     assert seen == {(1.0, 30.0), (4.0, 5.0)}
 
@@ -243,7 +243,7 @@ def test_a_draw_depends_on_seed_and_probe_and_not_on_the_order(tmp_path):
     table = load_table(write_table(tmp_path, toml=toml))
 
     def times(runner, names):
-        answers = {n: runner.run(ask({"shape": 1}, {"speed": 1}, name=n)) for n in names}
+        answers = {n: runner.run(query({"shape": 1}, {"speed": 1}, name=n)) for n in names}
         return {n: a.measurements[0].step_time_s for n, a in answers.items()}
 
     forward = times(TableRunner(table, seed=1), ["p1", "p2"])
@@ -287,10 +287,10 @@ def test_a_trace_answers_what_it_recorded(tmp_path):
         wall_s=15.0,
     )
     runner = TraceRunner(trace(tmp_path / "t.jsonl", both))
-    whole = runner.run(ask(both.request.launch, fast, slow))
+    whole = runner.run(query(both.request.launch, fast, slow))
     assert whole.ok
     assert (whole.wall_s, whole.energy_J) == (pytest.approx(15.0), pytest.approx(300.0))
-    one = runner.run(ask(both.request.launch, slow))
+    one = runner.run(query(both.request.launch, slow))
     assert [m.step_time_s for m in one.measurements] == [0.6]
     assert one.wall_s == pytest.approx(3.0 + 6.0)
     # What was spent outside the windows, and the one window.
@@ -306,20 +306,20 @@ def test_repeated_visits_draw_among_what_was_recorded(tmp_path):
     runner = TraceRunner(path)
     launch = record().request.launch
     seen = {
-        runner.run(ask(launch, {}, name=f"q{i}")).measurements[0].step_time_s for i in range(60)
+        runner.run(query(launch, {}, name=f"q{i}")).measurements[0].step_time_s for i in range(60)
     }
     assert seen == {0.5, 0.6, 0.7}
-    again = TraceRunner(path).run(ask(launch, {}, name="q7"))
-    assert again.measurements == runner.run(ask(launch, {}, name="q7")).measurements
+    again = TraceRunner(path).run(query(launch, {}, name="q7"))
+    assert again.measurements == runner.run(query(launch, {}, name="q7")).measurements
 
 
 def test_a_failed_launch_fails_again_in_the_same_way(tmp_path):
     failure = Failure("out_of_memory", "rank 1 ran out of memory", "Killed")
     failed = record(measurements=(), failure=failure, wall_s=7.0, energy_J=70.0)
     runner = TraceRunner(trace(tmp_path / "t.jsonl", failed))
-    answer = runner.run(ask(failed.request.launch, {}))
+    answer = runner.run(query(failed.request.launch, {}))
     assert (answer.failure, answer.wall_s, answer.energy_J) == (failure, 7.0, 70.0)
-    unknown = runner.run(ask({"data_parallel": 16}, {}))
+    unknown = runner.run(query({"data_parallel": 16}, {}))
     assert unknown.failure is not None
     assert unknown.failure.kind == "refused"
     assert "never recorded" in unknown.failure.message

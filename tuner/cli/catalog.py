@@ -18,10 +18,10 @@ SHELLS = ("bash", "zsh")
 Listing = tuple[list[dict[str, Any]], list[str]]
 
 
-def _named(kind: str, known: Sequence[str], name: str | None) -> Sequence[str]:
-    if name is not None and name not in known:
-        raise UnknownName(kind, name, known)
-    return known if name is None else [name]
+def _named(kind: str, names: Sequence[str], name: str | None) -> Sequence[str]:
+    if name is not None and name not in names:
+        raise UnknownName(kind, name, names)
+    return names if name is None else [name]
 
 
 def _jobs(name: str | None) -> Listing:
@@ -69,7 +69,7 @@ def _spaces(name: str | None) -> Listing:
 
 
 def _knobs(name: str | None) -> Listing:
-    from tuner.search_spaces.declared import load_pack, pack_names
+    from tuner.search_spaces.knob_declarations import load_pack, pack_names
 
     packs = [load_pack(each) for each in _named("pack", pack_names(), name)]
     lines = []

@@ -17,11 +17,11 @@ from tuner.cli.options import (
     OK,
     UNMET,
     add_options,
+    announcer,
     answer,
     given_options,
     made_of_options,
     require_trust,
-    say_of,
 )
 from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
@@ -29,7 +29,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.terminal import raw_stream
 
 if TYPE_CHECKING:
-    from tuner.online.earlier import Earlier
+    from tuner.online.earlier_measurements import EarlierMeasurements
 
 
 #: Limits that a tuned training can keep.
@@ -89,15 +89,15 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
     from tuner.problem.file_starts import of_files
-    from tuner.search_spaces.declared import load_pack, parse_knob
+    from tuner.search_spaces.knob_declarations import load_pack, parse_knob
 
-    what = "--tune" if args.tune else "--follow-power"
+    subject = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:
         raise InputError("--follow-power sets the clocks by its target; leave out --tune")
     if not args.clocks:
-        raise InputError(f"{what} sets the clocks; leave out --no-clocks")
+        raise InputError(f"{subject} sets the clocks; leave out --no-clocks")
     if not args.program:
-        raise InputError(f"{what} needs the command that trains after --: -- torchrun ...")
+        raise InputError(f"{subject} needs the command that trains after --: -- torchrun ...")
     request = TuningRequest(
         made_of_options(args, Constraints, only=_OF_TUNING),
         args.steps,
@@ -108,21 +108,23 @@ def _tune(args: argparse.Namespace) -> int:
     )
     require_trust(args, of_files(args.knobs, None, None))
     output = 2 if args.json else None  # with --json standard output is the answer alone
-    say = say_of(args, "tuner: ")
+    announce = announcer(args, "tuner: ")
     with ExitStack() as publishing:
         metrics = None
         if args.metrics_port is not None or args.metrics_file is not None:
-            metrics = publishing.enter_context(closing(Metrics(args.metrics_file, say=say)))
+            metrics = publishing.enter_context(
+                closing(Metrics(args.metrics_file, announce=announce))
+            )
         if metrics is not None and args.metrics_port is not None:
             publishing.enter_context(metrics.served(args.metrics_port))
-        done = tune(args.program, request, metrics=metrics, say=say, output=output)
+        done = tune(args.program, request, metrics=metrics, announce=announce, output=output)
     answer(args, tuning_json(done), tuning_lines(done))
     return OK if done.exit_code == 0 else FAILED
 
 
-def _earlier(args: argparse.Namespace) -> Earlier | None:
+def _earlier(args: argparse.Namespace) -> EarlierMeasurements | None:
     # Measurements that a tuned training begins with, if a run of them is named.
-    from tuner.online.earlier import earlier_of
+    from tuner.online.earlier_measurements import earlier_of
 
     if args.run is not None and args.transfer is not None:
         raise InputError("name a run, or --transfer with an earlier tuned training, and not both")
@@ -166,7 +168,7 @@ def _run(args: argparse.Namespace) -> int:
         program=args.program,
         steps=args.steps,
         clocks=args.clocks,
-        say=say_of(args, "tuner: "),
+        announce=announcer(args, "tuner: "),
         output=output if output.isatty() else raw_stream(output),
     )
     answer(args, done.to_json(), done.lines())

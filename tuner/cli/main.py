@@ -155,11 +155,11 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"tuner: {error}{latest}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
-        run, said = getattr(error, "run", None), "interrupted"
+        run, message = getattr(error, "run", None), "interrupted"
         if run is not None:
-            said += f"; every finished probe is in {run.path}, and the same command with --name "
-            said += f"{run.name} continues from there"
-        print(f"tuner: {said}", file=sys.stderr)
+            message += f"; every finished probe is in {run.path}, and the same command with --name "
+            message += f"{run.name} continues from there"
+        print(f"tuner: {message}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read the output has gone; nothing is left to say, not even at exit.

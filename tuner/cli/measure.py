@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.options import say_of
+from tuner.cli.options import announcer
 from tuner.search_spaces.errors import InputError, InvalidValue
 
 #: Options of `tuner run` that belong to the point of a run, and their defaults.
@@ -59,8 +59,8 @@ def measure_command(args: argparse.Namespace) -> int:
     from tuner.receipt.command import end_as, words_of
     from tuner.receipt.measure import MeasureOptions, measure, receipt_file
     from tuner.receipt.slurm import write_comment
-    from tuner.search_spaces.typed import JSON_SCHEMA, strict_json
-    from tuner.workload.meters.own import own_meter
+    from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
+    from tuner.workload.meters.user_meter import own_meter
 
     for flag, (name, default) in _OF_POINT.items():
         if getattr(args, name) != default:
@@ -72,10 +72,10 @@ def measure_command(args: argparse.Namespace) -> int:
     is_new = not file.exists()
     options = MeasureOptions(file, args.samples, args.ignored_signals, 2 if args.json else None)
     # Standard output is the command's; a closed standard error changes nothing for it.
-    say = say_of(args, "tuner: ")
+    announce = announcer(args, "tuner: ")
     try:
         with own_meter(args.meter):
-            receipt, status = measure(args.program, options, say)
+            receipt, status = measure(args.program, options, announce)
     except (InputError, KeyboardInterrupt):  # it did not run
         if is_new:
             file.unlink(missing_ok=True)

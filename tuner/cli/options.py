@@ -36,7 +36,7 @@ def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bo
     which are copied, are printed as they are (`fit=False`).
     """
     if args.json:
-        from tuner.search_spaces.typed import JSON_SCHEMA, strict_json
+        from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
 
         body = data if isinstance(data, dict) else {"items": data}
         whole = strict_json({"schema": JSON_SCHEMA, **body})
@@ -118,14 +118,14 @@ def _log_file(path: str | None) -> Iterator[None]:
         handler.close()
 
 
-def say_of(args: argparse.Namespace, before: str = "") -> Callable[[str], None]:
+def announcer(args: argparse.Namespace, before: str = "") -> Callable[[str], None]:
     """Return a receiver of sentences: it prints them to standard error unless --quiet is given."""
 
-    def say(sentence: str) -> None:
+    def announce(sentence: str) -> None:
         if not args.quiet:
             print(before + sentence, file=sys.stderr, flush=True)
 
-    return say
+    return announce
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -134,29 +134,29 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
 
 
-def add_storage(parser: Any, what: str) -> None:
+def add_storage(parser: Any, subject: str) -> None:
     """Add --storage."""
     parser.add_argument(
         "--storage",
         metavar="URL",
         default=os.environ.get(STORAGE) or None,
-        help=f"{what} (default: ${STORAGE}, which hides a password from other users, else the "
+        help=f"{subject} (default: ${STORAGE}, which hides a password from other users, else the "
         "journal in the run)",
     )
 
 
-def job_of_words(args: argparse.Namespace, what: str) -> tuple[Any, Any, Any]:
+def job_of_words(args: argparse.Namespace, subject: str) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
     from tuner.problem.from_job import cluster_of
     from tuner.search_spaces.baseline import changed_default
     from tuner.search_spaces.configuration import Configuration, Settings
-    from tuner.search_spaces.declared import marked
     from tuner.search_spaces.job import load_job
+    from tuner.search_spaces.knob_declarations import marked
     from tuner.search_spaces.knobs import split_words, values_of
 
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:
-        raise InputError(f"{jobs[1]!r} is a second job; {what} takes one job and KNOB=VALUE")
+        raise InputError(f"{jobs[1]!r} is a second job; {subject} takes one job and KNOB=VALUE")
     job = load_job(jobs[0] if jobs else None)
     values = values_of(knobs)
     cluster = cluster_of(args.cluster)
@@ -206,8 +206,12 @@ def made_of_options(
         return kind(**{item.name: getattr(args, item.name) for item, _ in declared}, **more)
     except InvalidValue as error:  # which names the field
         flags = {item.name: made.alias or made.flag or item.name for item, made in declared}
-        what = f"--{flags[error.what]}".replace("_", "-") if error.what in flags else error.what
-        raise InvalidValue(what, error.value, error.legal) from error
+        subject = (
+            f"--{flags[error.subject]}".replace("_", "-")
+            if error.subject in flags
+            else error.subject
+        )
+        raise InvalidValue(subject, error.value, error.legal) from error
 
 
 def given_options(args: argparse.Namespace, kind: type, *, only: Sequence[str] = ()) -> list[str]:

@@ -152,33 +152,35 @@ class Commands:
             dest=dest, metavar="COMMAND", prog=parser.prog, parser_class=Parser
         )
 
-    def _parser(self, name: str, what: str, *, hint: str = "", usage: str | None = None) -> Parser:
+    def _parser(
+        self, name: str, summary: str, *, hint: str = "", usage: str | None = None
+    ) -> Parser:
         added: Parser = self._parsers.add_parser(
-            name, help=what, description=what, hint=hint, usage=usage
+            name, help=summary, description=summary, hint=hint, usage=usage
         )
-        self._whats[name] = what
+        self._whats[name] = summary
         return added
 
     def command(
         self,
         name: str,
         run: Callable[[argparse.Namespace], int],
-        what: str,
+        summary: str,
         *,
         hint: str = "",
         usage: str | None = None,
     ) -> Parser:
         """Add a command; `run` takes its arguments and returns the exit code."""
-        added = self._parser(name, what, hint=hint, usage=usage)
+        added = self._parser(name, summary, hint=hint, usage=usage)
         added.add_argument("--json", action="store_true", help="print the answer as JSON")
         added.set_defaults(run_command=run)
         return added
 
     def of_run(
-        self, name: str, run: Callable[[argparse.Namespace], int], what: str, **options: Any
+        self, name: str, run: Callable[[argparse.Namespace], int], summary: str, **options: Any
     ) -> Parser:
         """Add a command about an existing run; the options are those of `command`."""
-        added = self.command(name, run, what, **options)
+        added = self.command(name, run, summary, **options)
         added.add_argument(
             "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
         )
@@ -186,10 +188,10 @@ class Commands:
         added.set_defaults(of_run=True)
         return added
 
-    def family(self, name: str, what: str) -> Commands:
+    def family(self, name: str, summary: str) -> Commands:
         """Add a command that has commands of its own, and return their registry."""
         prog = f"{self.parser.prog} {name}"
-        added = self._parser(name, what, usage=f"{prog} COMMAND [OPTIONS]")
+        added = self._parser(name, summary, usage=f"{prog} COMMAND [OPTIONS]")
 
         def print_help(args: argparse.Namespace) -> int:
             added.print_help()

@@ -21,7 +21,7 @@ from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import whole_number
+from tuner.search_spaces.typed_json import whole_number
 from tuner.study.request import PlanRequest
 
 if TYPE_CHECKING:

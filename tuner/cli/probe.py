@@ -16,10 +16,10 @@ from tuner.cli.options import (
     Quantity,
     add_quantity,
     add_script,
+    announcer,
     answer,
     job_of_words,
     require_trust,
-    say_of,
     script_of,
 )
 from tuner.cli.parser import Commands
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def _changed(job: Any, words: Sequence[str]) -> Any:
     # A script's configuration of today with KNOB=VALUE changed.
     from tuner.search_spaces.configuration import Configuration, Settings
-    from tuner.search_spaces.declared import CHANGED, declared_words, with_baseline
+    from tuner.search_spaces.knob_declarations import CHANGED, declared_words, with_baseline
     from tuner.search_spaces.knobs import split_words, values_of
 
     declared, rest = declared_words(words, job.knobs)
@@ -66,7 +66,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.workload.node.runner import LocalRunner
     from tuner.workload.trace import TraceWriter
 
-    say, script, blank = say_of(args), script_of(args), None
+    announce, script, blank = announcer(args), script_of(args), None
     if script is not None:
         script, blank, cluster = _script_to_probe(args, script)
         job: TrainingJob = blank
@@ -79,15 +79,15 @@ def _probe(args: argparse.Namespace) -> int:
         job, cluster, configuration = job_of_words(args, "a probe")
     folder = Path(args.runs_dir) / f"probe-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     require_own(folder)
-    with closing(LocalRunner(job, cluster, run_dir=folder, say=say)) as runner:
+    with closing(LocalRunner(job, cluster, run_dir=folder, announce=announce)) as runner:
         if script is not None and blank is not None:
-            job = inspected = _inspected(script, blank, runner, cluster, folder, say)
+            job = inspected = _inspected(script, blank, runner, cluster, folder, announce)
             configuration = _changed(inspected, args.what)
         phrases = launchable(job, cluster).refused(configuration)
         if phrases := phrases or why_it_cannot_run(configuration, job, cluster):
             raise InvalidConfiguration(configuration.short, phrases)
         runner.prepare()
-        say(f"probing {configuration.short}")
+        announce(f"probing {configuration.short}")
         record = runner.run(_request(job, cluster, configuration, args.time_limit_s))
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
         writer.append(record)
@@ -116,15 +116,17 @@ def _inspected(
     runner: LocalRunner,
     cluster: Cluster,
     folder: Path,
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> ScriptJob:
     from tuner.workload.scripts.inspection import inspect_script
 
     runner.prepare()
-    job = inspect_script(script, blank, runner.run_of, cluster=cluster, folder=folder, say=say)
+    job = inspect_script(
+        script, blank, runner.run_of, cluster=cluster, folder=folder, announce=announce
+    )
     runner.turn_to(job)
     for sentence in job.sentences():
-        say(sentence)
+        announce(sentence)
     return job
 
 
@@ -151,7 +153,7 @@ def _request(
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.ray_cluster import survey
-        from tuner.workload.meters.own import own_meter
+        from tuner.workload.meters.user_meter import own_meter
 
         with own_meter(args.meter):
             seen = survey(args.ray, device_kind=args.device_kind)
@@ -168,11 +170,11 @@ def _doctor(args: argparse.Namespace) -> int:
         recording.write(args.record_nvml)
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
-    from tuner.workload.meters.own import own_meter
-    from tuner.workload.node.facts import look
+    from tuner.workload.meters.user_meter import own_meter
+    from tuner.workload.node.facts import inspect_node
 
     with own_meter(args.meter):
-        facts = look(imports=not args.brief)
+        facts = inspect_node(imports=not args.brief)
     answer(args, facts.to_json(), facts.lines(verbose=args.verbose))
     return OK if facts.ready or args.brief else FAILED
 

@@ -32,7 +32,7 @@ def reference_page() -> str:
     """Return the page as Markdown; what several commands have is explained once, at the end."""
     parser = command_parser()
     commands = list(commands_of(parser))
-    shared = Shared.of(commands)
+    shared = SharedArguments.of(commands)
     page = HEAD.format(epilog=(parser.epilog or "").strip())
     sections = [line for command in commands for line in _section(command, shared)]
     sections += ["## Arguments of several commands", "\n".join(shared.single)]
@@ -42,15 +42,15 @@ def reference_page() -> str:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What several commands have: whole groups by their title, and single arguments."""
+class SharedArguments:
+    """Arguments that several commands share: whole groups by their title, and single ones."""
 
     groups: Mapping[str, Sequence[str]]
     single: Sequence[str]
     of_every_command: Collection[str]
 
     @classmethod
-    def of(cls, commands: Sequence[argparse.ArgumentParser]) -> Shared:
+    def of(cls, commands: Sequence[argparse.ArgumentParser]) -> SharedArguments:
         """Return the groups and arguments that more than one of these commands has."""
         groups = Counter(
             (group.title or "", tuple(_lines(group._group_actions)))
@@ -77,7 +77,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPa
                 yield from list(commands_of(command)) or [command]
 
 
-def _section(parser: argparse.ArgumentParser, shared: Shared) -> Iterator[str]:
+def _section(parser: argparse.ArgumentParser, shared: SharedArguments) -> Iterator[str]:
     yield f"## {parser.prog}"
     if parser.usage:  # else the arguments below are all of it
         yield f"`{parser.usage}`"

@@ -148,20 +148,20 @@ def _dashboard(args: argparse.Namespace) -> int:
     folder = None if alone else find_run(args.run, args.runs_dir)
     storage: Any
     if folder is None:
-        storage, what = url, "every study of the storage"
+        storage, subject = url, "every study of the storage"
     else:
         if url is None:
             require_own(folder.path)
-        storage, what = url or folder.journal, folder.name
+        storage, subject = url or folder.journal, folder.name
         if url is None and not folder.journal.is_file():
             raise InputError(f"{folder.name} keeps no journal; name its storage with --storage URL")
         refresh(folder, url)
     token = secrets.token_urlsafe(32)
     page = guarded_url(args.host, args.port, token)
-    lines = [f"{what} at {page} (Ctrl-C ends it)"]
+    lines = [f"{subject} at {page} (Ctrl-C ends it)"]
     if ".localhost:" in page:
         lines.append("A browser that does not find this host finds it as 127.0.0.1.")
-    answer(args, {"url": page, "run": what}, lines)
+    answer(args, {"url": page, "run": subject}, lines)
     sys.stdout.flush()
     serve(storage, token=token, host=args.host, port=args.port)
     return OK
@@ -239,8 +239,8 @@ def add(commands: Commands) -> None:
     add = csv.add_argument
     add("files", nargs="*", metavar="FILE", help="CSV files with time, energy and knobs")
     add_options(csv, CsvOptions)
-    what = "configuration in use today"
-    add("--today", dest="baseline", nargs="+", metavar="KNOB=VALUE", help=what)
+    subject = "configuration in use today"
+    add("--today", dest="baseline", nargs="+", metavar="KNOB=VALUE", help=subject)
     add("--name", metavar="NAME", help="name of the run")
     add_shared(csv, "--runs-dir")
     choose = commands.of_run(

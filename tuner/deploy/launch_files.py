@@ -34,7 +34,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, make_folder, write_text
-from tuner.search_spaces.typed import one_line
+from tuner.search_spaces.typed_json import one_line
 from tuner.workload.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
 from tuner.workload.hook import loopback
 from tuner.workload.node.ops import extensions_dir
@@ -107,7 +107,7 @@ def launch_of(result: Result, point: str | Configuration = "recommended") -> Lau
 
 
 def write_launch_files(
-    what: Result | Launch,
+    source: Result | Launch,
     out_dir: Path | str,
     *,
     script: Sequence[str] = (),
@@ -130,12 +130,12 @@ def write_launch_files(
         InputError: nothing can be started (see `launch_of`), or not at this configuration.
         OSError: a file cannot be written.
     """
-    launch = launch_of(what, point) if isinstance(what, Result) else what
+    launch = launch_of(source, point) if isinstance(source, Result) else source
     configuration, job, cluster = launch
     _check_live(configuration, job)
     job = job.at(configuration)  # at its own global batch, for the steps it takes there
     launch = configuration, job, cluster
-    expected_s = what.point(point).time_interval_s[1] if isinstance(what, Result) else None
+    expected_s = source.point(point).time_interval_s[1] if isinstance(source, Result) else None
     if expected_s is not None and not math.isfinite(expected_s):
         expected_s = None  # no time limit that Slurm accepts
     with tempfile.TemporaryDirectory() as elsewhere:  # a job writes files before another refuses

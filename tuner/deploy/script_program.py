@@ -19,7 +19,7 @@ from pathlib import Path
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
-from tuner.search_spaces.typed import one_line
+from tuner.search_spaces.typed_json import one_line
 from tuner.workload.declared_knobs import export_words
 from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.command import Start

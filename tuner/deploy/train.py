@@ -34,7 +34,7 @@ from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import Failure, NotApplied, ProbeRequest, WindowPolicy
+from tuner.workload.probe import Failure, ProbeRequest, UnappliedSetting, WindowPolicy
 from tuner.workload.scripts.command import Script, Start
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.
@@ -114,7 +114,7 @@ class _Training(Probe):
         ranks = self.launch.configuration.world_size
         live, knobs = self.request.live[0], self.node.job.knobs
         applied = apply_live(self.governor, conductor.set_live, knobs, live, ranks=ranks)
-        if isinstance(applied, NotApplied):
+        if isinstance(applied, UnappliedSetting):
             raise ProbeFailed(Failure("not_taken", applied.message))
         try:
             conductor.warm_up()
@@ -168,7 +168,7 @@ def train(
     program: Sequence[str] = (),
     steps: int | None = None,
     clocks: bool = True,
-    say: Callable[[str], None] = lambda sentence: None,
+    announce: Callable[[str], None] = lambda sentence: None,
     output: TextIO | None = None,
     runner: Callable[[TrainingJob, Cluster, Path], LocalRunner] | None = None,
 ) -> TrainingOutcome:
@@ -193,7 +193,7 @@ def train(
     own = job.with_program(script) if script is not None else None
     started = own or job
     started.require_secrets()
-    make = runner or _local_runner(say)
+    make = runner or _local_runner(announce)
     chosen = result.point(point)
     # At another global batch than the job's own, the solution takes another number of steps.
     steps_to_solution = round(result.steps * steps_a_job_step(configuration, started.facts))
@@ -204,12 +204,12 @@ def train(
         launch = _TrainingLaunch(node, request, own, steps)
         to = output or sys.stdout
         return _Training(
-            node, request, launch, monitor=monitor, report=lambda d: say(d.sentence), output=to
+            node, request, launch, monitor=monitor, report=lambda d: announce(d.sentence), output=to
         )
 
     with closing(make(started.facts, cluster, folder)) as node:
         _require_scope(node.meter.scope, chosen.meter.scope)
-        _say_what_starts(started, configuration, clocks=clocks, say=say)
+        _announce_started_programs(started, configuration, clocks=clocks, announce=announce)
         failure, interrupted, energy_J, wall_s = None, False, 0.0, 0.0
         try:
             record = node.run_as(training, request)
@@ -220,20 +220,24 @@ def train(
     return TrainingOutcome(monitor.summary(), failure, interrupted, energy_J, wall_s, logs)
 
 
-def _say_what_starts(
-    job: LaunchableJob, configuration: Configuration, *, clocks: bool, say: Callable[[str], None]
+def _announce_started_programs(
+    job: LaunchableJob,
+    configuration: Configuration,
+    *,
+    clocks: bool,
+    announce: Callable[[str], None],
 ) -> None:
     for start in of_run(job, configuration):
-        say(str(start))
+        announce(str(start))
     if configuration.live and not clocks:
-        say(f"the point was measured at {configuration.live.short}, which is not set")
-    say(f"training under {configuration.short}")
+        announce(f"the point was measured at {configuration.live.short}, which is not set")
+    announce(f"training under {configuration.short}")
 
 
 def _local_runner(
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> Callable[[TrainingJob, Cluster, Path], LocalRunner]:
-    return lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, say=say)
+    return lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, announce=announce)
 
 
 def _folder_of(result: Result) -> Path:

@@ -33,7 +33,7 @@ PREDICTION = (
 
 
 def headline(result: Result) -> str:
-    """Return what to do and how sure it is, in one sentence; "" if nothing was measured."""
+    """Return the recommendation and its certainty as a sentence; "" if nothing was measured."""
     advice = result.recommendation
     if advice is None:
         return ""
@@ -78,7 +78,7 @@ def _changes(advice: Recommendation, point: Point) -> str:
     if advice.energy is None or advice.time is None:
         return "as today"
     shown, unclear = [], []
-    for found, word in _told((advice.energy, advice.time), point):
+    for found, word in _shown_figures((advice.energy, advice.time), point):
         if found.p_value < UNCLEAR:
             shown.append((found.relative, word))
         else:
@@ -92,13 +92,13 @@ def _changes(advice: Recommendation, point: Point) -> str:
     return text
 
 
-def _told(
+def _shown_figures(
     energy_and_time: tuple[Difference, Difference], point: Point
 ) -> list[tuple[Difference, str]]:
     """Return the differences that a point's meter tells, each with its word."""
     energy, time = energy_and_time
-    told = [(energy, f"energy{label(point.meter.mark)}")] if point.meter.tells_energy else []
-    return [*told, (time, "time")]
+    shown_figures = [(energy, f"energy{label(point.meter.mark)}")] if point.meter.has_energy else []
+    return [*shown_figures, (time, "time")]
 
 
 def _keep(result: Result, advice: Recommendation) -> str:
@@ -154,7 +154,7 @@ def _saving(result: Result, point: Point) -> str:
     found = result.judged.differences(point)
     if found is None:
         return ""
-    pairs = _told(found, point)
+    pairs = _shown_figures(found, point)
     saved = [f"{percent(-each.relative)} {word}" for each, word in pairs if each.relative <= -WORTH]
     return f" {' and '.join(saved)}" if saved else ""
 
@@ -234,7 +234,7 @@ def _trade(result: Result, trade: Point) -> str:
 
 
 def advice_lines(result: Result) -> list[str]:
-    """Return what to do, and what is unproven about it; nothing if nothing was measured."""
+    """Return the recommendation and its unproven parts; nothing if nothing was measured."""
     return [result.headline, *details(result)] if result.recommendation is not None else []
 
 

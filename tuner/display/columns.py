@@ -84,9 +84,9 @@ HOVER = (ENERGY, TIME, POWER, ON_FRONT)
 WITH_INTERVAL = (TIME, ENERGY)
 
 
-def told_columns(table: Sequence[Column], view: View) -> list[Column]:
+def energy_columns(table: Sequence[Column], view: View) -> list[Column]:
     """Return the columns of a table that have figures: of time alone, no metered ones."""
-    return [column for column in table if view.tells_energy or not column.metered]
+    return [column for column in table if view.has_energy or not column.metered]
 
 
 #: Columns of a file by name, with its unit.
@@ -119,6 +119,6 @@ _FILE: Mapping[str, Callable[[View, Point], Any]] = {
 
 def file_columns(view: View) -> dict[str, Callable[[Point], Any]]:
     """Return the columns of a file by name."""
-    told = view.tells_energy
-    names = (name for name in _FILE if told or not of_energy(name))
+    metered = view.has_energy
+    names = (name for name in _FILE if metered or not of_energy(name))
     return {name: partial(_FILE[name], view) for name in names}

@@ -34,10 +34,10 @@ def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str
     joined by commas. Where a meter told the parts of a superchip, their mean powers follow.
     """
     view = View(result)
-    known = {p.configuration: p for p in (*result.points, *result.front_points)}
+    by_configuration = {p.configuration: p for p in (*result.points, *result.front_points)}
     if points is None:
-        points = sorted(known.values(), key=lambda p: p.time_to_solution_s)
-    names = ordered_knobs([*known, *(p.configuration for p in points)])
+        points = sorted(by_configuration.values(), key=lambda p: p.time_to_solution_s)
+    names = ordered_knobs([*by_configuration, *(p.configuration for p in points)])
     parts_W = [result.parts_W(p.configuration) for p in points]
     parts = [part for part in PARTS if any(part in each for each in parts_W)]
     return [

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from tuner.display.progress import EventLines, ProgressPrinter
 from tuner.formatting import Units, common_mark, duration, label, short
@@ -71,7 +71,8 @@ class LiveView:
 
         self._console = console or Console(file=raw_stream(sys.stderr))
         self._clock, self._began_s, self._title = clock, clock(), title
-        self._lines = ProgressPrinter(_Above(self._console), verbose=verbose) if lines else None  # type: ignore[arg-type]
+        above: Any = _UpperLines(self._console)
+        self._lines = ProgressPrinter(above, verbose=verbose) if lines else None
         self._lock = threading.Lock()
         self._last: Progress | None = None
         self._front: tuple[Point, ...] = ()
@@ -123,10 +124,10 @@ class LiveView:
         if front:
             estimated = label(common_mark(p.meter for p in front))
             count = f"{len(front)} point{'s' * (len(front) != 1)}"
-            told = all(p.meter.tells_energy for p in front)
-            what = f"energy{estimated} over time" if told else "by time"
-            parts.append(Text(f"front so far: {count}, {what}", style="bold"))
-            plot = small_plot(front) if told and len(front) >= _PLOTTED else []
+            metered = all(p.meter.has_energy for p in front)
+            caption = f"energy{estimated} over time" if metered else "by time"
+            parts.append(Text(f"front so far: {count}, {caption}", style="bold"))
+            plot = small_plot(front) if metered and len(front) >= _PLOTTED else []
             parts += [Text(line, style="cyan", no_wrap=True) for line in plot]
         return Group(*parts)
 
@@ -143,15 +144,15 @@ class LiveView:
         energy = f"{units.energy_text(last.spent_kJ)}{most}{estimated}"
         whole = "" if last.search_s is None else f" of {duration(last.search_s)}"
         passed = f"{duration(self._clock() - self._began_s)}{whole}"
-        for name, used, limit, said in (
+        for name, used, limit, phrase in (
             ("probes", last.probes, last.max_probes, probes),
             ("energy", last.spent_kJ, most_kJ, energy),
             ("time", last.elapsed_s, last.search_s, passed),
         ):
-            if name == "energy" and last.meter and not last.meter.tells_energy:
+            if name == "energy" and last.meter and not last.meter.has_energy:
                 continue
             bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
-            grid.add_row(name, bar, said)
+            grid.add_row(name, bar, phrase)
         return grid
 
     def _in_flight(self, flying: dict[str, tuple[Progress, float]]) -> Table | str:
@@ -183,7 +184,7 @@ class LiveView:
         return table
 
 
-class _Above:
+class _UpperLines:
     # A stream whose lines appear above the view.
 
     def __init__(self, console: Console) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from tuner.formatting import label, number
-from tuner.results.micro_batch import MicroBatch, MicroBatchAnswer
+from tuner.results.micro_batch import MicroBatch, MicroBatchAdvice
 from tuner.results.significance import Difference
 
 _GIB = 2**30
 
 
-def micro_batch_lines(found: MicroBatchAnswer) -> list[str]:
+def micro_batch_lines(found: MicroBatchAdvice) -> list[str]:
     """Return the fastest micro-batch against today's, and the largest safe one with its margin."""
     return [_fastest(found), _largest(found)]
 
 
-def _fastest(found: MicroBatchAnswer) -> str:
+def _fastest(found: MicroBatchAdvice) -> str:
     fastest, today = found.fastest, found.today
     text = f"Fastest micro-batch measured: {_figures(fastest)}"
     if today is None:
@@ -26,7 +26,7 @@ def _fastest(found: MicroBatchAnswer) -> str:
     if fastest.time is None or fastest.energy is None:
         return f"{text}."
     words = f"time {_change(fastest.time)}"
-    words += f", energy {_change(fastest.energy)}" if fastest.tells_energy else ""
+    words += f", energy {_change(fastest.energy)}" if fastest.has_energy else ""
     unclear = "" if fastest.time.shown else ": no difference in time shown"
     return f"{text} ({words}{unclear})."
 
@@ -34,7 +34,7 @@ def _fastest(found: MicroBatchAnswer) -> str:
 def _figures(each: MicroBatch) -> str:
     split = f"{each.size} x accumulation {each.accumulation}"
     joules = f", {number(each.J_per_sample)} J/sample{label(each.energy_mark)}"
-    return f"{split}, {number(each.samples_per_s)} samples/s{joules * each.tells_energy}"
+    return f"{split}, {number(each.samples_per_s)} samples/s{joules * each.has_energy}"
 
 
 def _change(difference: Difference) -> str:
@@ -42,7 +42,7 @@ def _change(difference: Difference) -> str:
     return f"{100 * difference.relative:+.1f} % [{low:+.1f}, {high:+.1f}]"
 
 
-def _largest(found: MicroBatchAnswer) -> str:
+def _largest(found: MicroBatchAdvice) -> str:
     beyond = {
         "whole_batch": "it is a rank's whole batch",
         "out_of_memory": f"{found.beyond_size} ran out of memory",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.display.advice import advice_lines, evidence_sentence
-from tuner.display.columns import NOTEBOOK, told_columns
+from tuner.display.columns import NOTEBOOK, energy_columns
 from tuner.display.html.environment import render
 from tuner.display.view import View
 from tuner.formatting import common_mark, label, value_text
@@ -18,7 +18,7 @@ def result_html(result: Result) -> str:
     view = View(result)
     points = result.front_points[:_MOST_ROWS]
     estimated = label(common_mark(p.meter for p in points))
-    columns = told_columns(NOTEBOOK, view)
+    columns = energy_columns(NOTEBOOK, view)
     heads = [column.title(view.units) + estimated * column.metered for column in columns]
     rows = [
         [

@@ -9,7 +9,7 @@ from tuner.formatting import duration, energy_text, label, right_aligned
 from tuner.online.request import TuningOutcome
 from tuner.online.response import Balance
 from tuner.problem.limits import LIMITS
-from tuner.search_spaces.typed import dump_fields
+from tuner.search_spaces.typed_json import dump_fields
 from tuner.workload.measure.stragglers import RankState, Straggler, sentence
 
 #: What is said before the reason why a training was not tuned to its end.
@@ -47,8 +47,8 @@ def tuning_lines(outcome: TuningOutcome) -> list[str]:
             word = "kept" if outcome.kept else "broken"
             lost += f": the promise of at most {100 * outcome.max_slowdown:g} % was {word}"
         explored = 100 * balance.exploring_J / balance.energy_J
-        said = "" if outcome.periods else f" Exploring cost {explored:.1f} % of the energy."
-        lines.append(f"{lost}.{said}")
+        exploration = "" if outcome.periods else f" Exploring cost {explored:.1f} % of the energy."
+        lines.append(f"{lost}.{exploration}")
         lines += _first(
             [
                 f"Asked {each.target_W:g} W for {duration(each.seconds)}: "

@@ -19,7 +19,7 @@ from tuner.formatting import (
     signed_percent,
 )
 from tuner.models.analytic.failures import interruptions
-from tuner.planning.fit import SURE, Change, Fit, Most
+from tuner.planning.fit import SURE, Change, Fit, Headroom
 from tuner.results.parts import PlanFacts
 from tuner.results.predict import Forecast
 from tuner.results.result import Result
@@ -52,7 +52,7 @@ def plan_lines(result: Result) -> list[str]:
 
 
 def large_lines(result: Result) -> list[str]:
-    """Return what failures add, and what the models leave out that counts on many nodes."""
+    """Return lines on the cost of failures and on effects of many nodes that the models ignore."""
     cluster, plan = result.cluster, result.plan
     if cluster is None or plan is None:
         return []
@@ -68,9 +68,9 @@ def large_lines(result: Result) -> list[str]:
     if nodes < MANY_NODES:
         return counted
     left_out += ["an oversubscribed network", "the slowest of all devices"]
-    what = f"{', '.join(left_out[:-1])}{',' if len(left_out) > 2 else ''} and {left_out[-1]}"
+    listing = f"{', '.join(left_out[:-1])}{',' if len(left_out) > 2 else ''} and {left_out[-1]}"
     makes = f"each makes a training on {nodes:,} nodes longer"
-    return [*counted, f"Not modelled, and {makes}: {what}."]
+    return [*counted, f"Not modelled, and {makes}: {listing}."]
 
 
 def _failure_lines(cluster: Cluster, nodes: int) -> list[str]:
@@ -143,46 +143,46 @@ def probe_lines(result: Result) -> list[str]:
 GB = 1e9
 
 
-def fit_lines(said: Fit, costs: Forecast) -> list[str]:
+def fit_lines(fit: Fit, costs: Forecast) -> list[str]:
     """Return the answer as lines."""
-    memory_GB = {name: value / GB for name, value in said.parts.items()}
-    doubted = bool(said.doubts)
-    none = f"No configuration of space {said.space} fits on {said.cluster.name}"
-    changes = ["", none] if said.probability < SURE else []
-    if said.changes:
-        first, *faster = said.changes
+    memory_GB = {name: value / GB for name, value in fit.parts.items()}
+    doubted = bool(fit.doubts)
+    none = f"No configuration of space {fit.space} fits on {fit.cluster.name}"
+    changes = ["", none] if fit.probability < SURE else []
+    if fit.changes:
+        first, *faster = fit.changes
         changes = ["", "Cheapest change that fits", f"  {_change(first, doubted)}"]
         if faster:
             changes += [
                 "Faster, with more changes",
                 *(f"  {_change(each, doubted)}" for each in faster),
             ]
-    shown = [said.configuration.short, *changes]
+    shown = [fit.configuration.short, *changes]
     if legend := settings_legend(shown):
         changes = [*changes, "", f"({legend})"]
     return [
-        *doubt_lines(said.doubts),
-        f"Predicted, not measured: {said.job.name} on {said.cluster.name}, "
-        f"{said.configuration.world_size} of {said.cluster.devices} {said.cluster.device.plural}",
-        f"  {said.configuration.short}",
-        *(f"  {sentence}" for sentence in said.assumed),
-        *(f"  {sentence}" for sentence in states_lines(said.job)),
-        f"  {_verdict(said)}",
-        *_host(said),
+        *doubt_lines(fit.doubts),
+        f"Predicted, not measured: {fit.job.name} on {fit.cluster.name}, "
+        f"{fit.configuration.world_size} of {fit.cluster.devices} {fit.cluster.device.plural}",
+        f"  {fit.configuration.short}",
+        *(f"  {sentence}" for sentence in fit.assumed),
+        *(f"  {sentence}" for sentence in states_lines(fit.job)),
+        f"  {_verdict(fit)}",
+        *_host(fit),
         *cost_lines(costs),
         "",
         *share_lines("Memory of the fullest rank", memory_GB, "GB"),
         "",
         "Limits, everything else as above",
-        *_limits(said),
+        *_limits(fit),
         *changes,
         "",
         *breakdown_lines(costs),
         "",
         "Known error of such predictions",
-        *(f"  {sentence}" for sentence in _assumed(said.job)),
+        *(f"  {sentence}" for sentence in _assumed(fit.job)),
         *(f"  {sentence}" for sentence in costs.known_error),
-        *(() if said.known_error else _unknown(said)),
+        *(() if fit.known_error else _unknown(fit)),
     ]
 
 
@@ -191,19 +191,19 @@ def doubt_lines(doubts: Sequence[str]) -> list[str]:
     return [f"Doubtful: {doubt}." for doubt in doubts]
 
 
-def _verdict(said: Fit) -> str:
-    sure = max(said.probability, 1 - said.probability) >= SURE
+def _verdict(fit: Fit) -> str:
+    sure = max(fit.probability, 1 - fit.probability) >= SURE
     likely = "fits" if sure else "probably fits"
-    words = likely if said.fits else "does not fit" if sure else "may not fit"
-    spare = "to spare" if said.spare_bytes >= 0 else "too many"
-    if said.doubts:
-        words = "may fit" if said.fits else "may not fit"
+    words = likely if fit.fits else "does not fit" if sure else "may not fit"
+    spare = "to spare" if fit.spare_bytes >= 0 else "too many"
+    if fit.doubts:
+        words = "may fit" if fit.fits else "may not fit"
         chance = "no probability, because of the doubt above"
     else:
-        chance = f"probability of fitting {_percent(said.probability)}"
+        chance = f"probability of fitting {_percent(fit.probability)}"
     return (
-        f"{words}: {said.memory_bytes / GB:.1f} of {said.capacity_bytes / GB:.1f} GB, "
-        f"{abs(said.spare_bytes) / GB:.1f} GB {spare} ({chance})"
+        f"{words}: {fit.memory_bytes / GB:.1f} of {fit.capacity_bytes / GB:.1f} GB, "
+        f"{abs(fit.spare_bytes) / GB:.1f} GB {spare} ({chance})"
     )
 
 
@@ -213,23 +213,23 @@ def _percent(probability: float) -> str:
     return "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
-def _host(said: Fit) -> list[str]:
-    room = said.cluster.host_memory_bytes
+def _host(fit: Fit) -> list[str]:
+    room = fit.cluster.host_memory_bytes
     of = f" of {room / GB:.1f}" if room else ""
     unknown = "" if room else " (the cluster file lacks host_memory_bytes: no room is checked)"
     lines: list[str] = []
     for where, size in (
-        ("on each node's host", said.host_memory_bytes),
-        ("while the whole model is saved, on the first one", said.saving_bytes),
+        ("on each node's host", fit.host_memory_bytes),
+        ("while the whole model is saved, on the first one", fit.saving_bytes),
     ):
         if size:
-            peak = size if not lines else size + said.host_memory_bytes
+            peak = size if not lines else size + fit.host_memory_bytes
             short = " (DOES NOT FIT)" if room and peak > room else ""
             lines.append(f"  {where}: {peak / GB:.1f}{of} GB{short}{unknown}")
     return lines
 
 
-def _most(most: Most, cap: str, doubted: bool) -> str:
+def _most(most: Headroom, cap: str, doubted: bool) -> str:
     if not most.likely:
         return "none fits"
     text = f"{most.likely:,}"
@@ -238,22 +238,22 @@ def _most(most: Most, cap: str, doubted: bool) -> str:
     return f"{text}, {cap}" if most.capped else text
 
 
-def _limits(said: Fit) -> list[str]:
+def _limits(fit: Fit) -> list[str]:
     fewest = "none up to 16 times the cluster's"
-    if said.fewest_gpus is not None:
-        gpus, change = said.fewest_gpus
+    if fit.fewest_gpus is not None:
+        gpus, change = fit.fewest_gpus
         fewest = f"{gpus:,}"
         if change.knobs:
             fewest += f", with {_words(change)} ({change.time_ratio:.3g} times as long a step)"
-    replicas = "none" if said.fewest_replicas is None else f"{said.fewest_replicas:,}"
-    doubted = bool(said.doubts)
-    largest = _most(said.micro_batch, "as large as the global batch allows", doubted)
-    longest = _most(said.sequence_length, "as long as the model allows", doubted)
+    replicas = "none" if fit.fewest_replicas is None else f"{fit.fewest_replicas:,}"
+    doubted = bool(fit.doubts)
+    largest = _most(fit.micro_batch, "as large as the global batch allows", doubted)
+    longest = _most(fit.sequence_length, "as long as the model allows", doubted)
     return [
         f"  largest micro-batch  {largest}",
         f"  longest sequence     {longest}",
         f"  fewest GPUs          {replicas} by replicas alone",
-        f"  in space {said.space:<11} {fewest}",
+        f"  in space {fit.space:<11} {fewest}",
     ]
 
 
@@ -270,9 +270,9 @@ def _change(change: Change, doubted: bool) -> str:
     )
 
 
-def _unknown(said: Fit) -> tuple[str, ...]:
+def _unknown(fit: Fit) -> tuple[str, ...]:
     return (
-        f"  peak memory: unknown on {said.cluster.device.name}: peaks were compared with "
+        f"  peak memory: unknown on {fit.cluster.device.name}: peaks were compared with "
         "measurements on other devices only (python -m benchmarks.fit); the first probe tells",
     )
 
@@ -292,25 +292,25 @@ def share_lines(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
     ]
 
 
-def _corrected_lines(said: Forecast) -> list[str]:
+def _corrected_lines(forecast: Forecast) -> list[str]:
     (t, t_low, t_high), (w, w_low, w_high), (j, j_low, j_high) = (
-        said.corrected[name] for name in ("step_time_s", "power_W", "energy_J")
+        forecast.corrected[name] for name in ("step_time_s", "power_W", "energy_J")
     )
     return [
-        f"  corrected by {said.probes} windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
+        f"  corrected by {forecast.probes} windows: {t:.4g} s a step (90 %: {t_low:.4g} to "
         f"{t_high:.4g}), {w:,.0f} W ({w_low:,.0f} to {w_high:,.0f}), {j:,.4g} J a step "
         f"({j_low:,.4g} to {j_high:,.4g})",
         *(
-            [f"  extrapolated over {said.doublings:.0f} doublings of the GPUs that were probed"]
-            if said.doublings >= FAR_DOUBLINGS
+            [f"  extrapolated over {forecast.doublings:.0f} doublings of the GPUs that were probed"]
+            if forecast.doublings >= FAR_DOUBLINGS
             else []
         ),
     ]
 
 
-def cost_lines(said: Forecast) -> list[str]:
-    """Return what a step and the whole training take, as lines."""
-    b, cluster, steps = said.breakdown, said.cluster, said.job.steps
+def cost_lines(forecast: Forecast) -> list[str]:
+    """Return the cost of a step and of the whole training, as lines."""
+    b, cluster, steps = forecast.breakdown, forecast.cluster, forecast.job.steps
     charged = (
         "whole packages"
         if not cluster.device.is_gpu
@@ -328,16 +328,18 @@ def cost_lines(said: Forecast) -> list[str]:
         f"{energy_text(b.energy_J / 1e3)} a step"
         + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.is_gpu else ""),
         *whole,
-        *(_corrected_lines(said) if said.corrected else []),
+        *(_corrected_lines(forecast) if forecast.corrected else []),
     ]
 
 
-def breakdown_lines(said: Forecast) -> list[str]:
+def breakdown_lines(forecast: Forecast) -> list[str]:
     """Return where the time and the energy of a step go, as lines."""
     return [
         *share_lines(
-            "Where the time of a step goes (the busiest stage)", said.breakdown.time_s, "s"
+            "Where the time of a step goes (the busiest stage)", forecast.breakdown.time_s, "s"
         ),
         "",
-        *share_lines("Where the energy of a step goes (the whole job)", said.breakdown.joules, "J"),
+        *share_lines(
+            "Where the energy of a step goes (the whole job)", forecast.breakdown.joules, "J"
+        ),
     ]

@@ -164,13 +164,13 @@ def knobs_figure(explanation: Explanation) -> go.Figure | None:
     figure = empty_figure("Change (%)", "", {"zeroline": True}, {"showgrid": False})
     figure.update_xaxes(zerolinecolor=MUTED, zerolinewidth=1)
     hover = [wrapped(effect.sentence) for effect in effects]
-    looks = [("energy", GREEN, "circle", 0.14), ("time", ORANGE, "diamond", -0.14)]
-    looks = looks if effects[0].energy is not None else looks[1:]
-    for what, colour, symbol, shift in looks:
-        changes = [[100 * part for part in getattr(effect, what)] for effect in effects]
+    series = [("energy", GREEN, "circle", 0.14), ("time", ORANGE, "diamond", -0.14)]
+    series = series if effects[0].energy is not None else series[1:]
+    for quantity, colour, symbol, shift in series:
+        changes = [[100 * part for part in getattr(effect, quantity)] for effect in effects]
         x, y = [middle for middle, _, _ in changes], [i + shift for i in range(len(effects))]
         marker = {"color": colour, "symbol": symbol, "size": 8}
-        trace = scatter_trace(x, y, name=what, hover=hover, marker=marker)
+        trace = scatter_trace(x, y, name=quantity, hover=hover, marker=marker)
         trace["error_x"] = error_bars(x, [(low, high) for _, low, high in changes], colour, 1.2)
         figure.add_trace(trace)
     figure.update_yaxes(
@@ -203,12 +203,12 @@ def figures(
     """Return every figure that has something to draw, by name; that of the knobs only with an
     explanation."""
     timelines = shown_timelines(result, records)[0] if timelines is None else timelines
-    told = View(result).tells_energy
+    metered = View(result).has_energy
     drawn = {
-        "front": front_figure(result) if told else None,
-        "live": live_figure(result) if told else None,
+        "front": front_figure(result) if metered else None,
+        "live": live_figure(result) if metered else None,
         "knobs": knobs_figure(explanation) if explanation else None,
-        "hypervolume": hypervolume_figure(result) if told else None,
+        "hypervolume": hypervolume_figure(result) if metered else None,
         **{f"timeline-{name}": timeline_figure(each) for name, each in timelines.items()},
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}

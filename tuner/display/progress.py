@@ -131,7 +131,7 @@ class EventLines:
             live = f" at {m.live.short}" if m.live else ""
             found = "predicted" if record.meter.is_simulated else "measured"
             energy = ""
-            if record.meter.tells_energy:
+            if record.meter.has_energy:
                 energy = (
                     f", {number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
                 )
@@ -147,7 +147,7 @@ class EventLines:
         count = f" of at most {event.max_probes}" if event.max_probes is not None else ""
         spent = f", {units.energy_text(event.spent_kJ)} spent{budget}{estimated}"
         lines.append(
-            f"  {counted(event.probes, 'probe')}{count}{spent * record.meter.tells_energy}; "
+            f"  {counted(event.probes, 'probe')}{count}{spent * record.meter.has_energy}; "
             f"this one {number(record.wall_s)} s, its launch {number(record.launch_s)} s"
         )
         from tuner.display.text import brief_front_lines  # imports SciPy: once there are figures
@@ -176,7 +176,7 @@ def _measured(record: ProbeRecord) -> list[str]:
             f"{len(lives)} settings",
         ]
     steps = f"{_span([m.step_time_s for m in windows])} s/step"
-    if not record.meter.tells_energy:
+    if not record.meter.has_energy:
         return [*lives, steps]
     unit_kJ = Units.for_values([m.energy_per_step_J / 1000 for m in windows], [])
     joules = [m.energy_per_step_J / 1000 / unit_kJ.kJ for m in windows]
@@ -207,7 +207,7 @@ def metrics_of(event: Progress) -> dict[str, float]:
         metrics["energy_per_step_J"] = min(m.energy_per_step_J for m in record.measurements)
         metrics["step_time_s"] = min(m.step_time_s for m in record.measurements)
         metrics["power_W"] = max(m.power_W for m in record.measurements)
-    if record.meter.tells_energy:
+    if record.meter.has_energy:
         return metrics
     return {name: value for name, value in metrics.items() if not of_energy(name)}
 

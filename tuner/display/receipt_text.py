@@ -98,5 +98,7 @@ def _power(receipt: Receipt) -> str:
 
 def _use(receipt: Receipt) -> str:
     shares = {"idle": receipt.idle, "throttled": receipt.throttled}
-    told = [f"{percent(share)} {name}" for name, share in shares.items() if math.isfinite(share)]
-    return f"{' and '.join(told)} of the time" if told else ""
+    share_texts = [
+        f"{percent(share)} {name}" for name, share in shares.items() if math.isfinite(share)
+    ]
+    return f"{' and '.join(share_texts)} of the time" if share_texts else ""

@@ -13,7 +13,7 @@ def record_lines(record: ProbeRecord) -> list[str]:
     """Return a probe's record for people: what was asked, measured, and what it cost."""
     estimated = label(record.meter.mark)
     lines = [f"probe {record.request.launch.short}"]
-    energy_told = record.meter.tells_energy
+    energy_text = record.meter.has_energy
     for m in record.measurements:
         error = m.step_time_rse
         lines += [
@@ -21,7 +21,7 @@ def record_lines(record: ProbeRecord) -> list[str]:
             f"  step time       {number(m.step_time_s)} s"
             + (f" +- {percent(error)}" if math.isfinite(error) else ""),
         ]
-        if energy_told:
+        if energy_text:
             lines.append(f"  power           {number(m.power_W)} W{estimated}")
             lines.append(f"  energy a step   {number(m.energy_per_step_J)} J{estimated}")
         lines.append(f"  window          {m.steps} steps in {number(m.window_s)} s")
@@ -42,7 +42,7 @@ def record_lines(record: ProbeRecord) -> list[str]:
     if record.compilation_s:
         compilation = f" (compilation {number(record.compilation_s)} s of it)"
     meter, cost = record.meter.sentence, ""
-    if energy_told:
+    if energy_text:
         meter = f"meter {record.meter.name}: {record.meter.scope} scope, {record.meter.source}"
         meter += estimated
         cost = f"{number(record.energy_J)} J{estimated} and "

@@ -17,7 +17,7 @@ from tuner.display.advice import (
     findings,
     prediction_lines,
 )
-from tuner.display.columns import TEXT, WITH_INTERVAL, Text, told_columns
+from tuner.display.columns import TEXT, WITH_INTERVAL, Text, energy_columns
 from tuner.display.micro_batch_text import micro_batch_lines
 from tuner.display.plan_text import doubt_lines, plan_lines, probe_lines, share_lines
 from tuner.display.view import View, failures_of, figure_texts
@@ -52,7 +52,7 @@ _WIDTH, _HEIGHT = 60, 12
 #: Estimated powers within this factor are the estimate's error.
 _ALIKE = 1.03
 #: Factor between two energies within which their first three digits hardly differ.
-_LOOKS_THE_SAME = 1.005
+_SAME_APPEARANCE = 1.005
 
 
 def front_lines(view: View, points: Sequence[Point], names: Sequence[str]) -> list[str]:
@@ -60,7 +60,7 @@ def front_lines(view: View, points: Sequence[Point], names: Sequence[str]) -> li
     if not points:
         return ["nothing measured"]
     cells: list[tuple[str, Text]] = []
-    for column in told_columns(TEXT, view):
+    for column in energy_columns(TEXT, view):
         cells.append((column.name, column.text))
         if column in WITH_INTERVAL:
             cells.append(("90 %", column.below))
@@ -77,7 +77,7 @@ def brief_front_lines(points: Sequence[Point], names: Sequence[str]) -> list[str
     units = Units.of(points)
     estimated = label(common_mark(point.meter for point in points))
     rows = [[*figure_texts(point, units), short(point.configuration, names)] for point in points]
-    if not all(point.meter.tells_energy for point in points):
+    if not all(point.meter.has_energy for point in points):
         return right_aligned([["time", ""], *([time, names] for time, _, _, names in rows)])
     return right_aligned([["time", f"energy{estimated}", "power", ""], *rows])
 
@@ -121,7 +121,7 @@ def plot_lines(view: View) -> list[str]:
     result = view.result
     named = [("T", result.baseline), ("X", result.recommended)]
     drawn = [*result.front_points, *(point for _, point in named if point is not None)]
-    if len({point.configuration for point in drawn}) < 2 or not view.tells_energy:
+    if len({point.configuration for point in drawn}) < 2 or not view.has_energy:
         return []
     marks = [(p, "o" if p.configuration in view.front else ".") for p in result.points]
     marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
@@ -144,7 +144,7 @@ def summary_lines(result: Result) -> list[str]:
         f"{view.found} configurations, "
         + (f"{result.length:,} x " if result.length else "of one ")
         + str(result.about.get("unit_of_work", "step"))
-        + (f"; energy {view.mark}" if view.mark and view.tells_energy else "")
+        + (f"; energy {view.mark}" if view.mark and view.has_energy else "")
     )
     lines += front_lines(view, result.front_points, names)
     if result.predicted:
@@ -210,7 +210,7 @@ def choice_lines(chosen: AnotherChoice) -> list[str]:
     if chosen.energy is not None and chosen.time is not None:
         energy = change(1 + chosen.energy.relative, 1, "less energy", "more energy")
         time = change(1 + chosen.time.relative, 1, "less time", "more time")
-        found = f"{energy}{estimated} and {time}" if point.meter.tells_energy else time
+        found = f"{energy}{estimated} and {time}" if point.meter.has_energy else time
         if max(abs(chosen.energy.relative), abs(chosen.time.relative)) < WORTH:
             found = f"no difference worth a change ({found})"
         lines.append(f"Against today: {found}.")
@@ -261,14 +261,14 @@ def menu(result: Result) -> list[tuple[str, Point]]:
 
     Of energies that look the same in three digits, the fastest stands for the least.
     """
-    if not View(result).tells_energy:
+    if not View(result).has_energy:
         return [("fastest", result.choose(Constraints(objective="time")).point)]
     fastest, knee, least = (
         result.choose(Constraints(objective=objective)).point
         for objective in ("time", "knee", "energy")
     )
     if result.recommended is None or least.configuration != result.recommended.configuration:
-        most_kJ = _LOOKS_THE_SAME * least.energy_to_solution_kJ
+        most_kJ = _SAME_APPEARANCE * least.energy_to_solution_kJ
         alike = [p for p in result.front_points if p.energy_to_solution_kJ <= most_kJ]
         least = min(alike, key=lambda p: p.time_to_solution_s, default=least)
     named: dict[Configuration, tuple[list[str], Point]] = {}
@@ -314,8 +314,8 @@ def _advice(result: Result) -> list[str]:
 def _stopped(result: Result) -> list[str]:
     # That more launches would tell is said already: a limit would be a second reason to continue.
     stop, advice = result.stop, result.recommendation
-    asks_for_more = advice is not None and advice.more is not None
-    if stop is None or stop.kind in COMPLETE or (asks_for_more and stop.kind in LIMITS):
+    is_inconclusive = advice is not None and advice.more is not None
+    if stop is None or stop.kind in COMPLETE or (is_inconclusive and stop.kind in LIMITS):
         return []
     return [stop_sentence(stop, brief=True)]
 
@@ -339,26 +339,26 @@ def _menu_lines(view: View) -> list[str]:
             name = "today"
         else:
             name = "recommended" if chosen else _short_role(words)
-            known_as = point_name(result, point)
-            if in_menu is not None and known_as.isdigit() and not chosen:
-                settings += f" #{known_as}"
+            label = point_name(result, point)
+            if in_menu is not None and label.isdigit() and not chosen:
+                settings += f" #{label}"
         times, energies, _ = figure_texts(point, view.units)
         rows.append((f"{'>' if chosen else ' '} {name}", times, time, energies, energy, settings))
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
     widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
     rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", head)
-    told = watts is None and view.tells_energy
-    lines = [_row(row, widths, energy=told) for row in rows]
+    metered = watts is None and view.has_energy
+    lines = [_row(row, widths, energy=metered) for row in rows]
     return lines + legend_lines([*(row[-1] for row in rows[1:]), *_advice(result)])
 
 
 def legend_lines(settings: Iterable[str]) -> list[str]:
     """Return "  (mb16 = micro-batch 16; #4 is for --point 4)"; empty without short names."""
     shown = list(settings)
-    known = settings_legend(shown)
+    legend = settings_legend(shown)
     numbers = [word for text in shown for word in text.split() if word.startswith("#")]
     of_point = f"{numbers[0]} is for --point {numbers[0][1:]}" if numbers else ""
-    text = "; ".join(filter(None, [known, of_point]))
+    text = "; ".join(filter(None, [legend, of_point]))
     return [f"  ({text})"] if text else []
 
 

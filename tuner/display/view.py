@@ -26,7 +26,7 @@ from tuner.formatting import (
 from tuner.results.parts import Point, Recommendation
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED, MARK, changed_training
+from tuner.search_spaces.knob_declarations import CHANGED, MARK, changed_training
 from tuner.workload.probe import ProbeRecord
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -34,7 +34,7 @@ _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
     """Return a point's time, energy and power with their units; "" where none is told."""
-    if not point.meter.tells_energy:
+    if not point.meter.has_energy:
         return units.time_text(point.time_to_solution_s), "", ""
     return (
         units.time_text(point.time_to_solution_s),
@@ -87,9 +87,9 @@ class View:
         return common_mark([point.meter for point in self.points] + failed)
 
     @property
-    def tells_energy(self) -> bool:
+    def has_energy(self) -> bool:
         """False for a study of time alone."""
-        return self.result.tells_energy
+        return self.result.has_energy
 
     @property
     def estimated(self) -> str:
@@ -129,7 +129,7 @@ class View:
             return "", ""
         energy, time = (1 + each.relative for each in found)
         return (
-            change(energy, 1, "less energy", "more energy") if self.tells_energy else "",
+            change(energy, 1, "less energy", "more energy") if self.has_energy else "",
             change(time, 1, "less time", "more time"),
         )
 
@@ -159,7 +159,7 @@ class View:
         """Sentence on the surrogates' errors; "" if there were too few measurements."""
         if (loo := self.result.leave_one_out) is None:
             return ""
-        power = f" and {percent(loo.power_error)} of power" if self.tells_energy else ""
+        power = f" and {percent(loo.power_error)} of power" if self.has_energy else ""
         return (
             f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time"
             f"{power}."
@@ -225,7 +225,7 @@ class View:
             text = f"A real search like this would take about {duration(spent.time_s)} and "
             text += f"{self.spent} of the cluster, in {counted(spent.probes, 'probe')}."
             return f"{text} {self.payback}".rstrip()
-        energy = f"{self.spent}{self.estimated} and " if self.tells_energy else ""
+        energy = f"{self.spent}{self.estimated} and " if self.has_energy else ""
         probes = counted(spent.probes, "probe")
         text = f"Spent: {energy}{duration(spent.time_s)} in {probes}"
         if self.failed_in_passing:

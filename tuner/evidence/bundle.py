@@ -26,7 +26,7 @@ from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own, write_bytes
 from tuner.search_spaces.temporary import TemporaryFolder
-from tuner.search_spaces.typed import strict_json
+from tuner.search_spaces.typed_json import strict_json
 from tuner.study.load import result_of
 from tuner.workload.trace import read_trace
 
@@ -51,7 +51,7 @@ class Bundle:
         return {**vars(self), "to": "bundle", "path": str(self.path), "out": str(self.path)}
 
     def lines(self) -> list[str]:
-        """Return what to tell the user."""
+        """Return the message to the user."""
         redacted = f"redacted    {REDACTION}; read it before you publish it"
         whole = "contains    host names, paths and arguments; --redact replaces them"
         return [

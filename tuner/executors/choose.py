@@ -13,7 +13,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 EXECUTORS = ("ray", "inline", "simulated")
 
 
@@ -34,7 +34,7 @@ def how_started(name: str | Executor | None, address: str | None) -> str:
 
 def simulated_executor(problem: Problem, *, seed: int = 0) -> SimulatedExecutor:
     """Return a simulated cluster, which runs as many probes as its nodes hold of the baseline."""
-    from tuner.models.simulated import AS_PREDICTED, SimulatedRunner
+    from tuner.models.simulated_cluster import AS_PREDICTED, SimulatedRunner
 
     job, cluster = _measured(problem)
     ranks = problem.baseline.world_size if problem.baseline else cluster.devices
@@ -55,7 +55,7 @@ def open_executor(
     cluster: Cluster,
     *,
     run_dir: Path,
-    say: Say,
+    announce: Announce,
     address: str | None = None,
 ) -> Executor:
     """Return a prepared executor that measures; by default on a cluster if that is installed."""
@@ -63,13 +63,13 @@ def open_executor(
     from tuner.workload.node.runner import LocalRunner
 
     if name is None and importlib.util.find_spec("ray") is None:
-        say("Ray is not installed, so probes run inline, one at a time.")
+        announce("Ray is not installed, so probes run inline, one at a time.")
         name = "inline"
     made: RayExecutor | LocalRunner
     if name in (None, "ray"):
-        made = RayExecutor(job, cluster, run_dir=run_dir, say=say, address=address)
+        made = RayExecutor(job, cluster, run_dir=run_dir, announce=announce, address=address)
     else:
-        made = LocalRunner(job, cluster, run_dir=run_dir, say=say, keep=True)
+        made = LocalRunner(job, cluster, run_dir=run_dir, announce=announce, keep=True)
     try:
         made.prepare()
     except BaseException:
@@ -82,7 +82,7 @@ def executor_of(
     name: str | Executor | None,
     problem: Problem,
     run_dir: Path,
-    say: Say,
+    announce: Announce,
     *,
     seed: int = 0,
     address: str | None = None,
@@ -92,4 +92,6 @@ def executor_of(
         return name
     if name == "simulated":
         return simulated_executor(problem, seed=seed)
-    return open_executor(name, *_measured(problem), run_dir=run_dir, say=say, address=address)
+    return open_executor(
+        name, *_measured(problem), run_dir=run_dir, announce=announce, address=address
+    )

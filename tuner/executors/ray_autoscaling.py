@@ -11,7 +11,7 @@ from tuner.executors.ray_private import autoscaler_report
 
 #: An autoscaler that can start nodes announces them within the first time (it looks every few
 #: seconds); they join within the second.
-_SIGN_S, _START_S, _LOOK_S = 20.0, 900.0, 1.0
+_SIGN_S, _START_S, _POLL_S = 20.0, 900.0, 1.0
 
 
 class NodeDemand:
@@ -27,10 +27,10 @@ class NodeDemand:
         head: Head,
         devices: Mapping[str, float],
         nodes: int,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
     ) -> None:
         """Make the demand of nodes with these devices each, by Ray's name of the resource."""
-        self._ray, self._head, self._say = ray, head, say
+        self._ray, self._head, self._announce = ray, head, announce
         self._bundle, self._nodes = dict(devices), nodes
         self._made = False
 
@@ -49,20 +49,22 @@ class NodeDemand:
             waited_s = time.monotonic() - begin_s
             if waited_s > (_START_S if starting else _SIGN_S):
                 break
-            time.sleep(_LOOK_S)
-            if not self._head.answers():
+            time.sleep(_POLL_S)
+            if not self._head.responds():
                 continue
             here = self._count()
             if not starting and (here > before or self._is_starting()):
                 starting = True
-                self._say(
+                self._announce(
                     f"the Ray cluster starts nodes: {here} of {self._nodes} are there; waiting up "
                     f"to {_START_S / 60:.0f} minutes for the others"
                 )
         if not starting:
             self.withdraw()
         elif here < self._nodes:
-            self._say(f"{here} of {self._nodes} nodes are there after {_START_S / 60:.0f} minutes")
+            self._announce(
+                f"{here} of {self._nodes} nodes are there after {_START_S / 60:.0f} minutes"
+            )
 
     def withdraw(self) -> None:
         """End the demand, so that the cluster may stop the nodes."""

@@ -36,14 +36,14 @@ from tuner.executors.ray_security import (
 from tuner.formatting import counted
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.agent import Agent, Entered, unusable
+from tuner.workload.agent import Agent, NodeStatus, unusable
 from tuner.workload.clocks.base import GovernorError
-from tuner.workload.meters.own import variables
+from tuner.workload.meters.user_meter import variables
 from tuner.workload.multi_node.peer import PeerLost
 from tuner.workload.node.facts import NodeFacts
 
 #: A node that has not answered by then (worker start, imports) is left out.
-LOOK_S = 120.0
+POLL_S = 120.0
 #: Most characters of a sentence of Ray's that are shown.
 _LONGEST = 300
 
@@ -164,16 +164,16 @@ class NodeAgent(Agent):
         super().__init__(run_dir)
         self._packages = packages
 
-    def look(self) -> Entered:
+    def inspect(self) -> NodeStatus:
         trouble = foreign_package(self._packages)
-        return replace(unusable(trouble) if trouble else super().look(), exposures=exposures())
+        return replace(unusable(trouble) if trouble else super().inspect(), exposures=exposures())
 
-    def enter(self, *asked: Any, **named: Any) -> Entered:
+    def enter(self, *arguments: Any, **named: Any) -> NodeStatus:
         exposed = exposures()
         strip_token()
         if trouble := foreign_package(self._packages):
             return unusable(trouble)
-        return replace(super().enter(*asked, **named), exposures=exposed)
+        return replace(super().enter(*arguments, **named), exposures=exposed)
 
     def run(
         self, request: dict[str, Any], peers: Sequence[Any] = (), address: str = ""
@@ -283,7 +283,7 @@ class Survey:
         return {kind: count for kind, count in kinds.items() if kind}
 
     def sentences(self) -> list[str]:
-        """Return what is used, and why each other node is not, a sentence each."""
+        """Return sentences on the nodes in use and on the reason against each other node."""
         used = []
         if self.cluster is not None:
             others = [kind for kind in self.kinds if kind != self.cluster.device.name]
@@ -346,7 +346,7 @@ def survey(
     *,
     device_kind: str | None = None,
     starts: bool = False,
-    say: Callable[[str], None] = lambda sentence: None,
+    announce: Callable[[str], None] = lambda sentence: None,
 ) -> Survey:
     """Inspect every node of a Ray cluster, and choose the kind with the most devices, GPUs first.
 
@@ -358,22 +358,22 @@ def survey(
     link = join_ray(address)
     ray = import_ray()
     exposed = dict.fromkeys(exposures())
-    demand = NodeDemand(ray, link.head, {"GPU": 1.0}, 1, say)
+    demand = NodeDemand(ray, link.head, {"GPU": 1.0}, 1, announce)
     try:
         if starts and not _has_devices(ray):
             demand.meet()
         alive = [node for node in ray.nodes() if node["Alive"]]
-        say(f"looking at the Ray cluster: {counted(len(alive), 'node')}")
+        announce(f"looking at the Ray cluster: {counted(len(alive), 'node')}")
         agents = {node["NodeID"]: place_agent(node["NodeID"], ".") for node in alive}
-        looks = {name: agent.look.remote() for name, agent in agents.items()}
-        ready, _ = ray.wait(list(looks.values()), num_returns=len(looks), timeout=LOOK_S)
+        statuses = {name: agent.inspect.remote() for name, agent in agents.items()}
+        ready, _ = ray.wait(list(statuses.values()), num_returns=len(statuses), timeout=POLL_S)
         nodes = []
         for node in alive:
             name = node["NodeID"]
             facts = NodeFacts(node["NodeManagerHostname"], None, "it does not answer")
-            if looks[name] in ready:
+            if statuses[name] in ready:
                 try:
-                    entered = ray.get(looks[name])
+                    entered = ray.get(statuses[name])
                     facts = entered.facts
                     exposed |= dict.fromkeys(entered.exposures)
                 except ray.exceptions.RayError as error:

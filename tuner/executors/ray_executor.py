@@ -18,7 +18,7 @@ from pathlib import Path
 from tuner.executors.ray_autoscaling import NodeDemand
 from tuner.executors.ray_cluster import actor_is_gone, import_ray, join_ray, resource_of
 from tuner.executors.ray_first_nodes import admit_first
-from tuner.executors.ray_flights import NO_NODE_S, Flight, Queued
+from tuner.executors.ray_flights import NO_NODE_S, Flight, QueuedProbe
 from tuner.executors.ray_gauges import Gauges
 from tuner.executors.ray_holders import holders
 from tuner.executors.ray_leases import Leases
@@ -66,24 +66,24 @@ class RayExecutor:
         run_dir: str | Path,
         address: str | None = None,
         make_runner: MakeRunner | None = None,
-        say: Callable[[str], None] = lambda sentence: None,
+        announce: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._ray = ray = import_ray()
-        self._job, self._cluster, self._say = job, cluster, say
+        self._job, self._cluster, self._announce = job, cluster, announce
         self._run_dir = Path(run_dir).resolve()
         self._flights: list[Flight] = []
-        self._queue: deque[Queued] = deque()
+        self._queue: deque[QueuedProbe] = deque()
         self._done: deque[ProbeRecord] = deque()
         self._held: set[str] = set()  # nodes that were said to be held by others
         if not ray.is_initialized():
-            say("starting Ray" if address is None else f"joining Ray at {address}")
+            announce("starting Ray" if address is None else f"joining Ray at {address}")
         cpus = None if cluster.device.is_gpu else cluster.devices_per_node
         self._link = join_ray(address, cpus=cpus)
         self._leases = Leases(ray, self._link.head, resource_of(cluster))
         self._losses = Losses(ray)
         self._gauges = Gauges(self._run_dir.name)
         devices = {resource_of(cluster): float(cluster.devices_per_node)}
-        self._demand = NodeDemand(ray, self._link.head, devices, cluster.nodes, say)
+        self._demand = NodeDemand(ray, self._link.head, devices, cluster.nodes, announce)
         self.pool = pool = NodePool(
             ray,
             job,
@@ -91,7 +91,7 @@ class RayExecutor:
             run_dir=str(self._run_dir),
             make_runner=make_runner,
             local=self._link.started,
-            say=say,
+            announce=announce,
         )
         try:
             pool.warn_of_exposures(exposures())
@@ -129,13 +129,13 @@ class RayExecutor:
 
     def prepare(self) -> None:
         """Import the frameworks on every node; drop those that cannot; InputError if none can."""
-        self._say("preparing each node: what the job imports is imported once for all probes")
+        self._announce("preparing each node: what the job imports is imported once for all probes")
         self._link.head.call(self.pool.prepare)
 
     def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
         ranks = Configuration(request.launch).world_size
         nodes = -(-ranks // self._cluster.devices_per_node)
-        self._queue.append(Queued(request, max(1, nodes), extend=extend))
+        self._queue.append(QueuedProbe(request, max(1, nodes), extend=extend))
         self._link.head.call(self._dispatch)
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
@@ -167,7 +167,7 @@ class RayExecutor:
 
     def _admit_first(self) -> None:
         self.pool.refresh()
-        admit_first(self.pool, self._say)
+        admit_first(self.pool, self._announce)
 
     def _refresh_nodes(self) -> None:
         for left in self.pool.refresh():
@@ -178,7 +178,7 @@ class RayExecutor:
     def _dispatch(self) -> None:
         if self._link.head.silent_s():
             return
-        first: Queued | None = None  # of those that wait until enough nodes are free
+        first: QueuedProbe | None = None  # of those that wait until enough nodes are free
         for queued in tuple(self._queue):
             nodes, free = len(self.pool.node_ids), self.pool.free()
             queued.note_nodes(nodes)
@@ -194,7 +194,7 @@ class RayExecutor:
             elif not queued.short_s:
                 first = first or queued
 
-    def _lease(self, queued: Queued, slots: list[Slot]) -> None:
+    def _lease(self, queued: QueuedProbe, slots: list[Slot]) -> None:
         name = f"joulefront-{self._run_dir.name}-{queued.request.probe_id}"
         lease = self._leases.take(name, slots)
         for slot in slots:
@@ -223,7 +223,7 @@ class RayExecutor:
                 self._land(flight)
         else:
             time.sleep(0.1)
-        if not self._link.head.answers():
+        if not self._link.head.responds():
             time.sleep(0.5)
             return
         self._leases.give_back()
@@ -250,14 +250,14 @@ class RayExecutor:
             self._requeue(flight, _ASIDE_S)
             if not self.pool.drop_unreachable(flight.slots) and flight.nodes not in self._held:
                 self._held.add(flight.nodes)
-                self._say_who_holds(flight)
+                self._announce_holders(flight)
 
-    def _say_who_holds(self, flight: Flight) -> None:
+    def _announce_holders(self, flight: Flight) -> None:
         own = {each.lease.id.hex() for each in self._flights}
         found = holders({slot.node for slot in flight.slots}, self.pool.resource, own)
-        who = ", ".join(found) or "others, of which Ray tells no name"
-        held = f"its {self.pool.resource}s are held by {who}"
-        self._say(
+        shown = ", ".join(found) or "others, of which Ray tells no name"
+        held = f"its {self.pool.resource}s are held by {shown}"
+        self._announce(
             f"{flight.nodes} did not come free within {_LEASE_S:.0f} s: {held}; a probe waits for "
             f"up to {NO_NODE_S / 60:.0f} minutes"
         )
@@ -265,7 +265,9 @@ class RayExecutor:
     def _requeue(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._release(flight, aside_s)
         need = len(flight.slots)
-        self._queue.appendleft(Queued(flight.request, need, flight.queued_s, extend=flight.extend))
+        self._queue.appendleft(
+            QueuedProbe(flight.request, need, flight.queued_s, extend=flight.extend)
+        )
 
     def _release(self, flight: Flight, aside_s: float = 0.0) -> None:
         self._flights.remove(flight)
@@ -276,9 +278,9 @@ class RayExecutor:
     def _land(self, flight: Flight) -> None:
         lead = flight.slots[0]
         try:
-            answer = self._ray.get(flight.result)
+            reply = self._ray.get(flight.result)
         except actor_is_gone(self._ray) as error:
-            if not self._link.head.answers():
+            if not self._link.head.responds():
                 return  # what became of it is asked when the head answers
             unsure = isinstance(error, self._ray.exceptions.ActorUnavailableError)
             if unsure and flight.wait_for_agent():
@@ -294,20 +296,20 @@ class RayExecutor:
                 self._release(flight)
                 sentence = "the node agent could not be reached when the probe ended"
                 self._fail_flight(flight, Failure("node", sentence))
-            elif "busy" in answer:
-                self._say(f"{lead.name} is set aside: {answer['busy']}")
+            elif "busy" in reply:
+                self._announce(f"{lead.name} is set aside: {reply['busy']}")
                 self._requeue(flight, _ASIDE_S)
-            elif "visited" in answer:
-                self._further(flight, ProbeRecord.from_json(answer["visited"]))
+            elif "visited" in reply:
+                self._further(flight, ProbeRecord.from_json(reply["visited"]))
             else:
-                record = ProbeRecord.from_json(answer)
+                record = ProbeRecord.from_json(reply)
                 aside_s, failure = 0.0, record.failure
                 of_node = failure is not None and failure.of_node
                 if failure and of_node and self.pool.replace_ended(flight.slots[1:]):
                     failure = self._losses.failure_of_peer(flight, failure)
                     record = replace(record, failure=failure)
                 elif failure and of_node and self.pool.has_others(flight.slots):
-                    self._say(f"{lead.name} is set aside: {failure.message}")
+                    self._announce(f"{lead.name} is set aside: {failure.message}")
                     aside_s = _ASIDE_FAILED_S
                 self._release(flight, aside_s)
                 self._done.append(record)
@@ -326,7 +328,9 @@ class RayExecutor:
         alive = {n["NodeID"] for n in self._ray.nodes() if n["Alive"]}
         if lead.node not in alive:
             self._refresh_nodes()
-            self._say(f"node {lead.name} left the Ray cluster; {len(self.pool.names)} are in use")
+            self._announce(
+                f"node {lead.name} left the Ray cluster; {len(self.pool.names)} are in use"
+            )
             sentence = f"node lost: {lead.name} left the Ray cluster while it measured"
             self._fail_flight(flight, Failure("node", sentence))
             return

@@ -22,7 +22,7 @@ NO_NODE_S = 600.0
 #: started before it meanwhile.
 SHORT_S = 60.0
 #: An agent that cannot be reached may be gone, or its whole node: Ray knows after some seconds.
-_UNREACHABLE_S, _ASK_AGAIN_S = 30.0, 0.5
+_UNREACHABLE_S, _RETRY_S = 30.0, 0.5
 #: Probes that begin within this time take about as long as each other.
 TOGETHER_S = 10.0
 
@@ -47,7 +47,7 @@ class Flight:
     deadline_s: float = 0.0
     cancelled: bool = False
     unreachable_s: float = 0.0
-    ask_s: float = 0.0
+    retry_s: float = 0.0
     so_far: ProbeRecord | None = None
     extend: Continuation | None = None
 
@@ -59,8 +59,8 @@ class Flight:
     @property
     def power_W(self) -> float:
         """Its power in the latest window that was told; 0 before the first."""
-        told = self.so_far.measurements if self.so_far is not None else ()
-        return told[-1].power_W if told else 0.0
+        measured = self.so_far.measurements if self.so_far is not None else ()
+        return measured[-1].power_W if measured else 0.0
 
     def launch(self, limit_s: float) -> None:
         """Send the request to the agent of its first slot; its answer is due in `limit_s`."""
@@ -78,7 +78,7 @@ class Flight:
 
     def call_again(self) -> None:
         """Ask the agent for a sign of life if it is time to."""
-        if time.monotonic() >= self.ask_s:
+        if time.monotonic() >= self.retry_s:
             self.result = self.slots[0].agent.pid.remote()
 
     def wait_for_agent(self) -> bool:
@@ -87,7 +87,7 @@ class Flight:
         self.unreachable_s = self.unreachable_s or now_s
         if now_s - self.unreachable_s >= _UNREACHABLE_S:
             return False
-        self.result, self.ask_s = None, now_s + _ASK_AGAIN_S
+        self.result, self.retry_s = None, now_s + _RETRY_S
         return True
 
     def cancel(self) -> bool:
@@ -102,7 +102,7 @@ class Flight:
 
 
 @dataclass
-class Queued:
+class QueuedProbe:
     """A probe that waits for slots on `need` nodes.
 
     The cluster has had too few nodes since `short_s`, 0 if it has enough.

@@ -1,4 +1,4 @@
-"""What a search does, as metrics of its Ray cluster, for the dashboards that the cluster has."""
+"""Metrics of a search in its Ray cluster, for the dashboards that the cluster has."""
 
 from __future__ import annotations
 

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 from tuner.executors.ray_private import node_addresses
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import whole_number
+from tuner.search_spaces.typed_json import whole_number
 
 #: Limit for connecting to a head node.
 CONNECT_S = 10.0
 #: A node that has just been started gets this long to be one of the cluster's.
 _NODE_S = 10.0
 #: The head gets this long when it is asked whether it is there.
-_ANSWER_S = 3.0
+_REPLY_S = 3.0
 #: A call is looked after this often, and an interrupted one gets this long to end.
-_LOOK_S, _END_S = 1.0, 10.0
+_POLL_S, _END_S = 1.0, 10.0
 #: Ray ends a process by itself whose head has not answered for 60 s.
 GONE_S = 30.0
 
@@ -36,7 +36,7 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not 0 < (whole_number(port) or 0) < 65536:
         raise InputError(
-            f"{address!r} is no address of a Ray cluster; it must be auto, or HOST:PORT of its "
+            f"{address!r} is not an address of a Ray cluster; it must be auto, or HOST:PORT of its "
             "head node (6379 unless another port was chosen)"
         )
     try:
@@ -64,15 +64,15 @@ def require_node_here(address: str) -> None:
             ) from error
         except ray.exceptions.RpcError as error:
             raise InputError(
-                f"what listens at {address!r} is no head of a Ray cluster; give its HOST:PORT "
+                f"what listens at {address!r} is not the head of a Ray cluster; give its HOST:PORT "
                 "(6379 unless another port was chosen)"
             ) from error
         if any(map(_is_here, alive)):
             return
         if time.monotonic() > until_s:
             raise InputError(
-                f"this machine is no node of the Ray cluster at {address!r}, which Ray asks of the "
-                f"machine where tuner runs; start one here with 'ray start --address={address} "
+                f"this machine is not a node of the Ray cluster at {address!r}, which Ray asks of "
+                f"the machine where tuner runs; start one here with 'ray start --address={address} "
                 "--num-cpus=0 --num-gpus=0'"
             )
         time.sleep(0.5)
@@ -104,11 +104,11 @@ class Head:
     def __init__(
         self,
         address: Callable[[], str],
-        ask: Callable[[str, float], None] = _connect,
+        query: Callable[[str, float], None] = _connect,
         raylet: str = "",
     ) -> None:
-        self._address, self._ask = address, ask
-        self._answered_s = time.monotonic()
+        self._address, self._query = address, query
+        self._replied_s = time.monotonic()
         # A firewall may refuse connections to one that runs, which then says nothing.
         self._raylet = raylet if raylet and not self._refuses(raylet) else ""
 
@@ -116,15 +116,15 @@ class Head:
         """Ask it, and return the seconds since it answered last; 0 if it does now."""
         begin_s = time.monotonic()
         try:
-            self._ask(self._address(), _ANSWER_S)
+            self._query(self._address(), _REPLY_S)
         except OSError:
-            return time.monotonic() - self._answered_s
-        self._answered_s = begin_s
+            return time.monotonic() - self._replied_s
+        self._replied_s = begin_s
         return 0.0
 
     def _refuses(self, address: str) -> bool:
         try:
-            self._ask(address, _ANSWER_S)
+            self._query(address, _REPLY_S)
         except OSError as error:  # one that is slow does not refuse
             return isinstance(error, ConnectionRefusedError)
         return False
@@ -142,7 +142,7 @@ class Head:
                 "first)"
             )
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         """Ask it, and return True if it answers.
 
         InputError if it has not for too long, or the raylet of this machine has ended.
@@ -175,9 +175,9 @@ class Head:
         thread.start()
         try:
             while thread.is_alive():
-                thread.join(_LOOK_S)
+                thread.join(_POLL_S)
                 if thread.is_alive():
-                    self.answers()
+                    self.responds()
         except KeyboardInterrupt:
             thread.join(_END_S)
             raise

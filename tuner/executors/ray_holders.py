@@ -26,8 +26,8 @@ def _groups(nodes: Collection[str], resource: str, own: Collection[str]) -> Iter
 
     for key, group in placement_group_table().items():
         where = group["bundles_to_node_id"]
-        asks = (where[n] in nodes and resource in b for n, b in group["bundles"].items())
-        if group["state"] == "CREATED" and key not in own and any(asks):
+        requests = (where[n] in nodes and resource in b for n, b in group["bundles"].items())
+        if group["state"] == "CREATED" and key not in own and any(requests):
             yield repr(group["name"]) if group["name"] else key[:12]
 
 
@@ -42,7 +42,7 @@ def _actors(nodes: Collection[str], resource: str) -> Iterator[str]:
     except (RayStateApiException, OSError, ValueError):  # the head has no ray[default]
         return
     for actor in listed:
-        asks = resource in (actor.required_resources or {})
-        if asks and actor.node_id in nodes and not actor.placement_group_id:
+        requests = resource in (actor.required_resources or {})
+        if requests and actor.node_id in nodes and not actor.placement_group_id:
             named = f" {actor.name!r}" if actor.name else ""
             yield f"actor {actor.class_name}{named} of Ray job {actor.job_id}"

@@ -12,22 +12,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.executors.ray_cluster import LOOK_S, actor_is_gone, place_agent, resource_of
+from tuner.executors.ray_cluster import POLL_S, actor_is_gone, place_agent, resource_of
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.agent import Entered, MakeRunner
+from tuner.workload.agent import MakeRunner, NodeStatus
 from tuner.workload.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.
 _NODES_S = 5.0
 #: A node that other processes keep busy is asked again after this time.
-_ASK_BUSY_S = 60.0
+_BUSY_RETRY_S = 60.0
 #: Limits on the imports of a node, and of the first that is ready: the others are set aside.
 _PREPARED_S, _FIRST_PREPARED_S = 300.0, 900.0
 #: An idle agent answers at once. One that does not within the first time is gone, whatever Ray
 #: says of its node, which is asked again after the second.
-_ANSWER_S, _ASK_GONE_S = 5.0, 120.0
+_REPLY_S, _GONE_RETRY_S = 5.0, 120.0
 
 
 @dataclass
@@ -46,11 +46,11 @@ class Slot:
     devices: tuple[str, ...] = ()
     taken: bool = False
     aside_s: float = 0.0
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
-    def ask(self) -> None:
+    def note_request(self) -> None:
         """Note when its agent was asked to enter."""
-        self.asked_s = time.monotonic()
+        self.requested_s = time.monotonic()
 
     def free(self, now_s: float) -> bool:
         """Return True if a probe may be given this slot now."""
@@ -83,11 +83,11 @@ class NodePool:
         run_dir: str,
         make_runner: MakeRunner | None,
         local: bool,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
     ) -> None:
         self._ray = ray
         self._job, self._cluster, self._make_runner = job, cluster, make_runner
-        self._run_dir, self._local, self._say = run_dir, local, say
+        self._run_dir, self._local, self._announce = run_dir, local, announce
         self.resource = resource_of(cluster)
         self.slots: list[Slot] = []
         self.meter: MeterInfo | None = None
@@ -107,8 +107,8 @@ class NodePool:
     @property
     def node_ids(self) -> set[str]:
         """Ids of the nodes that are in use, or are inspected and may be soon."""
-        since_s = time.monotonic() - LOOK_S
-        entering = [slot for slot in self._entering.values() if slot.asked_s >= since_s]
+        since_s = time.monotonic() - POLL_S
+        entering = [slot for slot in self._entering.values() if slot.requested_s >= since_s]
         return {slot.node for slot in (*self.slots, *entering)}
 
     @property
@@ -156,7 +156,7 @@ class NodePool:
         for sentence in sentences:
             if sentence and sentence not in self._warned:
                 self._warned.add(sentence)
-                self._say(f"warning: {sentence}")
+                self._announce(f"warning: {sentence}")
 
     def refresh(self) -> list[str]:
         """Ask nodes that are new, and drop those that left; return the ids of the dropped ones."""
@@ -171,12 +171,12 @@ class NodePool:
             if any(slot.node == left for slot in self.slots):
                 self.slots = [slot for slot in self.slots if slot.node != left]
                 dropped.append(left)
-                self._say(f"node {name} left the Ray cluster; {len(self.names)} are in use")
+                self._announce(f"node {name} left the Ray cluster; {len(self.names)} are in use")
         for node_id, node in alive.items():
             if node_id not in self._listed:
                 self._listed[node_id] = node
                 if self._leasable(node) >= self._cluster.devices_per_node:
-                    self._ask(self._place(node))
+                    self._request_entry(self._place(node))
         return dropped
 
     def admit(self, timeout_s: float, *, wait_for_all: bool = False) -> None:
@@ -185,10 +185,10 @@ class NodePool:
             return
         count = len(self._entering) if wait_for_all else 1
         ready, _ = self._ray.wait(list(self._entering), num_returns=count, timeout=timeout_s)
-        for answer in ready:
-            slot = self._entering.pop(answer)
+        for reply in ready:
+            slot = self._entering.pop(reply)
             try:
-                entered = self._ray.get(answer)
+                entered = self._ray.get(reply)
             except self._ray.exceptions.RayError as error:
                 last_line = str(error).strip().splitlines()[-1]
                 self._refuse(slot, f"node {slot.name} is not used: its agent failed ({last_line})")
@@ -198,11 +198,11 @@ class NodePool:
             if reason := self.reason_to_refuse(entered):
                 self._refuse(slot, reason)
                 if entered.facts.busy:
-                    self._busy_until_s[slot.node] = time.monotonic() + _ASK_BUSY_S
+                    self._busy_until_s[slot.node] = time.monotonic() + _BUSY_RETRY_S
             else:
                 self._take(slot, entered)
 
-    def reason_to_refuse(self, entered: Entered) -> str:
+    def reason_to_refuse(self, entered: NodeStatus) -> str:
         """Return why a node cannot be used, or an empty string."""
         if entered.refused:
             return entered.refused[0]
@@ -223,23 +223,23 @@ class NodePool:
     def prepare(self) -> None:
         """Import the frameworks on every node; drop those that cannot."""
         self._prepared = True
-        answers = {slot.agent.prepare.remote(): slot for slot in self.slots}
+        replies = {slot.agent.prepare.remote(): slot for slot in self.slots}
         begin_s = time.monotonic()
-        ready, late = self._ray.wait(list(answers), num_returns=len(answers), timeout=_PREPARED_S)
+        ready, late = self._ray.wait(list(replies), num_returns=len(replies), timeout=_PREPARED_S)
         if not ready:
             ready, late = self._ray.wait(late, num_returns=1, timeout=_FIRST_PREPARED_S)
         troubles = []
-        for answer in ready:
-            slot = answers[answer]
+        for reply in ready:
+            slot = replies[reply]
             try:
-                trouble = self._ray.get(answer)
+                trouble = self._ray.get(reply)
             except self._ray.exceptions.RayError as error:
                 trouble = f"the agent on {slot.name} failed: {type(error).__name__}"
             if trouble:
                 troubles.append(trouble)
                 self.slots.remove(slot)
-                self._say(trouble)
-        for slot in (answers[answer] for answer in late):
+                self._announce(trouble)
+        for slot in (replies[reply] for reply in late):
             waited_s = time.monotonic() - begin_s
             troubles.append(
                 f"node {slot.name} is set aside: its imports take longer than {waited_s:.0f} s; "
@@ -253,8 +253,8 @@ class NodePool:
         # It is asked again later, with an agent of its own.
         self.drop_agent(slot.agent)
         self._ray.kill(slot.agent)
-        self._busy_until_s[slot.node] = time.monotonic() + _ASK_GONE_S
-        self._say(sentence)
+        self._busy_until_s[slot.node] = time.monotonic() + _GONE_RETRY_S
+        self._announce(sentence)
 
     def drop_agent(self, agent: Any) -> None:
         """Stop using the slots of an agent that died."""
@@ -262,14 +262,14 @@ class NodePool:
 
     def drop_unreachable(self, slots: Sequence[Slot]) -> bool:
         """Stop using those of some slots whose agent gives no answer; return True if there are."""
-        answers = {slot.agent.pid.remote(): slot for slot in slots}
-        ready, _ = self._ray.wait(list(answers), num_returns=len(answers), timeout=_ANSWER_S)
-        gone = [slot for answer, slot in answers.items() if answer not in ready]
-        for answer in ready:
+        replies = {slot.agent.pid.remote(): slot for slot in slots}
+        ready, _ = self._ray.wait(list(replies), num_returns=len(replies), timeout=_REPLY_S)
+        gone = [slot for reply, slot in replies.items() if reply not in ready]
+        for reply in ready:
             try:
-                self._ray.get(answer)
+                self._ray.get(reply)
             except actor_is_gone(self._ray):
-                gone.append(answers[answer])
+                gone.append(replies[reply])
         for slot in gone:
             self._set_aside(slot, f"node {slot.name} is set aside: its agent cannot be reached")
         return bool(gone)
@@ -281,7 +281,7 @@ class NodePool:
             (slot.node, slot.devices) == same for slot in (*self.slots, *self._entering.values())
         ):
             return
-        self._ask(self._place(node, lost.devices, lost.amount))
+        self._request_entry(self._place(node, lost.devices, lost.amount))
 
     def replace_ended(self, slots: Sequence[Slot]) -> bool:
         """Place new agents where those of some slots ended; return True if there are such."""
@@ -293,7 +293,7 @@ class NodePool:
         return bool(ended)
 
     def _has_ended(self, agent: Any) -> bool:
-        ready, _ = self._ray.wait([agent.pid.remote()], num_returns=1, timeout=_ANSWER_S)
+        ready, _ = self._ray.wait([agent.pid.remote()], num_returns=1, timeout=_REPLY_S)
         try:
             self._ray.get(ready)
         except actor_is_gone(self._ray):
@@ -328,20 +328,20 @@ class NodePool:
     def _parts(self, node: dict[str, Any]) -> int:
         return int(self._leasable(node) // self._cluster.devices_per_node)
 
-    def _ask(self, slot: Slot) -> None:
-        slot.ask()
-        answer = slot.agent.enter.remote(
+    def _request_entry(self, slot: Slot) -> None:
+        slot.note_request()
+        reply = slot.agent.enter.remote(
             self._job, self._cluster, self._make_runner, slot.devices, self._prepared
         )
-        self._entering[answer] = slot
+        self._entering[reply] = slot
 
     def _refuse(self, slot: Slot, sentence: str) -> None:
         self._ray.kill(slot.agent)
         if sentence not in self.refusals:
             self.refusals.append(sentence)
-            self._say(sentence)
+            self._announce(sentence)
 
-    def _take(self, slot: Slot, entered: Entered) -> None:
+    def _take(self, slot: Slot, entered: NodeStatus) -> None:
         node = self._listed.get(slot.node)
         if node is None:  # it left meanwhile
             return
@@ -362,7 +362,7 @@ class NodePool:
             self._ray.kill(slot.agent)
             for part in range(parts):
                 uuids = gpus[part * each : (part + 1) * each]
-                self._ask(self._place(node, uuids, float(each)))
-            self.admit(LOOK_S, wait_for_all=True)
+                self._request_entry(self._place(node, uuids, float(each)))
+            self.admit(POLL_S, wait_for_all=True)
             return
         self.slots.append(slot)

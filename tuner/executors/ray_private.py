@@ -90,7 +90,7 @@ def node_addresses(address: str, timeout_s: float) -> list[str]:
 
 
 def autoscaler_report() -> dict[str, Any] | None:
-    """Return what the autoscaler of the first version reports; None if there is none."""
+    """Return the report of the first version's autoscaler; None if there is none."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     text = _internal_kv_get("__autoscaling_status")

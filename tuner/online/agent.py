@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tuner.online.earlier import Record, Setup
+from tuner.online.earlier_measurements import Record, Setup
 from tuner.online.follow import LengthUnknown, kept_limits, reading
 from tuner.online.live import REFUSALS, LiveTuning, Training
 from tuner.online.marks import Mark, Marks
@@ -55,7 +55,7 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import kind_of, read_command
 
 #: Time between two looks at devices and processes, and between two judgements, seconds.
-LOOK_S, JUDGE_S = 1.0, 10.0
+POLL_S, JUDGE_S = 1.0, 10.0
 
 
 class RankWatch:
@@ -74,7 +74,7 @@ class RankWatch:
         self._faults = platform.faults()
         self._arrivals, self._host = Arrivals(), HostWatch()
         self._devices: deque[dict[int, dict[str, float]]] = deque(maxlen=KEPT)
-        self._looked_s = self._judged_s = clock()
+        self._polled_s = self._judged_s = clock()
         self._ranks: set[int] = set()
 
     def take(self, mark: Mark) -> None:
@@ -83,12 +83,12 @@ class RankWatch:
         if mark.ready:
             self._arrivals.add(mark.rank, mark.step, mark.time_s)
 
-    def look(self, pids: Mapping[int, int]) -> None:
+    def poll(self, pids: Mapping[int, int]) -> None:
         """Look at devices and processes, and judge, if it is time."""
         now_s = self._clock()
-        if len(self._ranks) < 2 or now_s - self._looked_s < LOOK_S:
+        if len(self._ranks) < 2 or now_s - self._polled_s < POLL_S:
             return
-        self._looked_s = now_s
+        self._polled_s = now_s
         self._host.read(pids)
         with contextlib.suppress(MeterError):  # the tuning tells
             self._devices.append(device_states(self._meter.sample()))
@@ -116,7 +116,7 @@ def tune_training(
     request: TuningRequest,
     *,
     metrics: Metrics | None = None,
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
     report: Callable[[dict[str, float]], None] = lambda metrics: None,
 ) -> TuningOutcome:
     """Follow a training to its end and tune the clocks of this node's devices meanwhile.
@@ -135,12 +135,12 @@ def tune_training(
     ):
         setup = Setup.of(cluster.device.name, meter.info)
         record = Record(request.keep, setup) if request.keep is not None else None
-        training = Training(request, meter, marks, say, report, signal, record)
+        training = Training(request, meter, marks, announce, report, signal, record)
         if request.earlier is not None:
             training.leave_out(request.earlier, request.earlier.why_not(setup))
         if metrics is not None:
             metrics.begin(meter, platform.facts().devices, request.max_slowdown)
-        ranks = RankWatch(meter, platform, lambda found: say(sentence(found)))
+        ranks = RankWatch(meter, platform, lambda found: announce(sentence(found)))
         offered, ended, problem = _offered(training, governor)
         training.begin(reading(meter))
         ends = start()
@@ -149,7 +149,7 @@ def tune_training(
             live, ended, problem = _tune(training, governor, offered, follow)
         if ended:
             more = " any more" if live is not None and any(live.seconds_at) else ""
-            say(f"not tuned{more}, and the training goes on: {problem}")
+            announce(f"not tuned{more}, and the training goes on: {problem}")
         not_restored = _restore(live or governor)
         follow(None)
         code: int | None = None
@@ -217,9 +217,9 @@ def _follow(
                     metrics.take(mark)
                 if live is not None and not mark.ready:
                     live.take(mark)
-            ranks.look(marks.pids)
+            ranks.poll(marks.pids)
             if metrics is not None:
-                metrics.look(*((live.tuner, live.clock_MHz) if live is not None else ()))
+                metrics.poll(*((live.tuner, live.clock_MHz) if live is not None else ()))
     except MeterError as error:
         return "meter", str(error)
     except LengthUnknown as error:
@@ -243,9 +243,9 @@ def _closing(governor: Governor) -> Iterator[Governor]:
             governor.close()
 
 
-def _restore(what: Governor | LiveTuning) -> str:
+def _restore(subject: Governor | LiveTuning) -> str:
     try:
-        what.restore()
+        subject.restore()
     except (GovernorError, InputError) as error:
         return str(error)
     return ""
@@ -260,9 +260,9 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
     if launcher is not None:
         kind = kind_of(launcher)
         if launcher.nodes > 1 or (kind and (kind.numbers_tasks or not kind.takes_hook)):
-            what = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
+            subject = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
             raise InputError(
-                f"--tune cannot tune a job of {what}: name a plain script, or one started by "
+                f"--tune cannot tune a job of {subject}: name a plain script, or one started by "
                 "torchrun, deepspeed or accelerate on one node"
             )
         assigned = dict(launcher.assigned)
@@ -279,7 +279,7 @@ def tune(
     request: TuningRequest,
     *,
     metrics: Metrics | None = None,
-    say: Callable[[str], None] = lambda sentence: None,
+    announce: Callable[[str], None] = lambda sentence: None,
     output: int | None = None,
 ) -> TuningOutcome:
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
@@ -298,6 +298,6 @@ def tune(
             raise InputError(f"{words[0]} cannot be started: {error}") from error
 
     try:
-        return tune_training(start, listener, request, metrics=metrics, say=say)
+        return tune_training(start, listener, request, metrics=metrics, announce=announce)
     finally:
         remove()

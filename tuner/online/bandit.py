@@ -21,7 +21,7 @@ from tuner.online.response import (
     SURE,
     Balance,
     Response,
-    Studied,
+    StudiedSetting,
     Views,
     available_s,
     balance,
@@ -81,7 +81,7 @@ class OnlineTuner:
         max_slowdown: float,
         window_s: float = 8.0,
         settle_s: float = 2.0,
-        studied: Mapping[int, Studied] | None = None,
+        studied: Mapping[int, StudiedSetting] | None = None,
         declared: Sequence[tuple[object, ...]] = (),
         stepwise: bool = False,
     ) -> None:
@@ -292,9 +292,9 @@ class OnlineTuner:
 
     def _in_reach(self, setting: int, depth: float = STEP) -> bool:
         # The next below the lowest measured one, or not far below.
-        known = max((self._x[each] for each in self._measured), default=0.0)
-        below = min((x for x in self._x if x > known), default=math.inf)
-        return not self._stepwise or self._x[setting] <= max(below, known + depth)
+        highest = max((self._x[each] for each in self._measured), default=0.0)
+        below = min((x for x in self._x if x > highest), default=math.inf)
+        return not self._stepwise or self._x[setting] <= max(below, highest + depth)
 
     def _allowed(self, views: Views, setting: int, left_s: float) -> bool:
         if setting == 0:

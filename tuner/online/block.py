@@ -127,7 +127,7 @@ def _agent(link: Connection[Any, Any], listener: socket.socket) -> None:
         return ends
 
     try:
-        send(tune_training(start, listener, request, say=send, report=send))
+        send(tune_training(start, listener, request, announce=send, report=send))
     finally:
         shutil.rmtree(Path(address).parent, ignore_errors=True)
 

@@ -67,7 +67,7 @@ def watts_of(text: str) -> float | None:
         watts = float(word)
         if 0 < watts < math.inf:
             return watts
-    raise InputError(f"{text.strip()[:40]!r} is no target: write a number of watts, or none")
+    raise InputError(f"{text.strip()[:40]!r} is not a target: write a number of watts, or none")
 
 
 class Signal:
@@ -92,8 +92,8 @@ class Signal:
         if not isinstance(self._source, str):
             return str(self._source)
         if self._source.startswith(("http://", "https://")):
-            with urllib.request.urlopen(self._source, timeout=TIMEOUT_S) as answer:
-                return str(answer.read(MOST).decode(errors="replace"))
+            with urllib.request.urlopen(self._source, timeout=TIMEOUT_S) as response:
+                return str(response.read(MOST).decode(errors="replace"))
         with Path(self._source).open("rb") as file:
             return file.read(MOST).decode(errors="replace")
 
@@ -287,7 +287,7 @@ class LimitTuner(OnlineTuner):
 
 
 def reading(meter: Meter) -> Reading | None:
-    """Return what a meter reads, or None if it fails."""
+    """Return a meter's reading, or None if it fails."""
     try:
         return meter.read()
     except MeterError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.earlier import Earlier, Record
+from tuner.online.earlier_measurements import EarlierMeasurements, Record
 from tuner.online.follow import LimitTuner, PowerFollower, Signal, run_limits
 from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
@@ -21,12 +21,12 @@ from tuner.online.settings import (
 )
 from tuner.online.windows import Chunk
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.clocks.base import Governor, GovernorError, KnobRefused
 from tuner.workload.meters import Meter, Reading
 from tuner.workload.node.live_settings import apply_live
-from tuner.workload.probe import SAME_CLOCK_MHZ, NotApplied
+from tuner.workload.probe import SAME_CLOCK_MHZ, UnappliedSetting
 
 #: Steps after the start that belong to no chunk: compilation and caches.
 WARM_STEPS = 5
@@ -46,17 +46,17 @@ class Training:
     request: TuningRequest  # without what turned out not to be of this training
     meter: Meter
     marks: Marks
-    say: Callable[[str], None]
+    announce: Callable[[str], None]
     # receives metrics after each chunk of steps, with units in their names.
     report: Callable[[dict[str, float]], None] = lambda metrics: None
     signal: Signal | None = None
     record: Record | None = None
     started: Reading | None = None  # of the meter as the command started
 
-    def leave_out(self, earlier: Earlier, why: str) -> None:
+    def leave_out(self, earlier: EarlierMeasurements, why: str) -> None:
         """Go on without earlier measurements, if there is a reason, and say it."""
         if why:
-            self.say(f"{earlier.name} is not used: {why}")
+            self.announce(f"{earlier.name} is not used: {why}")
             self.request = replace(self.request, earlier=None)
 
     def keep_knobs(self, knobs: Sequence[Knob]) -> None:
@@ -79,21 +79,21 @@ class LiveTuning:
     def __init__(
         self, training: Training, governor: Governor, top: float, settings: Sequence[Settings]
     ) -> None:
-        self._training, self._governor, self._say = training, governor, training.say
+        self._training, self._governor, self._announce = training, governor, training.announce
         self._knob, self._top = next(iter(settings[-1]), ""), top
         self.refused: list[str] = []
-        self._said: dict[str, str] = {}
+        self._notified: dict[str, str] = {}
         self._ranks: set[int] = set()
         self._busy_s: dict[int, list[float]] = {}
         self._opened: tuple[Mark, Reading] | None = None
         self._in_force, self._unchecked = 0, False
         self._choose_from(settings)
 
-    def _tell(self, about: str, sentence: str) -> None:
+    def _notify_about(self, about: str, sentence: str) -> None:
         # Unless the same was the last of its kind.
-        if sentence and sentence != self._said.get(about):
-            self._say(sentence)
-        self._said[about] = sentence
+        if sentence and sentence != self._notified.get(about):
+            self._announce(sentence)
+        self._notified[about] = sentence
 
     def _choose_from(self, plain: Sequence[Settings]) -> None:
         training, knobs = self._training, self._training.request.knobs
@@ -129,9 +129,11 @@ class LiveTuning:
             self._governor.apply(settings[1], ranks=len(self._ranks))
             self._governor.restore()
         except (GovernorError, InputError) as error:
-            self._say(f"the ranks keep one clock, although they compute for {work}: {error}")
+            self._announce(f"the ranks keep one clock, although they compute for {work}: {error}")
             return
-        self._say(f"the ranks compute for {work} of the slowest's time; so are their clocks set")
+        self._announce(
+            f"the ranks compute for {work} of the slowest's time; so are their clocks set"
+        )
         self._choose_from(settings)
 
     @property
@@ -150,11 +152,11 @@ class LiveTuning:
             now = replace(earlier.setup, ranks=len(self._ranks))
             training.leave_out(earlier, earlier.why_not(now))
         knobs = training.request.knobs
-        known = tuple(each for each in knobs if each.name in marks.present)
+        present = tuple(each for each in knobs if each.name in marks.present)
         for knob in knobs:
-            if knob not in known:
-                self._say(f"the script registers no live knob {knob.name!r} in its first step")
-        training.keep_knobs(known)
+            if knob not in present:
+                self._announce(f"the script registers no live knob {knob.name!r} in its first step")
+        training.keep_knobs(present)
         self._choose_from(self._plain)  # with what is known by now
         self._lower_stages()
         self._opened = mark, training.meter.read()
@@ -186,7 +188,7 @@ class LiveTuning:
         self._check()
         noticed, ran_at = len(self.tuner.changes), self._in_force
         if training.signal is not None:
-            self._ask(training.signal)
+            self._request_setting(training.signal)
         decision = self.tuner.add(Chunk(steps, seconds, energy_J))
         self._keep(ran_at)
         balance = self.tuner.balance
@@ -200,14 +202,14 @@ class LiveTuning:
             }
         )
         if isinstance(self.tuner, LimitTuner) and (missed := self.tuner.missed):
-            self._tell(missed, missed)
+            self._notify_about(missed, missed)
         # One that follows power does not measure again.
         for change in self.tuner.changes[noticed:] if training.signal is None else ():
             changed = (
                 f"{change.quantity} changed by {100 * change.relative:+.0f} % at step "
                 f"{mark.step}; measuring again from the highest setting"
             )
-            self._tell("changes", RESTLESS if self.tuner.restless else changed)
+            self._notify_about("changes", RESTLESS if self.tuner.restless else changed)
         if decision.setting != self._in_force:
             self._set(decision.setting)
 
@@ -225,17 +227,17 @@ class LiveTuning:
                 training.record.add(self.settings[setting], window, epoch=epoch, ranks=ranks)
             except OSError as error:
                 training.stop_recording()
-                self._say(f"what is learned is not kept for the next run: {error}")
+                self._announce(f"what is learned is not kept for the next run: {error}")
 
-    def _ask(self, signal: Signal) -> None:
+    def _request_setting(self, signal: Signal) -> None:
         assert isinstance(self.tuner, PowerFollower)
         target_W = self.tuner.target_W
         self.tuner.follow(signal.target_W)
-        self._tell("signal", signal.problem)
+        self._notify_about("signal", signal.problem)
         if target_W is not None and (unmet := self.tuner.unmet):
             # Once for each target, however often it comes to that.
             sentence = f"{target_W:g} W {unmet}"
-            self._tell(sentence, sentence)
+            self._notify_about(sentence, sentence)
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the outcome that it knows."""
@@ -255,7 +257,7 @@ class LiveTuning:
         given = self._training.marks.set_live, self._training.request.knobs, self.settings[setting]
         # GPUs that no rank uses are left alone.
         done = apply_live(self._governor, *given, ranks=len(self._ranks))
-        if isinstance(done, NotApplied):
+        if isinstance(done, UnappliedSetting):
             raise KnobRefused(done.message)
 
     def _set(self, setting: int) -> None:
@@ -274,7 +276,7 @@ class LiveTuning:
         self._unchecked = False
         delivered = self._governor.delivered().get("clock_MHz")
         if delivered is None:
-            self._tell(UNREAD, UNREAD)
+            self._notify_about(UNREAD, UNREAD)
         elif delivered > self._values[self._in_force] + 2 * SAME_CLOCK_MHZ:
             reads = f"{self.settings[self._in_force].short} reads back as {delivered:.0f} MHz"
             self._refuse(self._in_force, reads)
@@ -288,7 +290,7 @@ class LiveTuning:
 
     def _refuse(self, setting: int, why: str, *, by_device: bool = True) -> None:
         self.refused += [why] if by_device else []
-        self._say(f"{why}; the setting is not tried again")
+        self._announce(f"{why}; the setting is not tried again")
         self.tuner.bar(setting)
         self.restore()
         if len(self.refused) >= REFUSALS:

@@ -19,7 +19,7 @@ from tuner.workload.clocks.base import KnobRefused
 #: Steps from the latest known one to a boundary where all ranks can stop: they may be further.
 AHEAD = (2, 8, 32)
 #: Longest wait for a rank's answer, which may take some steps, seconds.
-ANSWER_S = 20.0
+REPLY_S = 20.0
 #: Errors of lines that a program may write itself.
 UNREADABLE = ValueError, LookupError, TypeError
 
@@ -48,7 +48,7 @@ class Marks:
         self.present: dict[str, Any] = {}
         self._steps: dict[int, int] = {}
         self._links: dict[int, socket.socket] = {}
-        self._answers: queue.SimpleQueue[tuple[bytes, Any]] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[tuple[bytes, Any]] = queue.SimpleQueue()
         self._listener = listener
         self._marks: queue.SimpleQueue[Mark] = queue.SimpleQueue()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -70,13 +70,13 @@ class Marks:
         for ahead in AHEAD:
             stop = max(self._steps.values()) + ahead
             self._send(f"stop {stop}")
-            told = self._all_told(b"at", stop)
-            if told:
+            replies = self._replies_of_all(b"at", stop)
+            if replies:
                 self._send("set " + json.dumps(dict(values)))
-                told = self._all_told(b"set", stop)
+                replies = self._replies_of_all(b"set", stop)
             self._send("go")
-            if told:
-                return told
+            if replies:
+                return replies
         raise KnobRefused("the ranks did not stop after one step to set a knob")
 
     def _send(self, line: str) -> None:
@@ -84,17 +84,17 @@ class Marks:
             with contextlib.suppress(OSError):
                 link.sendall(line.encode() + b"\n")
 
-    def _all_told(self, what: bytes, stop: int) -> list[Any]:
+    def _replies_of_all(self, command: bytes, stop: int) -> list[Any]:
         # What each rank answers; [] if one is late, or answers nothing.
-        told = list[Any]()
+        replies = list[Any]()
         with contextlib.suppress(queue.Empty):
-            while len(told) < len(self._links):
-                kind, answer = self._answers.get(timeout=ANSWER_S)
-                if (kind, answer) == (b"late", stop):
+            while len(replies) < len(self._links):
+                kind, reply = self._replies.get(timeout=REPLY_S)
+                if (kind, reply) == (b"late", stop):
                     return []
-                if kind == what and (what == b"set" or answer == stop):
-                    told.append(answer)
-        return told if len(told) == len(self._links) else []
+                if kind == command and (command == b"set" or reply == stop):
+                    replies.append(reply)
+        return replies if len(replies) == len(self._links) else []
 
     def close(self) -> None:
         """Accept no rank any more."""
@@ -125,7 +125,7 @@ class Marks:
                     elif kind == b"knobs":
                         self.present = dict(json.loads(rest))
                     elif kind in (b"at", b"late", b"set"):
-                        self._answers.put((kind, json.loads(rest)))
+                        self._replies.put((kind, json.loads(rest)))
                     elif kind in (b"in", b"out", b"step", b"ready"):
                         step, time_s = int(words[1]), float(words[2])
                         if sign := {b"in": -1, b"out": 1}.get(kind, 0):

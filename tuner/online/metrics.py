@@ -64,8 +64,8 @@ def _for_loopback(app: Callable[..., Any], host: str) -> Callable[..., Any]:
     names = {"localhost", "127.0.0.1", "[::1]", host}
 
     def checked(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        asked = environ.get("HTTP_HOST", host).lower()
-        if re.sub(r":\d*$", "", asked) in names:
+        host_header = environ.get("HTTP_HOST", host).lower()
+        if re.sub(r":\d*$", "", host_header) in names:
             return app(environ, start_response)
         start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
         return [b"These metrics are read as localhost only.\n"]
@@ -109,7 +109,7 @@ class Metrics:
         self,
         path: str | Path | None = None,
         *,
-        say: Callable[[str], None] = lambda sentence: None,
+        announce: Callable[[str], None] = lambda sentence: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = Path(path) if path is not None else None
@@ -117,14 +117,14 @@ class Metrics:
         # bytes.
         name = self._path.stem if self._path is not None else "train"
         self._run = {"window": name.encode(errors="replace").decode()}
-        self._say, self._clock = say, clock
+        self._announce, self._clock = announce, clock
         self._meter: Meter | None = None
         self._gpus: Sequence[GpuFacts] = ()
         self._started: Reading | None = None
         self._read: Reading | None = None
         self._marks: list[Mark] = []
-        self._known: dict[str, float] = {}
-        self._looked_s = -math.inf
+        self._info: dict[str, float] = {}
+        self._polled_s = -math.inf
         self._prometheus = import_prometheus()
         self.registry = self._prometheus.CollectorRegistry()
         self._families = families([("joulefront_tuning", self._run, 0)])
@@ -168,7 +168,7 @@ class Metrics:
         in_url = f"[{host}]" if ":" in host else host
         if host in ("localhost", "::1") or host.startswith("127."):
             server.set_app(_for_loopback(server.get_app(), in_url))
-        self._say(f"metrics are at http://{in_url}:{server.server_port}/metrics")
+        self._announce(f"metrics are at http://{in_url}:{server.server_port}/metrics")
         try:
             yield
         finally:
@@ -179,26 +179,26 @@ class Metrics:
         """Begin a training with its meter, its GPUs as CUDA counts them, and its promise."""
         self._meter, self._gpus = meter, gpus
         if max_slowdown is not None:
-            self._known["joulefront_max_slowdown_ratio"] = max_slowdown
+            self._info["joulefront_max_slowdown_ratio"] = max_slowdown
 
     def take(self, mark: Mark) -> None:
         """Take in a mark; the steps of the first rank that sends one are counted."""
         if not mark.ready and (not self._marks or mark.rank == self._marks[0].rank):
             self._marks = [*self._marks[:1], mark]
 
-    def look(self, tuner: OnlineTuner | None = None, clock_MHz: float = math.nan) -> None:
+    def poll(self, tuner: OnlineTuner | None = None, clock_MHz: float = math.nan) -> None:
         """Update what is published, if it is time; without a tuner the training is not tuned."""
         now_s = self._clock()
-        if self._meter is None or now_s - self._looked_s < EVERY_S:
+        if self._meter is None or now_s - self._polled_s < EVERY_S:
             return
-        self._looked_s = now_s
+        self._polled_s = now_s
         try:
             self._update(self._meter, tuner, clock_MHz)
             if self._path is not None:
                 write_text(self._path, self._text())
         except Exception as error:  # the training, and its tuning, go on
-            self._say(f"metrics are not up to date: {error}")
-            self._say = lambda sentence: None
+            self._announce(f"metrics are not up to date: {error}")
+            self._announce = lambda sentence: None
 
     def close(self) -> None:
         """Remove the file, whose figures would be taken for the latest."""
@@ -207,22 +207,22 @@ class Metrics:
                 self._path.unlink()
 
     def _update(self, meter: Meter, tuner: OnlineTuner | None, clock_MHz: float) -> None:
-        known = self._known
+        info = self._info
         if self._marks:
             first, last = self._marks[0], self._marks[-1]
             if steps := last.step - first.step:
-                known["joulefront_step_time_seconds"] = (last.time_s - first.time_s) / steps
-            known["joulefront_steps"], self._marks = last.step, [last]
+                info["joulefront_step_time_seconds"] = (last.time_s - first.time_s) / steps
+            info["joulefront_steps"], self._marks = last.step, [last]
         if tuner is not None:
             balance = tuner.balance
-            known["joulefront_slowdown_ratio"] = balance.slowdown[1]
+            info["joulefront_slowdown_ratio"] = balance.slowdown[1]
             for end, saved_J in zip(("low_", "", "high_"), balance.saved_J, strict=True):
-                known[f"joulefront_saved_{end}joules"] = saved_J
+                info[f"joulefront_saved_{end}joules"] = saved_J
         self._families = families(
             [
                 ("joulefront_tuning", self._run, tuner is not None),
                 ("joulefront_clock_limit_hertz", self._run, 1e6 * clock_MHz),
-                *((name, self._run, value) for name, value in known.items()),
+                *((name, self._run, value) for name, value in info.items()),
                 *self._metered(meter, tuner.target_W if isinstance(tuner, PowerFollower) else None),
             ]
         )

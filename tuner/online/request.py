@@ -1,4 +1,4 @@
-"""What a training is tuned to, checked in one place, and the outcome of its tuning."""
+"""Target that a training is tuned to, checked in one place, and the outcome of its tuning."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.online.earlier import Earlier, earlier_of
+from tuner.online.earlier_measurements import EarlierMeasurements, earlier_of
 from tuner.online.follow import Period, Signal, run_limits
 from tuner.online.response import Balance
 from tuner.online.windows import Change
 from tuner.problem.constraints import Constraints, LimitOptions
-from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.search_spaces.knob_declarations import Knob, check_knobs
 from tuner.workload.measure.stragglers import RankState, Straggler
 from tuner.workload.probe import MeterInfo
 
@@ -36,14 +36,16 @@ class TuningOptions(LimitOptions, total=False):
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """What a training is tuned to; InputError if that contradicts itself or is not allowed."""
+    """Target of a tuning; InputError if it contradicts itself or is not allowed."""
 
     # on the slowdown of the whole run, by default 5 %, or any if a power is kept; or its deadline
     # and energy budget, or its power cap.
     limits: Constraints = field(default_factory=Constraints)
     steps: int | None = None  # that it takes, if its framework does not say so
     follow_power: str | float | None = None  # file or address of a target in watts, or the watts
-    earlier: Earlier | None = None  # to begin with, unless it is of another device or job
+    earlier: EarlierMeasurements | None = (
+        None  # to begin with, unless it is of another device or job
+    )
     keep: Path | None = None  # folder for what is learned, to whose name a number is added
     knobs: tuple[Knob, ...] = ()
 

@@ -79,7 +79,7 @@ POWER = Prior("power_W", -0.8, 0.6, 0.08, noise=0.02)
 
 
 @dataclass(frozen=True)
-class Studied:
+class StudiedSetting:
     """Earlier measurement of a setting; `error` is the relative standard error of both figures."""
 
     step_time_s: float
@@ -134,7 +134,7 @@ class Response:
         self,
         x: Sequence[float],
         prior: Prior,
-        studied: Mapping[int, Studied],
+        studied: Mapping[int, StudiedSetting],
         declared: Sequence[tuple[object, ...]] = (),
     ) -> None:
         self._x = np.asarray(x, dtype=float)

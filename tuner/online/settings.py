@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import Governor
 
@@ -31,7 +31,8 @@ FULL = 0.95
 
 
 def offers(governor: Governor, *, every: bool, measured_MHz: Collection[float]) -> list[Offer]:
-    """Return what may be chosen from, the better first: each with the machine's own value."""
+    """Return the live settings to choose from, the better first, each with the machine's own
+    value."""
     clocks = clock_settings(governor, every=every, measured_MHz=measured_MHz)
     limits = limit_settings(*governor.limit_range_W, every=every)
     tops = max(governor.supported_clocks_MHz, default=0), governor.limit_range_W[1]

@@ -32,7 +32,7 @@ MOST_NEAR, SAMPLE = 2_000, 400
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluation:
     """Predictions of one space on one cluster.
 
     Attributes:
@@ -57,7 +57,7 @@ class Evaluated:
         return self.log_time + self.log_power
 
 
-class _Kept:
+class _Selection:
     def __init__(self, slack: float, seed: int) -> None:
         self._slack, self._rng = slack, np.random.default_rng(seed)
         self.configurations: list[Configuration] = []
@@ -122,7 +122,7 @@ def evaluate(
     slack: float,
     seed: int = 0,
     constants: Constants | None = None,
-) -> Evaluated:
+) -> Evaluation:
     """Predict every configuration of a space.
 
     Args:
@@ -133,7 +133,7 @@ def evaluate(
         InputError: the space has no configuration for this job and cluster.
     """
     model = AnalyticModel(job, cluster, constants=constants)
-    kept = _Kept(slack, seed)
+    kept = _Selection(slack, seed)
     count = fitting = 0
     least = np.inf
     for block in _blocks(space.groups(job, cluster, gpus=gpus)):
@@ -150,7 +150,7 @@ def evaluate(
         )
         starts = np.cumsum([0, *(len(lives) for _, lives in block)])
         kept.add(figures, lambda row, b=block, s=starts, f=fits: _numbered(b, s, int(f[row])))  # type: ignore[misc]
-    return Evaluated(
+    return Evaluation(
         configurations=tuple(kept.configurations),
         log_time=kept.figures[:, 0],
         log_power=kept.figures[:, 1],

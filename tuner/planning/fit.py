@@ -48,7 +48,7 @@ _KEPT = ("global_batch",)
 
 
 @dataclass(frozen=True)
-class Most:
+class Headroom:
     """Limit of a quantity, as long as everything else stays.
 
     Attributes:
@@ -109,8 +109,8 @@ class Fit:
     capacity_bytes: float
     host_memory_bytes: float
     probability: float
-    micro_batch: Most
-    sequence_length: Most
+    micro_batch: Headroom
+    sequence_length: Headroom
     fewest_replicas: int | None
     changes: tuple[Change, ...]
     known_error: tuple[str, ...]
@@ -176,7 +176,7 @@ class Fit:
             "known_error": list(self.known_error),
         }
 
-    def _limit(self, most: Most) -> dict[str, Any]:
+    def _limit(self, most: Headroom) -> dict[str, Any]:
         return {**asdict(most), "sure": None if self.doubts else most.sure}
 
     def _change(self, change: Change) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def _with(configuration: Configuration, **values: int) -> Configuration:
     return Configuration(Settings(configuration.launch, **values), configuration.live)
 
 
-def _largest_micro_batch(request: _Request) -> Most:
+def _largest_micro_batch(request: _Request) -> Headroom:
     job = request.job.at(request.configuration)
     share = job.global_batch // request.configuration.data_parallel
     sizes = (n for n in range(1, share + 1) if share % n == 0)
@@ -321,10 +321,10 @@ def _largest_micro_batch(request: _Request) -> Most:
     likely, sure = (
         int(micro_batches[probability >= least].max(initial=0)) for least in (LIKELY, SURE)
     )
-    return Most(likely, sure, capped=bool(sure == micro_batches.max()))
+    return Headroom(likely, sure, capped=bool(sure == micro_batches.max()))
 
 
-def _longest_sequence(request: _Request) -> Most:
+def _longest_sequence(request: _Request) -> Headroom:
     step = TOKENS * request.configuration.sequence_parallel
     facts = facts_of(request.job)
     limit = facts.positions if facts.learned_positions and facts.positions else LONGEST
@@ -350,7 +350,7 @@ def _longest_sequence(request: _Request) -> Most:
     # Video alone takes its tokens: a shorter sequence cannot hold it.
     least_tokens = facts.vision.tokens_of(request.job.frames) if facts.vision else 0
     likely, sure = (n * step if n * step > least_tokens else 0 for n in found)
-    return Most(likely, sure, capped=sure == most * step)
+    return Headroom(likely, sure, capped=sure == most * step)
 
 
 def _sizes(cluster: Cluster) -> Iterator[int]:

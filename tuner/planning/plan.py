@@ -27,10 +27,10 @@ from tuner.models.analytic.model_error import (
     known_error_lines,
     most_informative,
 )
-from tuner.models.simulated import simulated_meter
+from tuner.models.simulated_cluster import simulated_meter
 from tuner.pareto import knee, probability_nondominated
 from tuner.planning.correction import Correction
-from tuner.planning.evaluate import Evaluated, evaluate
+from tuner.planning.evaluate import Evaluation, evaluate
 from tuner.planning.failures import with_failures
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import does_not_fit
@@ -39,7 +39,14 @@ from tuner.problem.study_spec import StudySpec
 from tuner.results.choice import front_of
 from tuner.results.front_uncertainty import attainment_of
 from tuner.results.judge import Judge
-from tuner.results.parts import AnsweredRequest, Attainment, PlanFacts, Point, SizeOfPlan, Spent
+from tuner.results.parts import (
+    Attainment,
+    PlanFacts,
+    Point,
+    ResolvedRequest,
+    SearchCost,
+    SizeOfPlan,
+)
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
@@ -48,7 +55,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
 from tuner.search_spaces.space import SearchSpace
-from tuner.search_spaces.typed import read_fields, strict_json
+from tuner.search_spaces.typed_json import read_fields, strict_json
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500
@@ -224,10 +231,10 @@ def _slack() -> float:
     return HOPE * math.sqrt(2) * own
 
 
-def _joined(parts: Sequence[Evaluated]) -> Evaluated:
+def _joined(parts: Sequence[Evaluation]) -> Evaluation:
     arrays = ("log_time", "log_power", "memory_bytes", "listed")
     joined: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in arrays}
-    return Evaluated(
+    return Evaluation(
         configurations=tuple(c for part in parts for c in part.configurations),
         count=sum(part.count for part in parts),
         fitting=sum(part.fitting for part in parts),
@@ -238,7 +245,7 @@ def _joined(parts: Sequence[Evaluated]) -> Evaluated:
 
 def _table(
     today: int,
-    found: Evaluated,
+    found: Evaluation,
     steps: int,
     spreads: tuple[Spread, Spread],
     sizes: tuple[int, ...],
@@ -279,9 +286,9 @@ def _with_baseline(
     job: TrainingJob,
     cluster: Cluster,
     baseline: Configuration,
-    found: Evaluated,
+    found: Evaluation,
     constants: Constants | None,
-) -> tuple[Evaluated, int]:
+) -> tuple[Evaluation, int]:
     if baseline in found.configurations:
         return found, found.configurations.index(baseline)
     alone = AnalyticModel(job, cluster, constants=constants).predict([baseline])
@@ -335,9 +342,9 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
         best=best,
         choice=choice,
         baseline=baseline,
-        spent=Spent(0.0, 0.0, 0, 0, 0, None, None),
+        spent=SearchCost(0.0, 0.0, 0, 0, 0, None, None),
         steps=problem.steps,
-        request=AnsweredRequest(constraints),
+        request=ResolvedRequest(constraints),
         about=_about(spec, table, cluster),
         attainment=Attainment(**table.attainment),
         job=problem.job,

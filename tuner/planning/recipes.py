@@ -36,7 +36,7 @@ class RecipeJob(TrainingJob):
 
 
 @dataclass(frozen=True)
-class Planned:
+class RecipePlan:
     """Job and configuration that a recipe describes, on so many GPUs."""
 
     recipe: Recipe
@@ -47,7 +47,7 @@ class Planned:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What was read, and what was assumed, a sentence each."""
+        """Notes on what was read and assumed, a sentence each."""
         recipe = self.recipe
         read = f"read from {recipe.source} ({recipe.framework}): {_stated(recipe)}"
         return (read, *((f"assumed: {'; '.join(self.assumed)}",) if self.assumed else ()))
@@ -60,7 +60,7 @@ def planned(
     gpus: int | None = None,
     model_config: Path | None = None,
     sequence_length: int | None = None,
-) -> Planned:
+) -> RecipePlan:
     """Return the job of a framework's file, or of a command as its words.
 
     Args:
@@ -97,7 +97,7 @@ def planned(
     if not (recipe.ranks or gpus):
         notes.append(f"on {ranks} GPUs, as it names no number")
     every = {"activation_checkpointing": "none", "optimizer_offload": "none", **knobs}
-    return Planned(recipe, job, Configuration(Settings(every)), ranks, tuple(notes))
+    return RecipePlan(recipe, job, Configuration(Settings(every)), ranks, tuple(notes))
 
 
 def _model(recipe: Recipe, given: Path | None) -> Mapping[str, Any]:
@@ -127,7 +127,7 @@ def _ranks_of(recipe: Recipe, cluster: Cluster, gpus: int | None) -> tuple[int, 
             )
         ranks = replicas * degree
     if ranks > cluster.devices:
-        enlarged(cluster, ranks)  # refuses what is no multiple of a node
+        enlarged(cluster, ranks)  # refuses what is not a multiple of a node
     if ranks % degree:
         raise InputError(
             f"{recipe.source} divides the ranks by {degree}, which does not divide {ranks} GPUs; "

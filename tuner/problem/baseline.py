@@ -15,17 +15,17 @@ from typing import Any
 from tuner.search_spaces.baseline import degrees
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.declared import declared_words, with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import declared_words, with_baseline
 from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
 from tuner.search_spaces.rules import why_it_cannot_run
 from tuner.workload.deepspeed_file import read_deepspeed
 
 #: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
-_KNOWN = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_parallel_size"}
-_KNOWN |= {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
-_KNOWN |= {"steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard", "wandb"}
+_FACTS = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_parallel_size"}
+_FACTS |= {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
+_FACTS |= {"steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard", "wandb"}
 #: Parts of "zero_optimization" that are knobs.
 _ZERO = ("stage", "offload_optimizer", "offload_param", "zero_hpz_partition_size")
 #: Beginning of the name of a default baseline.
@@ -129,7 +129,9 @@ def _knobs_of(
     ):
         device = str(section.get("device", "none"))
         if device not in ("none", "cpu"):
-            notes.append(f"{file} offloads to {device}, which is no choice of {knob}; cpu is taken")
+            notes.append(
+                f"{file} offloads to {device}, which is not a choice of {knob}; cpu is taken"
+            )
             device = "cpu"
         if device != "none":
             values[knob] = device
@@ -155,7 +157,7 @@ def _knobs_of(
         enabled = _section(config, precision).get("enabled")
         if enabled is True and job.precision != precision:
             notes.append(f"{file} trains in {precision}; the job's {job.precision} is used")
-    if left := [name for name in config if name not in _KNOWN]:
+    if left := [name for name in config if name not in _FACTS]:
         notes.append(f"no knob, so the job's own holds: {', '.join(left)} of {file}")
     if parts := [name for name in zero if name not in _ZERO]:
         notes.append(f"no knob, so DeepSpeed's default holds: {', '.join(parts)} of ZeRO in {file}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import CHANGED
 from tuner.search_spaces.knobs import KNOBS, in_order, parse_words, short_name
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def named_configurations(
-    configurations: Sequence[Configuration], text: str, what: str
+    configurations: Sequence[Configuration], text: str, subject: str
 ) -> list[Configuration]:
     """Return the configuration that a text of knobs names, alone; empty if there is none.
 
@@ -43,7 +43,7 @@ def named_configurations(
     rest = [short_name({n: c.get(n) for n in left_out}) for c in agree]
     shown = "; ".join(list(dict.fromkeys(rest))[:4])
     raise InputError(
-        f"{text!r} leaves open {' and '.join(in_order(left_out))}, in which the {what} "
+        f"{text!r} leaves open {' and '.join(in_order(left_out))}, in which the {subject} "
         f"differ; add one of: {shown}"
     )
 

@@ -127,8 +127,8 @@ class Constraints:
         given: dict[str, Any] = {}
         for keyword, value in limits.items():
             if keyword not in LimitOptions.__annotations__:
-                known = ", ".join(LimitOptions.__annotations__)
-                raise TypeError(f"there is no argument {keyword!r}; limits are {known}")
+                options = ", ".join(LimitOptions.__annotations__)
+                raise TypeError(f"there is no argument {keyword!r}; limits are {options}")
             if value is None:
                 continue
             name = names.get(keyword, keyword)

@@ -1,4 +1,4 @@
-"""What files put into the user's program: values of knobs, and what drivers set and import.
+"""Values and imports that files put into the user's program, by knobs and drivers.
 
 A key of a framework can be code as a command is: `trust_remote_code`, a checkpoint that is a
 pickle, the name of a module. So everything is listed, a line each, and what can run code is marked.
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, load_pack, pack_names
 from tuner.search_spaces.job import job_names, load_job
+from tuner.search_spaces.knob_declarations import Knob, load_pack, pack_names
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.typed import shown_word
+from tuner.search_spaces.typed_json import shown_word
 from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.frameworks import Driver, load_drivers, shipped_drivers
 
@@ -70,9 +70,9 @@ def can_run_code(key: str, values: Iterable[Any]) -> bool:
     return any(names or _VALUE.fullmatch(text) for text in texts)
 
 
-def _setting(who: str, place: str, key: str, values: Sequence[Any]) -> FileStart:
+def _setting(owner: str, place: str, key: str, values: Sequence[Any]) -> FileStart:
     shown = ", ".join(map(shown_word, values))
-    line = f"{who}: {shown_word(place.removeprefix('env:'))}={shown}"
+    line = f"{owner}: {shown_word(place.removeprefix('env:'))}={shown}"
     return FileStart(line, can_run_code(key.removeprefix("env:"), values))
 
 
@@ -91,29 +91,29 @@ def of_driver(driver: Driver) -> Iterator[FileStart]:
     """Yield what a driver that is not joulefront's own writes, imports and sets."""
     if any(driver.table == own.table for own in shipped_drivers()):
         return
-    who = shown_word(driver.name)
+    owner = shown_word(driver.name)
     written = re.sub(r"\{key\}|\{value\}", "", driver.command.option)
     if written.strip("-+= "):
-        yield FileStart(f"{who}: options as {shown_word(driver.command.option)}", True)
+        yield FileStart(f"{owner}: options as {shown_word(driver.command.option)}", True)
     for name, value in driver.quiet_env.items():
-        yield _setting(who, name, name, [value])
+        yield _setting(owner, name, name, [value])
     for key, value in driver.quiet.items():
-        yield _setting(who, key, key, [value])
+        yield _setting(owner, key, key, [value])
     if driver.wrapper is not None:
         modules = ", ".join(map(shown_word, driver.wrapper.search))
-        yield FileStart(f"{who}: imports {modules}, and calls a function of it", True)
+        yield FileStart(f"{owner}: imports {modules}, and calls a function of it", True)
     for knob, route in driver.knobs.items():
         if route.key:
             key = route.key.removeprefix("env:")
             runs_code = can_run_code(key, ["VALUE"])
-            yield FileStart(f"{who}, {knob}: {shown_word(key)}=VALUE", runs_code)
+            yield FileStart(f"{owner}, {knob}: {shown_word(key)}=VALUE", runs_code)
         for key, values in chain.from_iterable(level.items() for level in route.levels.values()):
-            yield _setting(f"{who}, {knob}", key, key, values)
+            yield _setting(f"{owner}, {knob}", key, key, values)
     yield from of_knobs(tuple(driver.declared.values()))
 
 
 def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> list[FileStart]:
-    """Return what files start and set that a user names by --knobs and the like."""
+    """Return programs and settings of the files that a user names by --knobs and the like."""
     found: list[FileStart] = []
     for given in knobs:
         if given not in (*pack_names(), "framework"):

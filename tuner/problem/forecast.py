@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.formatting import counted, duration, energy_text, label
-from tuner.models.simulated import Conditions
+from tuner.models.simulated_cluster import Conditions
 from tuner.problem.problem import Problem
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
 
@@ -58,7 +58,7 @@ class SearchForecast:
 
 
 def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
-    """Return what a search on real devices takes."""
+    """Return the expected cost of a search on real devices."""
     cluster = problem.cluster
     assert cluster is not None
     live = any(configuration.live for configuration in problem.candidates)
@@ -98,8 +98,9 @@ def _launch(
 ) -> tuple[float, float, float | None]:
     """Return seconds and kilojoules of one probe, and kilojoules of the training (None if unknown).
 
-    A launch on GPUs takes what the simulated cluster charges (`tuner.models.simulated.Conditions`),
-    one on a CPU what `REAL_COST` says of the built-in program.
+    A launch on GPUs takes what the simulated cluster charges
+    (`tuner.models.simulated_cluster.Conditions`), one on a CPU what `REAL_COST` says of the
+    built-in program.
     """
     assert problem.prior is not None
     assert problem.baseline is not None

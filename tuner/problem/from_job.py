@@ -17,9 +17,9 @@ from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_se
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
-from tuner.search_spaces.declared import with_baseline
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import with_baseline
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
 from tuner.search_spaces.rules import why_it_cannot_run
@@ -38,7 +38,7 @@ SMALL, LARGE, EXPERTS = "default", "large", "experts"
 
 @dataclass(frozen=True)
 class Question:
-    """What a request names, as it is found: what a search and a plan have in common.
+    """Job, cluster and space that a request names, as a search and a plan both need them.
 
     Attributes:
         request: what was asked.
@@ -142,20 +142,20 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     A `plan` keeps what the built-in training program cannot run yet, for a simulated cluster. What
     needs more GPUs than the job may have could not be chosen, so it is left out.
     """
-    asked, most = question_of(request, plan=plan), request.constraints.max_gpus
-    job, cluster = asked.job, asked.cluster
-    found = _runnable(asked, plan)
-    _leave_out_unfitting(found, asked, plan)
-    found.notes.extend(asked.notes)
-    usable = asked.whole
+    question, most = question_of(request, plan=plan), request.constraints.max_gpus
+    job, cluster = question.job, question.cluster
+    found = _runnable(question, plan)
+    _leave_out_unfitting(found, question, plan)
+    found.notes.extend(question.notes)
+    usable = question.whole
     if request.cluster == "auto":
-        usable = _leave_out_unusable_here(found, asked, request.clocks)
-    configuration = asked.today.configuration
-    allowed = _allowed(found, most, asked.space_name, configuration)
+        usable = _leave_out_unusable_here(found, question, request.clocks)
+    configuration = question.today.configuration
+    allowed = _allowed(found, most, question.space_name, configuration)
     if not found.inspected:
-        found.notes.extend(knobs_in_play(allowed, asked.whole, job, cluster))
+        found.notes.extend(knobs_in_play(allowed, question.whole, job, cluster))
     candidates = found.candidates
-    sized = "global_batch" in launchable(job, cluster).narrowed(asked.whole).choices
+    sized = "global_batch" in launchable(job, cluster).narrowed(question.whole).choices
     if sized and configuration.get("global_batch") is None:
         # The candidates have it, so that their sizes are numbers on one scale.
         whole = {**configuration.launch, "global_batch": job.global_batch}
@@ -164,9 +164,9 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
         configuration = candidates[candidates.index_of(configuration)]
     else:
         candidates = Candidates.from_configurations([configuration, *candidates])
-    return asked.problem(
+    return question.problem(
         candidates.where(lambda launch: _uses_at_most(launch, most)),
-        {**space_section(asked.space_name, candidates), "knobs": usable.to_knobs()},
+        {**space_section(question.space_name, candidates), "knobs": usable.to_knobs()},
         baseline=configuration,
         cost=replace(REAL_COST, micro_batches=not job.why_accumulation_stays),
         notes=tuple(found.notes),
@@ -203,7 +203,7 @@ def cluster_to_predict(cluster: Cluster | str) -> Cluster:
 
 
 def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
-    """Return what the user runs today."""
+    """Return the configuration that the user runs today."""
     if isinstance(given, Configuration):
         given = with_baseline(given, job.knobs)
         if broken := why_it_cannot_run(given, job, cluster):
@@ -217,7 +217,7 @@ def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
 
 
 @dataclass
-class _Found:
+class _CandidateFilter:
     """Candidates that are narrowed step by step, with a note on each step.
 
     `inspected` is True if an inspection found which knobs can be set; the notes say so.
@@ -227,44 +227,46 @@ class _Found:
     inspected: bool = False
     notes: list[str] = field(default_factory=list)
 
-    def keep(self, kept: Sequence[Configuration], why: str, what: str = "") -> None:
+    def keep(self, kept: Sequence[Configuration], why: str, phrase: str = "") -> None:
         """Keep these, and note why the others, by default a number of them, are left out."""
         if left := len(self.candidates) - len(kept):
-            what = what or f"{left} of {len(self.candidates)} configurations are"
-            self.notes.append(f"{what} left out: {why}")
+            phrase = phrase or f"{left} of {len(self.candidates)} configurations are"
+            self.notes.append(f"{phrase} left out: {why}")
             self.candidates = Candidates.from_configurations(kept)
 
 
-def _runnable(asked: Question, plan: bool) -> _Found:
+def _runnable(question: Question, plan: bool) -> _CandidateFilter:
     """Return the candidates that the program can run, or all for a plan of the built-in one.
 
     Where an inspection found which knobs can be turned, they begin with notes on these.
     """
-    job = launchable(asked.job, asked.cluster)
-    space = job.narrowed(asked.space)
-    every = space.candidates(asked.job, asked.cluster)
+    job = launchable(question.job, question.cluster)
+    space = job.narrowed(question.space)
+    every = space.candidates(question.job, question.cluster)
     values = space.choices.items()
     varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
-    sentences = list(job.sentences({*asked.space.choices, *varied}))
+    sentences = list(job.sentences({*question.space.choices, *varied}))
     if plan and not sentences:
-        return _Found(every)
+        return _CandidateFilter(every)
     able = [c for c in every if not job.refused(c)]
     if not able:
         reasons = "; ".join(why for c in every.configurations[:1] for why in job.refused(c))
         raise InputError(
-            f"no configuration of space {asked.space.name!r} can be run on "
-            f"{asked.job.name!r}: {reasons}"
+            f"no configuration of space {question.space.name!r} can be run on "
+            f"{question.job.name!r}: {reasons}"
         )
     if sentences:
-        return _Found(Candidates.from_configurations(able), True, sentences)
-    found = _Found(every)
+        return _CandidateFilter(Candidates.from_configurations(able), True, sentences)
+    found = _CandidateFilter(every)
     found.keep(able, "the built-in training program cannot run them yet")
     return found
 
 
-def _leave_out_unusable_here(found: _Found, asked: Question, clocks: bool) -> SearchSpace:
+def _leave_out_unusable_here(
+    found: _CandidateFilter, question: Question, clocks: bool
+) -> SearchSpace:
     """Leave out what this machine cannot build or compile; return the space without it."""
-    cluster, space = asked.cluster, asked.whole
+    cluster, space = question.cluster, question.whole
     on_gpus = cluster.device.is_gpu
     if clocks and on_gpus and not cluster.clock_control:
         from tuner.workload.platforms import platform_of
@@ -272,12 +274,12 @@ def _leave_out_unusable_here(found: _Found, asked: Question, clocks: bool) -> Se
         found.notes.append(
             f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"
         )
-    started = launchable(asked.job, cluster)
-    if not asked.predicted and (why := started.why_not_here()):
+    started = launchable(question.job, cluster)
+    if not question.predicted and (why := started.why_not_here()):
         raise InputError(why)
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""
-    for what, why, needs in (
+    for phrase, why, needs in (
         ("optimizer_offload=cpu", no_adam, lambda *knob: knob == ("optimizer_offload", "cpu")),
         ("offload to nvme", no_drive, lambda name, value: value == "nvme"),
         ("compilation", cannot_compile(), _compiles),
@@ -285,8 +287,8 @@ def _leave_out_unusable_here(found: _Found, asked: Question, clocks: bool) -> Se
     ):
         if why:
             kept = [c for c in found.candidates if not any(needs(*k) for k in c.launch.items())]
-            found.keep(kept, why, f"{what} is")
-            space = _without(space, needs, asked)
+            found.keep(kept, why, f"{phrase} is")
+            space = _without(space, needs, question)
     return space
 
 
@@ -295,11 +297,11 @@ def _compiles(knob: str, value: Value) -> bool:
 
 
 def _without(
-    space: SearchSpace, needs: Callable[[str, Value], bool], asked: Question
+    space: SearchSpace, needs: Callable[[str, Value], bool], question: Question
 ) -> SearchSpace:
     """Return a space without the values of knobs that need something."""
     choices = dict(space.choices)
-    for name, values in space.values(asked.job, asked.cluster).items():
+    for name, values in space.values(question.job, question.cluster).items():
         kept = tuple(value for value in values if not needs(name, value))
         if len(kept) < len(values):
             choices[name] = kept
@@ -311,7 +313,7 @@ def _uses_at_most(launch: Settings, gpus: int | None) -> bool:
 
 
 def _allowed(
-    found: _Found, max_gpus: int | None, space: str, baseline: Configuration
+    found: _CandidateFilter, max_gpus: int | None, space: str, baseline: Configuration
 ) -> Candidates:
     candidates = found.candidates
     allowed = candidates.where(lambda launch: _uses_at_most(launch, max_gpus))
@@ -333,8 +335,8 @@ def _allowed(
     return allowed
 
 
-def _leave_out_unfitting(found: _Found, asked: Question, plan: bool) -> None:
-    job, cluster = asked.job, asked.cluster
+def _leave_out_unfitting(found: _CandidateFilter, question: Question, plan: bool) -> None:
+    job, cluster = question.job, question.cluster
     limit = cluster.device.memory_limit_bytes
     # Without a model nothing predicts memory; a process's share of a host's is no hard limit.
     if not job.is_modelled or limit is None:
@@ -342,7 +344,7 @@ def _leave_out_unfitting(found: _Found, asked: Question, plan: bool) -> None:
     every = found.candidates.configurations
     need = AnalyticModel(job, cluster).memory_bytes(every)
     if plan and len(need) and need.min() > limit:
-        raise InputError(does_not_fit(job, cluster, asked.whole, len(every), float(need.min())))
+        raise InputError(does_not_fit(job, cluster, question.whole, len(every), float(need.min())))
     most = CANDIDATE_FACTOR
     fits = need <= most * limit
     if fits.any():

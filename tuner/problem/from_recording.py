@@ -86,14 +86,14 @@ def table_problem(
 
 
 def _identity(
-    what: str,
+    subject: str,
     recorded: Recording,
     candidates: Candidates,
     baseline: Configuration,
     name: str,
     **more: Any,
 ) -> Any:
-    space = space_section(f"recorded {what}", candidates)
+    space = space_section(f"recorded {subject}", candidates)
     of_baseline = baseline_section(name, baseline)
     return plain({**more, "recorded": recorded.to_json(), "space": space, "baseline": of_baseline})
 

@@ -1,4 +1,4 @@
-"""What is asked about a job: where it trains, in which space, and what of it may change."""
+"""Request about a job: where it trains, in which space, and which knobs may change."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, check_knobs, fixed, load_pack, parse_knob
 from tuner.search_spaces.job import TrainingJob, job_of
+from tuner.search_spaces.knob_declarations import Knob, check_knobs, fixed, load_pack, parse_knob
 from tuner.search_spaces.options import option
 from tuner.workload.built_in_job import launchable
 from tuner.workload.scripts.command import Script
@@ -63,7 +63,7 @@ class JobRequest:
         return [str(word) for word in ([given] if isinstance(given, str | Path) else given)]
 
     def allowed(self, space: SearchSpace) -> SearchSpace:
-        """Return what of a space is searched."""
+        """Return the part of a space that is searched."""
         return space if self.allow_changed_training else space.same_training()
 
     def searched_knobs(self, job: TrainingJob, *, plan: bool) -> tuple[TrainingJob, list[str]]:

@@ -28,7 +28,7 @@ CHANGES = "it changes what is learnt (--allow-changed-training searches it)"
 def knobs_in_play(
     candidates: Candidates, space: SearchSpace, job: TrainingJob, cluster: Cluster
 ) -> tuple[str, ...]:
-    """Return what is in play, what the space leaves out, and what a rule leaves at one value.
+    """Return lines on the knobs that are searched, left out, or fixed by a rule.
 
     Three short sentences at most, and one for each knob in play that the models do not know.
     """

@@ -9,9 +9,9 @@ from typing import Any
 
 from tuner.problem.stop_reason import NoVerdict
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.scripts.command import Start
 
 
@@ -83,13 +83,13 @@ class Recording:
 
     @property
     def why_unverified(self) -> NoVerdict:
-        """Why a choice among these measurements is not launched again."""
+        """Reason not to launch a choice among these measurements again."""
         if not self.table:
             return NoVerdict("recorded_trace")
         return NoVerdict("not_requested" if self.varies else "no_spread")
 
     def today(self) -> Configuration:
-        """Return what the recorded study compared with."""
+        """Return the baseline of the recorded study."""
         if self.baseline is None:
             raise InputError(f"the recording {self.name!r} does not say what is run today")
         return self.baseline

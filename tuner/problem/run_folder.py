@@ -30,7 +30,7 @@ from tuner.search_spaces.safe_files import (
     require_own,
     write_text,
 )
-from tuner.search_spaces.typed import names_a_file, plain_text
+from tuner.search_spaces.typed_json import names_a_file, plain_text
 from tuner.workload.node.rights import private_folder
 from tuner.workload.probe import ProbeRecord
 from tuner.workload.trace import read_trace
@@ -59,7 +59,7 @@ _SECTIONS = (
 #: reading one of a gigabyte took two of memory.
 _MAX_STUDY_BYTES = 16 * 2**20
 #: A look at a lock (`tuner runs`) takes a moment of it; a search waits so long for it, seconds.
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class RunFolder:
             raise InputError(f"cannot lock {self.path / '.lock'}: {error.strerror}") from error
         try:
             # The kernel lets go of it when this process ends, however it ends.
-            if not _lock(fd, fcntl.LOCK_EX, limit_s=_LOOK_S):
+            if not _lock(fd, fcntl.LOCK_EX, limit_s=_POLL_S):
                 holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
                 raise InputError(
                     f"the study {self.name!r} is being run by process {holder}; "
@@ -217,11 +217,11 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
             in `runs_dir`, or else of a folder here. A `Path` is a path, or else a name.
     """
     folder = Path(runs_dir)
-    known = [path for _, path in _runs_in(folder)] if folder.is_dir() else []
+    runs = [path for _, path in _runs_in(folder)] if folder.is_dir() else []
     if run is None:
-        if not known:
+        if not runs:
             raise InputError(f"there is no run in {folder.resolve()}; `tuner optimize` makes one")
-        return RunFolder(known[0])
+        return RunFolder(runs[0])
     places = [folder / run, Path(run)]
     if isinstance(run, Path):
         places.reverse()
@@ -230,7 +230,7 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
     for path in places:
         if names_a_file(path / "study.toml"):
             return RunFolder(path)
-    names = [path.name for path in known]
+    names = [path.name for path in runs]
     raise UnknownName("run", str(run), names, where=f" in {folder.resolve()}")
 
 
@@ -346,10 +346,10 @@ def _lock(fd: int, kind: int, limit_s: float = 0.0) -> bool:
 
 def remove_run(runs_dir: str | Path, name: str) -> Path:
     """Delete a run with everything that it measured; return its folder."""
-    known = {path.parent.name: path.parent for path in Path(runs_dir).glob("*/study.toml")}
-    if name not in known:
-        raise UnknownName("run", name, known, where=f" in {Path(runs_dir).resolve()}")
-    folder = RunFolder(known[name])
+    runs = {path.parent.name: path.parent for path in Path(runs_dir).glob("*/study.toml")}
+    if name not in runs:
+        raise UnknownName("run", name, runs, where=f" in {Path(runs_dir).resolve()}")
+    folder = RunFolder(runs[name])
     require_own(folder.path)
     if folder.path.is_symlink():
         raise InputError(f"{folder.path} is a link; remove the link or the folder it leads to")

@@ -83,7 +83,7 @@ def little_left(
     if probability >= STOP_PROBABILITY:
         return None
     figures = {
-        "regret": regret.least_told(settings.max_regret),
+        "regret": regret.detection_threshold(settings.max_regret),
         "probability": probability,
         "expected_gain": expected_gain,
         "needed_kJ": cost_kJ,
@@ -122,9 +122,9 @@ def _probe_budget(figures: Mapping[str, float]) -> str:
 
 
 def _amounts(figures: Mapping[str, float], *names: str) -> Callable[[str], str]:
-    """Return what makes a text of an amount of energy, in the unit of those named; or of time."""
-    told_kJ = [figures[f"{name}_kJ"] for name in names if f"{name}_kJ" in figures]
-    energy_text = Units.for_values(told_kJ, []).energy_text
+    """Return a formatter of energies, in the unit of those named, or of times."""
+    stated_kJ = [figures[f"{name}_kJ"] for name in names if f"{name}_kJ" in figures]
+    energy_text = Units.for_values(stated_kJ, []).energy_text
 
     def text(name: str) -> str:
         if f"{name}_s" in figures:
@@ -146,7 +146,9 @@ def _search_share(figures: Mapping[str, float]) -> str:
 def _not_worth_it(figures: Mapping[str, float]) -> str:
     amount = _amounts(figures, "needed", "left", "saved")
     trying = f"trying another configuration takes {amount('needed')}"
-    if 0.0 in (figures.get(f"{what}_{unit}") for what in ("left", "saved") for unit in _UNITS):
+    if 0.0 in (
+        figures.get(f"{quantity}_{unit}") for quantity in ("left", "saved") for unit in _UNITS
+    ):
         return f"{trying} and would save nothing"
     if figures.get("expected_gain", 1.0) < HARDLY:
         return f"{trying} and {_brings(figures)}"
@@ -212,8 +214,8 @@ def stop_sentence(reason: StopReason, *, brief: bool = False) -> str:
     else:
         text = cause(figures)
     # That another probe would bring nothing is no second reason.
-    told = "next_kJ" in figures or "next_s" in figures
-    brings = not brief and told and figures["expected_gain"] >= HARDLY
+    has_next = "next_kJ" in figures or "next_s" in figures
+    brings = not brief and has_next and figures["expected_gain"] >= HARDLY
     more = _next_probe(figures) if brings else ""
     return f"The search ended: {text}{more}."
 

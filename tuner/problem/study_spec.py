@@ -24,7 +24,7 @@ from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import SearchSpace, read_space
-from tuner.search_spaces.typed import read_fields
+from tuner.search_spaces.typed_json import read_fields
 from tuner.workload.scripts.script_job import ScriptJob
 
 AnyJob = TypeVar("AnyJob", bound=TrainingJob)
@@ -105,7 +105,7 @@ def parse_space(study: Mapping[str, Any]) -> SearchSpace | None:
 
 
 def parse_request(study: Mapping[str, Any]) -> JobRequest | None:
-    """Return what a study asked about its job; None of a recording and of a plan."""
+    """Return a study's request about its job; None for a recording and a plan."""
     job, cluster, space = parse_job(study), parse_cluster(study), parse_space(study)
     if job is None or cluster is None or space is None or Recording.of(study) is not None:
         return None

@@ -30,7 +30,7 @@ class EnergyCurve:
     def __init__(self, opened: Reading) -> None:
         self.opened = self.last = opened
         self._readings = deque([opened], maxlen=_KEPT)
-        self._known: dict[float, float] = {}
+        self._finite: dict[float, float] = {}
 
     def add(self, reading: Reading) -> None:
         """Add a later reading."""
@@ -50,12 +50,12 @@ class EnergyCurve:
 
     def energy_at(self, time_s: float) -> float:
         """Return the energy from the first reading to this moment, at most to the last one."""
-        if time_s not in self._known:
+        if time_s not in self._finite:
             energy_J = self._interpolated(time_s) - self.opened.energy_J
             if time_s > self.last.time_s:
                 return energy_J
-            self._known[time_s] = energy_J
-        return self._known[time_s]
+            self._finite[time_s] = energy_J
+        return self._finite[time_s]
 
     def _interpolated(self, time_s: float) -> float:
         at = bisect_left(self._readings, time_s, key=lambda reading: reading.time_s)
@@ -67,7 +67,7 @@ class EnergyCurve:
 
     def forget(self, kept: set[float]) -> None:
         """Keep the energies of these moments alone."""
-        self._known = {time_s: self._known[time_s] for time_s in kept if time_s in self._known}
+        self._finite = {time_s: self._finite[time_s] for time_s in kept if time_s in self._finite}
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,12 @@ from tuner.receipt.trainings import Training, read_counts, trainings_of
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import require_own, write_text
 from tuner.search_spaces.temporary import TemporaryFolder
-from tuner.search_spaces.typed import strict_json
+from tuner.search_spaces.typed_json import strict_json
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
 from tuner.workload.meters import Meter, MeterError
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.meters.own import opener_of
+from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
@@ -44,7 +44,7 @@ from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.scripts.launchers.secrets import hidden
 
 #: Time between two readings of the meter and the counts, and between two writes, seconds.
-LOOK_S, WRITE_S = 1.0, 5.0
+POLL_S, WRITE_S = 1.0, 5.0
 #: Most of a core that looking may take, of a command with thousands of trainings or a slow meter.
 MOST_SHARE = 0.02
 #: Time in which helpers of an ended command end, too, seconds.
@@ -112,7 +112,7 @@ def _start_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """How a command is measured.
+    """Options of measuring a command.
 
     Attributes:
         file: where the receipt is written while the command runs.
@@ -144,7 +144,7 @@ class _Account:
         self.curve = EnergyCurve(opened)
         self._devices = DeviceTotals(opened.time_s, is_gpu=meter.info.tells_clocks)
 
-    def look(self, *, last: bool = False) -> None:
+    def poll(self, *, last: bool = False) -> None:
         """Read counts and meter; the last reading is that of the moment of this call."""
         with contextlib.suppress(OSError):  # the folder was removed: what was counted stays
             self._trainings = trainings_of(read_counts(self._counts))
@@ -155,10 +155,10 @@ class _Account:
             if not last:
                 self._devices.add(self._meter.sample())
         except Exception as error:  # whatever it is, the command runs on
-            what = str(error) if isinstance(error, MeterError) else repr(error)
+            cause = str(error) if isinstance(error, MeterError) else repr(error)
             self._problem = (
                 f"The meter failed {self.curve.time_s:.0f} s after the start, and energy is "
-                f"counted until then: {what}"
+                f"counted until then: {cause}"
             )
         moments = {t for each in self._trainings for t in (each.lead.first_s, each.lead.last_s)}
         self.curve.forget(moments)
@@ -234,7 +234,7 @@ def _overlap(trainings: Sequence[Training]) -> bool:
 def measure(
     command: Sequence[str],
     options: MeasureOptions,
-    say: Callable[[str], None] = lambda sentence: None,
+    announce: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[Receipt, int]:
     """Run a command as it stands; return its receipt and its exit code, or minus its signal.
 
@@ -255,39 +255,41 @@ def measure(
             if (signal.sigpending() & PASSED_ON).difference(options.ignored):
                 raise KeyboardInterrupt
             running.start()
-            _follow(running, account, options.file, say)
-            account.look(last=True)
+            _follow(running, account, options.file, announce)
+            account.poll(last=True)
             if left := _left_running(counts):
                 account.notes.append(_left(left))
             status = running.status or 0
             receipt = account.receipt("ended", status)
-            with _reported(say):
+            with _reported(announce):
                 _write(receipt, options.file)
             return receipt, status
 
 
-def _follow(running: Command, account: _Account, file: Path, say: Callable[[str], None]) -> None:
+def _follow(
+    running: Command, account: _Account, file: Path, announce: Callable[[str], None]
+) -> None:
     write_s = time.monotonic()
-    due_s = write_s + LOOK_S
+    due_s = write_s + POLL_S
     while not running.wait(max(0.0, due_s - time.monotonic())):
         now_s = time.monotonic()
         if now_s < due_s and not running.signalled:
             continue
-        account.look()
+        account.poll()
         if now_s - write_s >= WRITE_S or running.signalled:
             write_s = now_s
-            with _reported(say):
+            with _reported(announce):
                 _write(account.receipt(), file)
-        due_s = now_s + max(LOOK_S, (time.monotonic() - now_s) / MOST_SHARE)
+        due_s = now_s + max(POLL_S, (time.monotonic() - now_s) / MOST_SHARE)
 
 
 @contextlib.contextmanager
-def _reported(say: Callable[[str], None]) -> Iterator[None]:
+def _reported(announce: Callable[[str], None]) -> Iterator[None]:
     # A file that cannot be written while the command runs is no reason to stop it.
     try:
         yield
     except InputError as error:
-        say(str(error))
+        announce(str(error))
 
 
 def _write(receipt: Receipt, file: Path) -> None:

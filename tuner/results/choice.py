@@ -103,17 +103,17 @@ def _unmet(points: Sequence[Point], limits: Limits, units: Units) -> str:
 def _least_found(row: Limit, limit: float, ratio: float, units: Units) -> str:
     nearest = limit * ratio
     for digits in range(3, 8):  # until the two differ in print
-        found, asked = row.text(nearest, units, digits), row.text(limit, units, digits)
-        if found != asked and f"{nearest:.{digits}g}" != f"{limit:.{digits}g}":
+        found, limits = row.text(nearest, units, digits), row.text(limit, units, digits)
+        if found != limits and f"{nearest:.{digits}g}" != f"{limit:.{digits}g}":
             break
     if ratio >= MANY_TIMES:  # too far for one unit
         own = Units.for_values([limit], [limit])
-        asked = row.text(limit, own, 3)
+        limits = row.text(limit, own, 3)
         if ratio >= OUT_OF_REACH:
-            return f"{asked} is out of reach, and the least found is {found}"
-        return f"the least found is {found}, {number(ratio)} times the {row.noun} of {asked}"
+            return f"{limits} is out of reach, and the least found is {found}"
+        return f"the least found is {found}, {number(ratio)} times the {row.noun} of {limits}"
     share = percent(ratio - 1) if ratio >= 1.0005 else "less than 0.1 %"
-    return f"the least found is {found}, {share} beyond the {row.noun} of {asked}"
+    return f"the least found is {found}, {share} beyond the {row.noun} of {limits}"
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:
@@ -256,7 +256,7 @@ def _needs(point: Point, constraints: Constraints, units: Units) -> str:
         price = f", and costs {number(cost_of(point, constraints))} at the prices given"
     elif constraints.goal == "carbon":
         price = f", and emits {number(carbon_g(point, constraints))} g of CO2"
-    if not point.meter.tells_energy:
+    if not point.meter.has_energy:
         return f"{point.configuration.short} needs {units.time_text(point.time_to_solution_s)}"
     return (
         f"{point.configuration.short} needs {units.energy_text(point.energy_to_solution_kJ)}{mark} "

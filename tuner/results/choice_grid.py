@@ -54,8 +54,8 @@ def choice_grid(result: Result, units: Units) -> ChoiceGrid | None:
         if deadline_s is None and budget_kJ is None:
             point, met = result.choose().point, True
         else:
-            asked = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
-            point, met = best_of(judge.candidates, asked, result.baseline, judge.chance, figures)
+            limits = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
+            point, met = best_of(judge.candidates, limits, result.baseline, judge.chance, figures)
         if point not in points:
             points.append(point)
         return points.index(point), met

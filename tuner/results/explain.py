@@ -54,7 +54,7 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
     time, power = surrogates.sample(drawn, normals)
     measured = {p.configuration for p in result.points}
     baseline = result.baseline.configuration if result.baseline else None
-    told = point.meter.tells_energy
+    metered = point.meter.has_energy
 
     def change(log: np.ndarray, column: int) -> RelativeChange:
         quantiles = np.quantile(log[:, 0] - log[:, column], [0.5, 0.05, 0.95])
@@ -67,8 +67,8 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
             value=point.configuration.get(knob),
             instead_of=value,
             time=change(time, column),
-            energy=change(time + power, column) if told else None,
-            power=change(power, column) if told else None,
+            energy=change(time + power, column) if metered else None,
+            power=change(power, column) if metered else None,
             measured=other in measured,
             of_baseline=baseline is not None and baseline.get(knob) == value,
         )
@@ -85,16 +85,20 @@ def _where(result: Result, point: Point) -> dict[str, Mapping[str, float]]:
 
     job, cluster = result.job, result.cluster
     assert job is not None and cluster is not None  # noqa: PT018
-    said = AnalyticModel(job, cluster).breakdown(point.configuration)
+    breakdown = AnalyticModel(job, cluster).breakdown(point.configuration)
     step_s = point.time_to_solution_s / result.steps
     step_J = 1000 * point.energy_to_solution_kJ / result.steps
     share = steps_a_job_step(point.configuration, job)
     return {
-        "time_s": {name: value * step_s / said.step_time_s for name, value in said.time_s.items()},
-        "energy_J": {name: value * step_J / said.energy_J for name, value in said.joules.items()},
+        "time_s": {
+            name: value * step_s / breakdown.step_time_s for name, value in breakdown.time_s.items()
+        },
+        "energy_J": {
+            name: value * step_J / breakdown.energy_J for name, value in breakdown.joules.items()
+        },
         "model_error": {
-            "step time": share * said.step_time_s / step_s - 1,
-            "energy": share * said.energy_J / step_J - 1,
+            "step time": share * breakdown.step_time_s / step_s - 1,
+            "energy": share * breakdown.energy_J / step_J - 1,
         },
     }
 
@@ -108,16 +112,16 @@ def explain(result: Result, point: str | Configuration = "best") -> Explanation:
         why = "the model's sizes are not known"
     else:
         where = _where(result, chosen)
-    told = chosen.meter.tells_energy
-    if where and not told:
+    metered = chosen.meter.has_energy
+    if where and not metered:
         error = {name: value for name, value in where["model_error"].items() if name != "energy"}
         where = {"time_s": where["time_s"], "model_error": error}
-    what = "time and energy go is" if told else "time goes is"
+    subject = "time and energy go is" if metered else "time goes is"
     return Explanation(
         point=chosen,
         **where,
         parts_W=result.parts_W(chosen.configuration),
         knobs=_effects(result, chosen),
         mark=chosen.meter.mark,
-        notes=(f"Where {what} not told: {why}.",) if why else (),
+        notes=(f"Where {subject} not told: {why}.",) if why else (),
     )

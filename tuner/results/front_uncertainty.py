@@ -46,9 +46,9 @@ def likely_unmeasured(
         mean_time, mean_power = surrogates.mean(left)
         best = np.argsort(_behind(mean_time + mean_power, mean_time, log_energy, log_time))
         left = [left[i] for i in best[:MOST_PREDICTED]]
-    said = surrogates.predict(left)
-    energy = said.log_energy - HOPE * said.log_energy_std
-    time = said.log_time - HOPE * said.log_time_std
+    predicted = surrogates.predict(left)
+    energy = predicted.log_energy - HOPE * predicted.log_energy_std
+    time = predicted.log_time - HOPE * predicted.log_time_std
     behind = _behind(energy, time, log_energy, log_time)
     order = np.argsort(behind)
     return [left[i] for i in order[:MOST_DRAWN] if behind[i] < 0]
@@ -77,15 +77,18 @@ def draw(
     rng = np.random.default_rng(seed)
     time, power = figures.draw(rng, DRAWS)
     if unmeasured:
-        said = surrogates.with_intervals(unmeasured)
+        predicted = surrogates.with_intervals(unmeasured)
         plain = surrogates.predict(unmeasured)
         more_time, more_power = surrogates.sample(
             unmeasured, rng.standard_normal((DRAWS, 2, len(unmeasured)))
         )
         # As wide as the intervals that are shown, which the plain posterior is not.
-        wider = said.log_time_std / plain.log_time_std, said.log_power_std / plain.log_power_std
-        more_time = said.log_time + (more_time - plain.log_time) * wider[0]
-        more_power = said.log_power + (more_power - plain.log_power) * wider[1]
+        wider = (
+            predicted.log_time_std / plain.log_time_std,
+            predicted.log_power_std / plain.log_power_std,
+        )
+        more_time = predicted.log_time + (more_time - plain.log_time) * wider[0]
+        more_power = predicted.log_power + (more_power - plain.log_power) * wider[1]
         same = np.array(
             [[m.launch == u.launch for u in unmeasured] for m in figures.configurations],
             dtype=float,
@@ -109,9 +112,12 @@ def predicted_points(
     chosen = likely[:MOST_SHOWN]
     if not chosen:
         return ()
-    said = surrogates.with_intervals([unmeasured[i] for i in chosen])
-    time, power = (said.log_time, said.log_time_std), (said.log_power, said.log_power_std)
-    logs = zip(*time, *power, said.log_energy_std, strict=True)
+    predicted = surrogates.with_intervals([unmeasured[i] for i in chosen])
+    time, power = (
+        (predicted.log_time, predicted.log_time_std),
+        (predicted.log_power, predicted.log_power_std),
+    )
+    logs = zip(*time, *power, predicted.log_energy_std, strict=True)
     given: dict[str, Any] = {"source": "predicted", "windows": 0, "meter": meter}
     points = [
         Point.from_logs(unmeasured[i], row, steps=steps, **given)

@@ -19,7 +19,7 @@ from scipy.stats import norm
 
 from tuner.problem.constraints import OBJECTIVES, Constraints
 from tuner.results.choice import LIKELY, cost_of, decide, energy_cost_of, figures_of, ratios_to
-from tuner.results.parts import Choice, More, Point
+from tuner.results.parts import Choice, FurtherLaunches, Point
 from tuner.results.posterior import DRAWS, Gain, Posterior
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
@@ -136,8 +136,8 @@ class Judge:
         if limits.slowdown is not None and self.baseline is not None:
             slowdown = np.exp(self._drawn_slowdown(point, self.baseline))
             time_s = slowdown * self.baseline.time_to_solution_s
-        known = figures_of([point])
-        job = known._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
+        known_figures = figures_of([point])
+        job = known_figures._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
         # A figure without any error may equal its limit.
         met = {name: ratio <= 1 + 1e-12 for name, ratio in limits.ratios(job).items()}
         every = np.logical_and.reduce(np.broadcast_arrays(*met.values()))
@@ -149,11 +149,11 @@ class Judge:
         """Return the point that is best by the posterior's means, and how it was chosen."""
         if among is None:
             among = self.candidates
-        asked, today = self.constraints, self.baseline
-        best, choice = decide(among, asked, today, chance=self.chance, beside=self.points)
+        constraints, today = self.constraints, self.baseline
+        best, choice = decide(among, constraints, today, chance=self.chance, beside=self.points)
         if today is None:
             return best, choice
-        _, kept = decide([today], asked, today, chance=self.chance)
+        _, kept = decide([today], constraints, today, chance=self.chance)
         value, p_met = kept.objective_value, kept.p_all_met
         return best, replace(
             choice, baseline_met=kept.met, baseline_value=value, baseline_p_met=p_met
@@ -193,12 +193,13 @@ class Judge:
         """
         if self.baseline is None or self.ratio_sd is None:
             return replace(self, baseline=other)
-        known = {**self.ratio_sd, self.baseline.configuration: (0.0, 0.0)}
-        if other.configuration not in known:
+        known_figures = {**self.ratio_sd, self.baseline.configuration: (0.0, 0.0)}
+        if other.configuration not in known_figures:
             return replace(self, baseline=other, ratio_sd=None)
-        own_time, own_energy = known[other.configuration]
+        own_time, own_energy = known_figures[other.configuration]
         sums = {
-            each: (time + own_time, energy + own_energy) for each, (time, energy) in known.items()
+            each: (time + own_time, energy + own_energy)
+            for each, (time, energy) in known_figures.items()
         }
         return replace(self, baseline=other, ratio_sd=sums)
 
@@ -221,9 +222,9 @@ class Judge:
         goal = self.constraints.goal
         if goal != "cost" or self.baseline is None:
             return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
-        asked, today = self.constraints, self.baseline
-        mine, before = cost_of(point, asked), cost_of(today, asked)
-        energy = energy_cost_of(point, asked) / mine
+        constraints, today = self.constraints, self.baseline
+        mine, before = cost_of(point, constraints), cost_of(today, constraints)
+        energy = energy_cost_of(point, constraints) / mine
         logs = energy * math.log(today.energy_to_solution_kJ / point.energy_to_solution_kJ)
         logs += (1 - energy) * math.log(today.time_to_solution_s / point.time_to_solution_s)
         return energy, 1 - energy, math.log(before / mine) - logs
@@ -251,8 +252,8 @@ class Judge:
         if pair is None:
             return False
         energy, time, _ = self._weights(point)
-        asked = zip((energy, time), pair, strict=True)
-        return any(weight and -each.relative >= WORTH for weight, each in asked)
+        constraints = zip((energy, time), pair, strict=True)
+        return any(weight and -each.relative >= WORTH for weight, each in constraints)
 
     def p_for_limits(self, point: Point) -> float:
         """Return the probability that a point meets the limits and the baseline misses them."""
@@ -284,7 +285,7 @@ class Judge:
 
     # -- further launches ------------------------------------------------------------------------
 
-    def more(self, point: Point, launch_share: float | None) -> More | None:
+    def more(self, point: Point, launch_share: float | None) -> FurtherLaunches | None:
         """Return the launches that are worth it to become sure of a point; None if none are.
 
         Each of k launches, of whichever of the two is less known, narrows the saving as another
@@ -299,7 +300,7 @@ class Judge:
         fresh = self.launches_of(point) & self.fresh
         if self.p_better(point) >= ENOUGH:
             worth_one = not fresh and OUTLIERS * gain.mean * training > 1
-            return More(1, of_baseline=False) if worth_one else None
+            return FurtherLaunches(1, of_baseline=False) if worth_one else None
         energy, time, _ = self._weights(point)
         spread = self.posterior.launch_sd(energy, time) ** 2
         mean, sd = gain.mean, gain.sd
@@ -316,4 +317,4 @@ class Judge:
             return None
         today = self.baseline
         few = len(self.launches_of(today)) <= len(fresh)
-        return More(best, of_baseline=few and today.configuration not in self.failed)
+        return FurtherLaunches(best, of_baseline=few and today.configuration not in self.failed)

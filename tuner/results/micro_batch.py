@@ -37,15 +37,15 @@ class MicroBatch:
     samples_per_s: float
     J_per_sample: float
     energy_mark: str
-    tells_energy: bool
+    has_energy: bool
     peak_bytes: int | None
     time: Difference | None = None
     energy: Difference | None = None
 
 
 @dataclass(frozen=True)
-class MicroBatchAnswer:
-    """What a search of the micro-batch found.
+class MicroBatchAdvice:
+    """Outcome of a search of the micro-batch.
 
     Attributes:
         largest_safe: the largest measured one whose peak leaves a margin and that is smaller than
@@ -93,7 +93,7 @@ def doublings(candidates: Candidates, today: Configuration | None) -> tuple[Conf
 
 def micro_batch_answer(
     judge: Judge, failures: Sequence[ProbeRecord], job: TrainingJob, cluster: Cluster | None
-) -> MicroBatchAnswer | None:
+) -> MicroBatchAdvice | None:
     """Return the answer of a search of the micro-batch; None if nothing was measured."""
     if not judge.points or judge.points[0].source != "measured":
         return None
@@ -106,7 +106,7 @@ def micro_batch_answer(
     margin = limit - largest.peak_bytes if largest and limit and largest.peak_bytes else None
     today = _number(like, "micro_batch") if judge.baseline else None
     beyond, beyond_size = _beyond(largest, sizes, lacking, failed)
-    return MicroBatchAnswer(
+    return MicroBatchAdvice(
         fastest=max(sizes, key=lambda each: each.samples_per_s),
         today=next((each for each in sizes if each.size == today), None),
         largest_safe=largest,
@@ -144,7 +144,7 @@ def _of(judge: Judge, job: TrainingJob, point: Point) -> MicroBatch:
         samples_per_s=samples * judge.steps / point.time_to_solution_s,
         J_per_sample=1000 * point.energy_to_solution_kJ / (samples * judge.steps),
         energy_mark=point.meter.mark,
-        tells_energy=point.meter.tells_energy,
+        has_energy=point.meter.has_energy,
         peak_bytes=point.peak_memory_bytes,
         time=time,
         energy=energy,

@@ -118,7 +118,7 @@ class Point:
         meter, windows = self.meter, ""
         if self.source == "measured" and self.windows:
             windows = f", {self.windows} window{'s' * (self.windows != 1)}"
-        if not meter.tells_energy:
+        if not meter.has_energy:
             return f"{self.source}{windows}, {meter.sentence}"
         scope = f"{meter.scope} scope, energy {meter.label} ({meter.source})"
         return f"{self.source}{windows}, {scope}"
@@ -133,7 +133,7 @@ class Point:
             "how_measured": self.how_measured,
         }
         del data["of_step"]  # it is said once, by the result's "steps": null
-        return known_figures(data, energy=self.meter.tells_energy)
+        return known_figures(data, energy=self.meter.has_energy)
 
 
 def with_probabilities(points: Sequence[Point], probabilities: Iterable[float]) -> list[Point]:
@@ -168,7 +168,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class AnsweredRequest:
+class ResolvedRequest:
     """Request that a result answers.
 
     Attributes:
@@ -180,7 +180,7 @@ class AnsweredRequest:
     search: SearchSettings | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was given but for absolute limits, by name, units in the names."""
+        """Return the arguments that are not absolute limits, by name, units in the names."""
         absolute = {row.name for row in LIMITS}
         given = self.constraints.given.items()
         return {
@@ -223,7 +223,7 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Spent:
+class SearchCost:
     """Cost of the search; after `payback_steps` optimizer steps with `best` instead of the baseline
     the joules saved equal those spent (None if it saves none)."""
 
@@ -237,7 +237,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class More:
+class FurtherLaunches:
     """Further launches that are expected to decide."""
 
     launches: int
@@ -267,7 +267,7 @@ class Recommendation:
     time: Difference | None = None
     promising: Point | None = None
     trade: Point | None = None
-    more: More | None = None
+    more: FurtherLaunches | None = None
     launch_s: float | None = None
     launch_kJ: float | None = None
 
@@ -307,7 +307,7 @@ class AnotherChoice:
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
         data = {name: as_json(value) for name, value in vars(self).items()}
-        return known_figures(data, energy=self.point.meter.tells_energy)
+        return known_figures(data, energy=self.point.meter.has_energy)
 
     def __str__(self) -> str:
         from tuner.display.text import choice_lines
@@ -348,11 +348,11 @@ class KnobEffect:
             return f"{middle} [{low.removesuffix(' %')}, {high.removesuffix(' %')}]"
 
         other = value_text(self.instead_of)
-        whose = " (today's)" if self.of_baseline else ""
+        owner = " (today's)" if self.of_baseline else ""
         how = "" if self.measured else "; predicted"
         energy = f", energy {text(self.energy)}" if self.energy is not None else ""
         return (
-            f"{knob_text(self.knob, self.value)} instead of {other}{whose}: "
+            f"{knob_text(self.knob, self.value)} instead of {other}{owner}: "
             f"time {text(self.time)}{energy}{how}"
         )
 
@@ -377,7 +377,7 @@ class Explanation:
         """Return the explanation as JSON values."""
         knobs = [{**as_json(effect), "sentence": effect.sentence} for effect in self.knobs]
         data = {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
-        return known_figures(data, energy=self.point.meter.tells_energy)
+        return known_figures(data, energy=self.point.meter.has_energy)
 
     def __str__(self) -> str:
         from tuner.display.text import explanation_lines

@@ -35,7 +35,7 @@ class Forecast:
     doublings: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `tuner.planning.fit.Fit` does not tell, as JSON values."""
+        """Return the figures that `tuner.planning.fit.Fit` lacks, as JSON values."""
         steps = self.job.steps
         return {
             **asdict(self.breakdown),
@@ -87,11 +87,11 @@ def forecast(
         model = AnalyticModel(job, charged(before, meter))
         line = ScaleOut.of_prior(model, windows.as_delivered, windows.logs)
         one = predictor(job, charged(cluster, meter), [configuration])
-        said = line.correct(one, [configuration.world_size])
+        predicted = line.correct(one, [configuration.world_size])
         largest = max(each.world_size for each in windows.as_delivered)
         doublings = max(0.0, math.log2(configuration.world_size / largest))
         for name in ("step_time_s", "power_W", "energy_J"):
-            figure = getattr(said, name)
+            figure = getattr(predicted, name)
             ends = figure.median, figure.low, figure.high
             corrected[name] = float(ends[0][0]), float(ends[1][0]), float(ends[2][0])
     return Forecast(

@@ -36,7 +36,7 @@ EVEN = 0.6
 
 
 def evidence_of(judge: Judge, point: Point) -> Evidence:
-    """Return what is known of a point."""
+    """Return the facts of a point."""
     if point.source == "predicted" or point.meter.is_simulated:
         return Evidence.PREDICTED
     if judge.baseline is None:
@@ -55,7 +55,7 @@ def is_promising(judge: Judge, point: Point, launch_share: float | None = None) 
 def advise(
     judge: Judge, best: Point, *, met: bool = True, launch_share: float | None = None
 ) -> Recommendation:
-    """Return what to do under the judge's constraints.
+    """Return the recommendation under the judge's constraints.
 
     Args:
         launch_share: energy of a launch, as a share of the training's.
@@ -87,7 +87,7 @@ def advise(
 
 
 def recommend(result: Result) -> Recommendation | None:
-    """Return what to do after a study; None if nothing was measured."""
+    """Return the recommendation of a study; None if nothing was measured."""
     best, judge = result.best, result.judged
     if best is None:
         return None
@@ -143,7 +143,7 @@ def point_name(result: Result, point: Point) -> str:
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
     """Choose among the measured points; without constraints, what the run recommends."""
     baseline = result.baseline
-    if constraints.given and constraints.need_energy and not result.tells_energy:
+    if constraints.given and constraints.need_energy and not result.has_energy:
         raise InputError(
             f"run {result.name!r} measured time alone; choose with --minimize time and no limit on "
             "energy or power"

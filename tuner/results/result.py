@@ -20,7 +20,6 @@ from tuner.problem.limits import Limits
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.results.parts import (
     AnotherChoice,
-    AnsweredRequest,
     Attainment,
     Choice,
     Explanation,
@@ -28,7 +27,8 @@ from tuner.results.parts import (
     Point,
     ProgressPoint,
     Recommendation,
-    Spent,
+    ResolvedRequest,
+    SearchCost,
     Verification,
     as_json,
     without_probabilities,
@@ -36,7 +36,7 @@ from tuner.results.parts import (
 from tuner.results.significance import Comparison
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.typed import JSON_SCHEMA
+from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.workload.measure.stragglers import Straggler
 from tuner.workload.probe import Measurement, ProbeRecord
 from tuner.workload.without_energy import known_figures
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.results.judge import Judge
-    from tuner.results.micro_batch import MicroBatchAnswer
+    from tuner.results.micro_batch import MicroBatchAdvice
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
     from tuner.search_spaces.today_facts import TodayFacts
@@ -83,9 +83,9 @@ class Result:
     best: Point | None
     choice: Choice
     baseline: Point | None
-    spent: Spent
+    spent: SearchCost
     steps: int
-    request: AnsweredRequest = field(default_factory=AnsweredRequest)
+    request: ResolvedRequest = field(default_factory=ResolvedRequest)
     failures: tuple[ProbeRecord, ...] = ()
     stragglers: tuple[tuple[str, Straggler], ...] = ()
     leave_one_out: LeaveOneOut | None = None
@@ -124,13 +124,13 @@ class Result:
 
     @property
     def today(self) -> TodayFacts | None:
-        """What a script trains today, and where each value comes from; None for another job."""
+        """Today's training of a script, and the source of each value; None for another job."""
         if self.job is None:
             return None
         return self.job.today_facts(self.baseline.configuration if self.baseline else None)
 
     @property
-    def micro_batch(self) -> MicroBatchAnswer | None:
+    def micro_batch(self) -> MicroBatchAdvice | None:
         """The fastest and the largest safe micro-batch; None unless space `micro-batch` was
         searched."""
         from tuner.results.micro_batch import is_searched, micro_batch_answer
@@ -141,7 +141,7 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """What to do, what it brings and how sure that is, in one sentence."""
+        """Recommendation, its saving and its certainty, in one sentence."""
         from tuner.display.advice import headline
 
         return headline(self)
@@ -201,8 +201,8 @@ class Result:
         if self.front_points:
             both = [(p.energy_to_solution_kJ, p.time_to_solution_s) for p in self.front_points]
             named["knee"] = self.front_points[knee(both)]
-        known = [word for word, point in named.items() if point is not None]
-        known += [f"1 to {len(self.front_points)}"] if self.front_points else []
+        names = [word for word, point in named.items() if point is not None]
+        names += [f"1 to {len(self.front_points)}"] if self.front_points else []
         named["baseline"] = self.baseline  # of the release before
         named |= {str(number): p for number, p in enumerate(self.front_points, start=1)}
         if isinstance(name, Configuration):
@@ -215,8 +215,8 @@ class Result:
         for point in self.points:
             if point.configuration in right:
                 return point
-        known.append(f"or a configuration that was measured (tuner show {self.name})")
-        raise UnknownName("measured point", name, known)
+        names.append(f"or a configuration that was measured (tuner show {self.name})")
+        raise UnknownName("measured point", name, names)
 
     def compare(
         self, a: str | Configuration = "baseline", b: str | Configuration = "best"
@@ -288,8 +288,8 @@ class Result:
 
         Empty where no meter did.
         """
-        told = [w for w in self.windows.get(configuration, ()) if w.parts_W]
-        return max(told, key=lambda window: window.window_s).parts_W if told else {}
+        metered = [w for w in self.windows.get(configuration, ()) if w.parts_W]
+        return max(metered, key=lambda window: window.window_s).parts_W if metered else {}
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
         """Explain a point: its time and energy by part and the effect of each knob."""
@@ -298,7 +298,7 @@ class Result:
         return explain(self, point)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the recommendation, and the front as a table."""
+        """Return the recommendation and the front as a table, for a notebook."""
         from tuner.display.notebook import result_html
 
         return result_html(self)
@@ -315,10 +315,10 @@ class Result:
         return f"<Result {self.name}: {counts}. {self.headline or 'Nothing was measured.'}>"
 
     @cached_property
-    def tells_energy(self) -> bool:
+    def has_energy(self) -> bool:
         """False for a study of time alone."""
         failed = [record.meter for record in self.failures]
-        return all(m.tells_energy for m in (*(p.meter for p in self.points), *failed))
+        return all(m.has_energy for m in (*(p.meter for p in self.points), *failed))
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the windows and the fitted models as JSON values.
@@ -335,6 +335,6 @@ class Result:
         values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
         if self.plan is not None:
             values |= {n: getattr(self.plan, n) for n in ("parameter_count", "doubts")}
-        data = known_figures(as_json(values), energy=self.tells_energy)
+        data = known_figures(as_json(values), energy=self.has_energy)
         doubted = self.plan is not None and self.plan.doubts
         return {"schema": JSON_SCHEMA, **(without_probabilities(data) if doubted else data)}

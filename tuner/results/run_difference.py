@@ -1,4 +1,4 @@
-"""What two runs recommend, compared with each other."""
+"""Comparison of the recommendations of two runs."""
 
 from __future__ import annotations
 

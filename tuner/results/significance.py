@@ -33,19 +33,19 @@ class Difference:
     @property
     def sentence(self) -> str:
         """The difference in words; a difference that is not significant is not called one."""
-        what = self.quantity.replace("_", " ")
+        quantity = self.quantity.replace("_", " ")
         word = "less" if self.relative < 0 else "more"
         if self.predicted:
             ends = f"{100 * self.low:+.0f} to {100 * self.high:+.0f} %"
-            return f"{what}: {percent(abs(self.relative))} {word} ({ends}), predicted"
+            return f"{quantity}: {percent(abs(self.relative))} {word} ({ends}), predicted"
         change = f"{100 * abs(self.relative):.2f} % {word}"
         interval = f"[{100 * self.low:+.2f}, {100 * self.high:+.2f}] %"
         # A smaller one than a few launches can tell is only bounded.
         p = f"p = {self.p_value:.2g}" if self.p_value >= 1e-4 else "p < 0.0001"
         why = f"{interval} ({p}, {self.method})"
         if not self.shown:
-            return f"{what}: no difference shown; if any, within {why}"
-        return f"{what}: {change}, {why}"
+            return f"{quantity}: no difference shown; if any, within {why}"
+        return f"{quantity}: {change}, {why}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as JSON values."""
@@ -77,7 +77,7 @@ class Comparison:
             f"from  {self.a}",
             f"to    {self.b}",
             self.step_time.sentence,
-            energy if self.meter.tells_energy else self.meter.sentence,
+            energy if self.meter.has_energy else self.meter.sentence,
             *([self.basis] if self.basis else []),
         ]
 
@@ -89,4 +89,4 @@ class Comparison:
         }
         meter = dict(vars(self.meter))
         data = {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
-        return known_figures(data, energy=self.meter.tells_energy)
+        return known_figures(data, energy=self.meter.has_energy)

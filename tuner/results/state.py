@@ -23,11 +23,11 @@ from tuner.results.choice import front_of, never_measured
 from tuner.results.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.results.judge import Judge, failed_again
 from tuner.results.parts import (
-    AnsweredRequest,
     Attainment,
     Point,
     ProgressPoint,
-    Spent,
+    ResolvedRequest,
+    SearchCost,
     Verification,
     with_probabilities,
 )
@@ -48,7 +48,7 @@ def spent_kJ(records: Sequence[ProbeRecord]) -> float:
 
 
 class StudyState:
-    """What the probes of a study measured so far."""
+    """Measurements of a study so far, with the points, limits and choice derived from them."""
 
     def __init__(self, spec: StudySpec, records: Sequence[ProbeRecord]) -> None:
         self.spec, self.records = spec, tuple(records)
@@ -216,14 +216,16 @@ def _progress(records: Sequence[ProbeRecord]) -> tuple[ProgressPoint, ...]:
     return tuple(curve)
 
 
-def _spent(state: StudyState, time_s: float, best: Point | None, baseline: Point | None) -> Spent:
+def _spent(
+    state: StudyState, time_s: float, best: Point | None, baseline: Point | None
+) -> SearchCost:
     problem, records, energy_kJ = state.spec.problem, state.records, state.spent_kJ
     payback: float | None = None
     if best is not None and baseline is not None:
         saved_kJ = baseline.energy_to_solution_kJ - best.energy_to_solution_kJ
         if saved_kJ > 0:
             payback = energy_kJ / (saved_kJ / problem.steps)
-    return Spent(
+    return SearchCost(
         energy_kJ=energy_kJ,
         time_s=time_s,
         probes=len(records),
@@ -304,7 +306,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
         baseline=baseline,
         spent=_spent(state, time_s, best, baseline),
         steps=problem.steps,
-        request=AnsweredRequest(judge.constraints, spec.settings),
+        request=ResolvedRequest(judge.constraints, spec.settings),
         failures=tuple(record for record in records if not record.ok),
         stragglers=tuple(
             (record.request.probe_id, straggler)

@@ -57,7 +57,7 @@ class RegretEstimate:
         """Return the probability that more is missing than this share and the noise."""
         return float(np.mean(self.missing > self._least(share)))
 
-    def least_told(self, share: float) -> float:
+    def detection_threshold(self, share: float) -> float:
         """Return what `probability_above` compares with, the median of the draws."""
         return float(np.median(self._least(share)))
 

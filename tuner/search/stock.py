@@ -24,7 +24,7 @@ from tuner.search_spaces.errors import InputError
 
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 #: Asks, and equal ones in a row, after which the open candidate nearest to the proposal is taken.
-MAX_ASKS, SAME_ASKS = 50, 3
+MAX_SUGGESTIONS, SAME_SUGGESTIONS = 50, 3
 
 
 class StockPlanner(ProbePlanner):
@@ -61,7 +61,7 @@ class StockPlanner(ProbePlanner):
 
     def _ask(self, closed: np.ndarray) -> int:
         refused: list[dict[str, Any]] = []
-        while len(refused) < MAX_ASKS:
+        while len(refused) < MAX_SUGGESTIONS:
             trial = self._study.ask(self._encoding.distributions)
             candidate = self._encoding.index_of_params(trial.params)
             if candidate is not None and not closed[candidate]:
@@ -69,7 +69,7 @@ class StockPlanner(ProbePlanner):
                 return candidate
             self._study.tell(trial, state=TrialState.FAIL)
             refused.append(trial.params)
-            if refused[-SAME_ASKS:] == SAME_ASKS * [trial.params]:
+            if refused[-SAME_SUGGESTIONS:] == SAME_SUGGESTIONS * [trial.params]:
                 break
         candidate = self._nearest(refused[-1], closed)
         self._study.enqueue_trial(self._params_of(candidate))

@@ -169,11 +169,11 @@ class CostEstimate:
         return statistics.median(self._ratios) if self._ratios else 1.0
 
     def further_kJ(self, configurations: Sequence[Configuration], planned_kJ: float) -> float:
-        """Return what further settings of a running launch are expected to use."""
+        """Return the expected energy of further settings of a running launch."""
         return self.used_over_planned * planned_kJ
 
     def launch_kJ(self, records: Sequence[ProbeRecord]) -> float:
-        """Return what a probe used beside its windows; the median of those made, 0 before any."""
+        """Return the energy of a probe outside its windows: the median so far, 0 before any."""
         each_J = [_beside_windows(record)[0] for record in records if record.measurements]
         return max(statistics.median(each_J), 0.0) / 1000 if each_J else 0.0
 
@@ -183,7 +183,7 @@ class CostEstimate:
         configurations: Sequence[Configuration],
         planned_kJ: float,
     ) -> float:
-        """Return what a probe is expected to use, kilojoules.
+        """Return the expected energy of a probe, kilojoules.
 
         It is taken from an earlier probe of the same launch; else from the sampler's prediction
         times how far such predictions were off; else from what probes used per setting visited;

@@ -21,7 +21,7 @@ from tuner.workload.scripts.command import Script
 
 @dataclass(frozen=True)
 class DryRun:
-    """What `tuner optimize` would do: what it costs in a sentence, and phrases by heading."""
+    """Preview of `tuner optimize`: its cost as a sentence, and phrases by heading."""
 
     cost: str
     forecast: SearchForecast | None
@@ -44,7 +44,7 @@ class DryRun:
 
 
 def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
-    """Return what a search of this problem, which has a job and a cluster, would do."""
+    """Preview the search of a problem that has a job and a cluster."""
     candidates, today = problem.candidates, problem.baseline
     knobs = problem.job.knobs if problem.job else ()
     search = (
@@ -68,7 +68,7 @@ def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
 
 
 def describe_script(script: Script, request: StudyRequest) -> DryRun:
-    """Return what a search of a script would do before it is known which knobs it has."""
+    """Preview the search of a script before its knobs are known."""
     run = RunFolder.named(request.runs_dir, request.name or new_name(script.name, request.runs_dir))
     script.require_startable()
     read = script.read_launcher

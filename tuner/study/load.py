@@ -39,7 +39,7 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
-from tuner.study.unsupported import without_unsupported
+from tuner.study.unsupported_knobs import without_unsupported
 from tuner.workload.probe import ProbeRecord, WindowPolicy
 
 _WHERE = "study.toml"

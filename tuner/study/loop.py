@@ -43,7 +43,7 @@ from tuner.study.rules import (
     repeat_due,
     with_next_probe,
 )
-from tuner.study.unsupported import fixed_knobs, without_unsupported
+from tuner.study.unsupported_knobs import fixed_knobs, without_unsupported
 from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.trace import TraceWriter, compact, read_phase
 
@@ -90,7 +90,7 @@ class SearchLoop:
         self._budget, self._cost = Budget(spec.settings), CostEstimate(spec.problem)
         self._stopped: StopReason | None = None
         self.state = StudyState(spec, self.records)
-        self._asked = self._what_is_asked()
+        self._question = self._current_question()
         self._verifies = spec.settings.verify and spec.unverified is None
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -136,7 +136,7 @@ class SearchLoop:
     def expected_kJ(
         self, configurations: Sequence[Configuration], planned_kJ: float = math.nan
     ) -> float:
-        """Return what a probe is expected to use (`CostEstimate.expected_kJ`)."""
+        """Return the expected energy of a probe (`CostEstimate.expected_kJ`)."""
         return self._cost.expected_kJ(self.records, configurations, planned_kJ)
 
     # -- what to run next ------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class SearchLoop:
         # Return the sampler's next probe if it is worth its cost and affordable. If not, and no
         # result in flight can change that, `_stopped` is set.
         self._stopped = node_failures(self.records, self._earlier) or self._limit(0, searching=True)
-        planner, question = self._planner, self._asked.question
+        planner, question = self._planner, self._question.question
         if limit := self._stopped:
             if limit.kind in LIMITS and planner.estimates_gain:
                 self._stopped = with_next_probe(limit, self._plan(), self.expected_kJ, question)
@@ -191,7 +191,7 @@ class SearchLoop:
         plan = self._plan()
         if plan is None:
             if not self._flying:
-                unsafe = self._asked.peak_limit is not None
+                unsafe = self._question.peak_limit is not None
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         plan, cost_kJ, reason = probe_or_end(self.state, plan, self.expected_kJ)
@@ -207,7 +207,7 @@ class SearchLoop:
         with threadpool_limits(limits=1):
             return self._planner.plan(self._planning_state())
 
-    def _what_is_asked(self) -> PlanningState:
+    def _current_question(self) -> PlanningState:
         # The state without what is in flight, made once for each finished probe.
         peak_limit = peak_limit_of(self.state)
         return PlanningState(
@@ -221,7 +221,7 @@ class SearchLoop:
     def _planning_state(self, without: str = "") -> PlanningState:
         others = [flight for name, flight in self._flying.items() if name != without]
         in_flight = tuple(c for flight in others for c in flight.configurations)
-        return replace(self._asked, in_flight=in_flight)
+        return replace(self._question, in_flight=in_flight)
 
     # -- probes of a later phase -----------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class SearchLoop:
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         fixed = self._leave_out_unsupported(record)
         self.state = StudyState(self._spec, self.records)
-        self._asked = self._what_is_asked()
+        self._question = self._current_question()
         del self._flying[record.request.probe_id]
         self._cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
@@ -355,11 +355,11 @@ class SearchLoop:
 
 
 def _new_lessons(planner: ProbePlanner, records: Sequence[ProbeRecord]) -> list[str]:
-    """Return what the failure of the last probe taught the planner, a sentence each."""
+    """Return the planner's lessons from the failure of the last probe, a sentence each."""
     if not records or records[-1].failure is None:
         return []
-    known = planner.lessons(records[:-1])
-    return [sentence for sentence in planner.lessons(records) if sentence not in known]
+    lessons = planner.lessons(records[:-1])
+    return [sentence for sentence in planner.lessons(records) if sentence not in lessons]
 
 
 def _why(plan: ProbePlan) -> str:

@@ -34,8 +34,8 @@ def run_plan(
     if request.run is not None:
         request, corrects = _of_run(request, request.run)
     job, cluster = request.named_job, cluster_to_predict(request.cluster)
-    asked = question_of(replace(request, job=job, cluster=cluster), plan=True)
-    job, cluster = asked.job, asked.cluster
+    question = question_of(replace(request, job=job, cluster=cluster), plan=True)
+    job, cluster = question.job, question.cluster
     if most := [number for number in gpus if number > cluster.devices]:
         raise InputError(
             f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
@@ -46,24 +46,24 @@ def run_plan(
     )
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
-    for sentence in _notes(asked, corrects):
+    for sentence in _notes(question, corrects):
         notify(Progress("note", None, sentence))
-    if left_out := not_searched(asked.whole):
+    if left_out := not_searched(question.whole):
         notify(Progress("note", None, left_out, detail=True))
     table = plan_table(
         job,
         cluster,
-        asked.space,
-        asked.today.configuration,
+        question.space,
+        question.today.configuration,
         gpus=gpus,
         correction=corrects,
     )
     spec = StudySpec(
         name=run.name,
         run_dir=run.path,
-        problem=asked.problem(
+        problem=question.problem(
             Candidates((), ()),
-            {"name": asked.space_name, "configurations": table.configurations},
+            {"name": question.space_name, "configurations": table.configurations},
             identity={"plan": {"gpus": list(table.gpus), "seconds": table.seconds}},
         ),
         constraints=request.constraints,
@@ -79,12 +79,12 @@ def run_plan(
         return result if shown is None else shown(result, ())
 
 
-def _notes(asked: Question, corrects: Correction | None) -> list[str]:
-    """Return what is and is not searched and predicted, and by what the models are corrected."""
-    every = asked.whole.choices
-    kept = (name for name in every if name not in asked.space.choices)
+def _notes(question: Question, corrects: Correction | None) -> list[str]:
+    """Return notes on the searched and predicted knobs, and on the correction of the models."""
+    every = question.whole.choices
+    kept = (name for name in every if name not in question.space.choices)
     sentences = [
-        *asked.notes,
+        *question.notes,
         *not_predicted(every),
         *(f"not in play: {name}: {CHANGES}" for name in kept),
         corrects.sentence if corrects else "",
@@ -104,7 +104,7 @@ def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Corr
     windows = measured_windows([in_job_steps(record, problem.job) for record in records])
     cluster = charged(problem.cluster, windows.records[0].meter)
     launches = [record.request.launch.key for record in windows.records]
-    asked = replace(
+    question = replace(
         request,
         job=problem.job,
         cluster=enlarged(cluster, max(request.gpus)),
@@ -112,7 +112,7 @@ def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Corr
         allow_changed_training=problem.identity["request"]["allow_changed_training"],
         constraints=request.constraints if request.constraints.given else spec.constraints,
     )
-    return asked, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
+    return question, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
 
 
 def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
@@ -129,7 +129,7 @@ def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration,
     if len(found) < len(wanted):
         note = (
             f"{len(wanted) - len(found)} of the {len(wanted)} probes of plan {plan.name!r} are "
-            "left out: they are no candidates here"
+            "left out: they are not candidates here"
         )
         problem = replace(problem, notes=(*problem.notes, note))
     return found, problem

@@ -47,9 +47,9 @@ class StudyRecorder:
         candidates: Candidates,
         steps: int,
         constraints: Constraints,
-        tells_energy: bool = True,
+        has_energy: bool = True,
     ) -> None:
-        metrics = METRICS if tells_energy else METRICS[1:]
+        metrics = METRICS if has_energy else METRICS[1:]
         self._encoding = ParameterEncoding(candidates)
         self._steps, self._constraints = steps, constraints
         #: What messages call the storage (`tuner.storage.storage_trouble`).
@@ -63,11 +63,11 @@ class StudyRecorder:
                 sampler=RandomSampler(),
                 load_if_exists=True,
             )
-            known = {p: t for t in self.study.get_trials(deepcopy=False) if (p := _place(t))}
-            self._present = set(known)
+            trials = {p: t for t in self.study.get_trials(deepcopy=False) if (p := _place(t))}
+            self._present = set(trials)
             knobs = self._encoding.distributions
             if len(self.study.directions) != len(metrics) or any(
-                trial.distributions != knobs for trial in known.values()
+                trial.distributions != knobs for trial in trials.values()
             ):
                 raise InputError(
                     f"the storage already holds a study {name!r} about another job, cluster or "
@@ -129,7 +129,7 @@ class StudyRecorder:
             attrs = _measured_attrs(record, measurement)
             energy_kJ = measurement.energy_per_step_J * self._steps / 1000
             time_s = measurement.step_time_s * self._steps
-            values = (energy_kJ, time_s) if record.meter.tells_energy else (time_s,)
+            values = (energy_kJ, time_s) if record.meter.has_energy else (time_s,)
             power_W = measurement.power_W
             job = JobFigures(energy_kJ, time_s, power_W, gpus=configuration.world_size)
             ratios = self._constraints.limits.ratios(job)
@@ -176,7 +176,7 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
         **({"twin": True} if record.meter.twin else {}),
         **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
     }
-    if not record.meter.tells_energy:
+    if not record.meter.has_energy:
         attrs = {name: value for name, value in attrs.items() if not of_energy(name)}
     if measurement.flags:
         attrs["flags"] = "; ".join(measurement.flags)

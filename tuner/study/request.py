@@ -22,8 +22,8 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, NothingToTry
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.options import option
 from tuner.study.callbacks import Notify, Progress
 from tuner.workload.probe import ProbeRecord, ProbeRequest
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tuner.search.planner import ProbePlanner
 
 RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 class StudyOptions(LimitOptions, total=False):
@@ -188,41 +188,43 @@ class StudyRequest(JobRequest):
         from tuner.problem.study_spec import parse_space
         from tuner.workload.scripts.threads import with_threads
 
-        asked, name, script = self, self.name, self.script
+        request, name, script = self, self.name, self.script
         inspected: ScriptJob | None = None
         if script is not None:
             name = name or new_name(script.name, self.runs_dir)
             script, cluster = script.stating(self.baseline_words), cluster_of(self.cluster)
             run = RunFolder.named(self.runs_dir, name)
-            say = _saying(notify)
+            announce = _announcing(notify)
             inspected = job_of_script(
                 script,
                 cluster,
                 run,
                 address=self.ray_address,
-                say=say,
+                announce=announce,
                 limit_s=self.search.first_step_limit_s,
                 require_length=self.constraints.require_limits_of_a_step,
             )
-            asked = replace(self, job=inspected, script=None, cluster=cluster)
+            request = replace(self, job=inspected, script=None, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
-            asked = replace(asked, space=parse_space(before))
-        problem = problem_of_job(asked, plan=self.simulated)
+            request = replace(request, space=parse_space(before))
+        problem = problem_of_job(request, plan=self.simulated)
         if inspected is not None and len(problem.candidates) < 2 and before is None:
             if (threaded := with_threads(inspected, cluster)) is None:
                 raise _nothing_to_try(inspected, script.command if script else "")
-            say("nothing of the script itself can be set, so the threads of a rank are searched")
-            asked = replace(asked, job=threaded)
-            problem = problem_of_job(asked, plan=self.simulated)
+            announce(
+                "nothing of the script itself can be set, so the threads of a rank are searched"
+            )
+            request = replace(request, job=threaded)
+            problem = problem_of_job(request, plan=self.simulated)
         if problem.length is None:
             self.constraints.require_limits_of_a_step()
         if self.simulated:
             problem = _as_prediction(problem)
             # It would repeat the prediction.
-            asked = replace(asked, search=replace(self.search, verify=False))
+            request = replace(request, search=replace(self.search, verify=False))
         run = RunFolder.named(self.runs_dir, name or new_name(problem.name, self.runs_dir))
-        return problem, run, asked
+        return problem, run, request
 
     def _on_cluster(self, notify: Notify | None, starts: bool) -> Cluster:
         from tuner.executors.ray_cluster import survey
@@ -243,15 +245,17 @@ class StudyRequest(JobRequest):
                     f"{named.device.name}"
                 )
             return named
-        say = _saying(notify)
-        seen = survey(self.ray_address, device_kind=self.device_kind, starts=starts, say=say)
+        announce = _announcing(notify)
+        seen = survey(
+            self.ray_address, device_kind=self.device_kind, starts=starts, announce=announce
+        )
         if seen.cluster is None:
             reasons = "; ".join(seen.sentences()) or "it has none"
             raise InputError(
                 f"no node of the Ray cluster at {self.ray_address!r} can be used: {reasons}"
             )
         for sentence in seen.sentences():
-            say(sentence)
+            announce(sentence)
         run = RunFolder.named(self.runs_dir, self.name) if self.name else None
         before = parse_cluster(run.read_study() or {}) if run is not None else None
         if before is not None and (before.name, before.devices_per_node) == (
@@ -291,7 +295,7 @@ class PlanRequest(JobRequest):
     runs_dir: str | Path = "runs"
 
 
-def _saying(notify: Notify | None) -> Say:
+def _announcing(notify: Notify | None) -> Announce:
     return lambda sentence: None if notify is None else notify(Progress("note", None, sentence))
 
 
@@ -312,8 +316,8 @@ def _as_prediction(problem: Problem) -> Problem:
     from tuner.models.analytic.model_error import known_error_lines
 
     assert problem.cluster is not None
-    known = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
-    return replace(problem, notes=(*known, *problem.notes), simulated=True)
+    errors = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
+    return replace(problem, notes=(*errors, *problem.notes), simulated=True)
 
 
 def job_of_script(
@@ -322,7 +326,7 @@ def job_of_script(
     run: RunFolder,
     *,
     address: str | None,
-    say: Say,
+    announce: Announce,
     limit_s: float | None = None,
     require_length: Callable[[], None] = lambda: None,
 ) -> ScriptJob:
@@ -347,15 +351,19 @@ def job_of_script(
         script.require_startable()
         if before is not None and (again := before.observed_again(script)) is not None:
             return again
-        with _launched_here(observed_job(script), cluster, run, say, limit_s) as run_probe:
-            seen = observe_script(script, run_probe, folder=run.path, say=say, cluster=cluster)
+        with _launched_here(observed_job(script), cluster, run, announce, limit_s) as run_probe:
+            seen = observe_script(
+                script, run_probe, folder=run.path, announce=announce, cluster=cluster
+            )
         if seen is not None:
             blank = blank_job(seen.script, cluster)
             if not (blank.steps or seen.facts.get("length")):
                 require_length()
             started = replace(blank, whole=bool(seen.why_as_it_stands))
-            with _launched_here(started, cluster, run, say, limit_s) as run_probe:
-                return inspect_observed(seen, run_probe, cluster=cluster, folder=run.path, say=say)
+            with _launched_here(started, cluster, run, announce, limit_s) as run_probe:
+                return inspect_observed(
+                    seen, run_probe, cluster=cluster, folder=run.path, announce=announce
+                )
     nodes = _nodes(script, cluster, address)
     if before is not None:
         ranks = nodes * ranks_today(script, cluster, nodes)
@@ -364,11 +372,13 @@ def job_of_script(
             return again
     blank = blank_job(script, cluster, nodes)
     if address is None:
-        launched = _launched_here(blank, cluster, run, say, limit_s)
+        launched = _launched_here(blank, cluster, run, announce, limit_s)
     else:
-        launched = _launched_on_cluster(blank, cluster, run, say, address)
+        launched = _launched_on_cluster(blank, cluster, run, announce, address)
     with launched as run_probe:
-        return inspect_script(script, blank, run_probe, cluster=cluster, folder=run.path, say=say)
+        return inspect_script(
+            script, blank, run_probe, cluster=cluster, folder=run.path, announce=announce
+        )
 
 
 def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
@@ -388,7 +398,7 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
 
 @contextmanager
 def _launched_here(
-    job: ScriptJob, cluster: Cluster, run: RunFolder, say: Say, limit_s: float | None
+    job: ScriptJob, cluster: Cluster, run: RunFolder, announce: Announce, limit_s: float | None
 ) -> Iterator[RunProbe]:
     from tuner.workload.node.runner import LocalRunner
 
@@ -397,18 +407,18 @@ def _launched_here(
             request = replace(request, first_step_limit_s=limit_s, time_limit_s=limit_s)
         return runner.run_of(of, request)
 
-    with closing(LocalRunner(job, cluster, run_dir=run.path, say=say)) as runner:
+    with closing(LocalRunner(job, cluster, run_dir=run.path, announce=announce)) as runner:
         runner.prepare()
         yield run_probe
 
 
 @contextmanager
 def _launched_on_cluster(
-    job: ScriptJob, cluster: Cluster, run: RunFolder, say: Say, address: str
+    job: ScriptJob, cluster: Cluster, run: RunFolder, announce: Announce, address: str
 ) -> Iterator[RunProbe]:
     from tuner.executors.choose import open_executor
 
-    opened = partial(open_executor, "ray", run_dir=run.path, say=say, address=address)
+    opened = partial(open_executor, "ray", run_dir=run.path, announce=announce, address=address)
     executor = opened(job, cluster)
 
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:

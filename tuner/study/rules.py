@@ -16,7 +16,7 @@ from tuner.problem.baseline import is_default
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
 from tuner.problem.stop_reason import LIMITS, StopReason, little_left
-from tuner.results.judge import More
+from tuner.results.judge import FurtherLaunches
 from tuner.results.parts import Point
 from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
@@ -176,14 +176,14 @@ def with_next_probe(
 
 def further_launches(
     state: StudyState, expected_kJ: Callable[[Sequence[Configuration]], float]
-) -> tuple[Point | None, More | None]:
+) -> tuple[Point | None, FurtherLaunches | None]:
     """Return the choice and its further launches, or today's, that are worth it; None if none."""
     choice, _ = state.judge.choose()
     if choice is None or state.baseline is None:
         return choice, None
     launch_kJ = expected_kJ([choice.configuration])
-    known = launch_kJ and state.spec.problem.length
-    share = launch_kJ / state.baseline.energy_to_solution_kJ if known else None
+    probe_cost = launch_kJ and state.spec.problem.length
+    share = launch_kJ / state.baseline.energy_to_solution_kJ if probe_cost else None
     return choice, state.judge.more(choice, share)
 
 
@@ -211,7 +211,7 @@ def peak_limit_of(state: StudyState) -> PeakLimit | None:
 
 
 def question_of(state: StudyState, peak: PeakLimit | None) -> Question | None:
-    """Return what the search is to answer; None to search the whole front.
+    """Return the question of the search; None to search the whole front.
 
     A limit relative to the baseline counts once the baseline was measured. A cap on peak power
     counts as the cap on mean power at which it is expected.
@@ -226,16 +226,16 @@ def question_of(state: StudyState, peak: PeakLimit | None) -> Question | None:
 def front_to_beat(
     constraints: Constraints, front: Sequence[Point], steps: float
 ) -> tuple[tuple[float, float], ...]:
-    """Return what the front reaches, for windows to end early (`ProbeRequest.front`).
+    """Return the figures of the front, for windows to end early (`ProbeRequest.front`).
 
     Empty where a configuration that is slower and takes more energy may still be the choice: under
     a limit on neither time nor energy, or where each GPU has a price. `steps` of the configuration
     to measure make the solution.
     """
-    if not all(point.meter.tells_energy for point in front):
+    if not all(point.meter.has_energy for point in front):
         return ()
-    asked = [row for row, _ in constraints.limits.given if row.figure != "gpus"]
-    if constraints.price_per_gpu_hour or not all(row.of_training for row in asked):
+    limits = [row for row, _ in constraints.limits.given if row.figure != "gpus"]
+    if constraints.price_per_gpu_hour or not all(row.of_training for row in limits):
         return ()
     reached = [
         (point.time_interval_s.high / steps, 1000 * point.energy_interval_kJ.high / steps)

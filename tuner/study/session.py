@@ -41,9 +41,9 @@ from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
 from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
-from tuner.study.unsupported import without_unsupported
+from tuner.study.unsupported_knobs import without_unsupported
 from tuner.workload.clocks.base import LIVE
-from tuner.workload.meters.own import TAKEN
+from tuner.workload.meters.user_meter import TAKEN
 from tuner.workload.probe import MeterInfo, ProbeRecord
 from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pending
 
@@ -144,7 +144,7 @@ class Session:
         records = [compact(r) if r.request.purpose == "search" else r for r in records]
         # The study's parameters are those of the whole problem, whatever of it is still searched.
         searched = replace(spec, problem=without_unsupported(problem, records))
-        with closing(self._make_executor(run, self._say)) as executor:
+        with closing(self._make_executor(run, self._announce)) as executor:
             _check_meter(executor, records, run)
             _check_knobs(executor.meter, problem)
             recorder = StudyRecorder(
@@ -153,7 +153,7 @@ class Session:
                 candidates=problem.candidates,
                 steps=problem.steps,
                 constraints=spec.constraints,
-                tells_energy=executor.meter.tells_energy,
+                has_energy=executor.meter.has_energy,
             )
             shared = self._request.storage is not None
             notes = (
@@ -179,8 +179,10 @@ class Session:
             real = problem.recording is None and not problem.simulated
             if real and not records and problem.job and problem.cluster:
                 expected = forecast(problem, spec.settings)
-                told = executor.meter.tells_energy
-                loop.note((expected if told else replace(expected, energy_kJ=None)).sentence)
+                reported_choice = executor.meter.has_energy
+                loop.note(
+                    (expected if reported_choice else replace(expected, energy_kJ=None)).sentence
+                )
             for sentence in problem.notes:
                 loop.note(sentence, detail=problem.recording is None)
             yield loop
@@ -207,7 +209,7 @@ class Session:
         stop, no_verdict = StopReason("interrupted"), None
         try:
             stop = loop.run()
-            if not all(record.meter.tells_energy for record in loop.records):
+            if not all(record.meter.has_energy for record in loop.records):
                 stop = stop.of_time()
             if stop.kind == "stopped":
                 no_verdict = NoVerdict("stopped")
@@ -234,7 +236,7 @@ class Session:
         result = study_result(self._spec, records)
         return result if self._show is None else self._show(result, records)
 
-    def _say(self, sentence: str) -> None:
+    def _announce(self, sentence: str) -> None:
         self._notify(Progress("note", None, sentence))
 
 
@@ -243,23 +245,23 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
     # is worth its energy; return why no more were made although they were worth it. All windows so
     # far say which is next, so that a study that continues needs no memory of its own.
     spoiled = 0
-    told: Point | None = None
+    reported_choice: Point | None = None
     while True:
         state = search.state
         choice, more = further_launches(state, search.expected_kJ)
         if more is None or choice is None or state.baseline is None:
             return None
-        what, whose = (state.baseline, "today's") if more.of_baseline else (choice, "the choice")
-        if not search.affords(what.configuration):
+        subject, owner = (state.baseline, "today's") if more.of_baseline else (choice, "the choice")
+        if not search.affords(subject.configuration):
             return NoVerdict("limits_reached")
-        if told is None or told.configuration != choice.configuration:
-            told = choice
+        if reported_choice is None or reported_choice.configuration != choice.configuration:
+            reported_choice = choice
             count = f"{more.launches} launch{'es' * (more.launches != 1)}"
             search.note(
                 f"{choice.configuration.short} and today's are launched again until the "
                 f"choice is sure: about {count}"
             )
-        record = search.verify(what.configuration, f"{whose} again")
+        record = search.verify(subject.configuration, f"{owner} again")
         if record.failure is not None and not record.failure.blames_configuration:
             spoiled += 1
             if spoiled > SPOILED:
@@ -363,10 +365,10 @@ def _check_knobs(meter: MeterInfo, problem: Problem) -> None:
     """Raise InputError if clocks or power limits are searched where nothing tells energy."""
     live = {name for c in problem.candidates.configurations for name in c.live}
     clocks = [knob for knob in LIVE if knob in live]
-    if clocks and not meter.tells_energy:
+    if clocks and not meter.has_energy:
         raise InputError(
-            f"{clocks[0]} is no knob where no energy is told ({meter.source}), since the highest "
-            "is the fastest; add --no-clocks"
+            f"{clocks[0]} is not a knob where energy is not measured ({meter.source}), since the "
+            "highest is the fastest; add --no-clocks"
         )
 
 
@@ -375,8 +377,8 @@ def _with_meter(then: MeterInfo) -> str:
 
 
 def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> tuple[str, ...]:
-    known = {record.request.probe_id for record in records}
-    found = [r for r in recover_pending(run.path) if r.request.probe_id not in known]
+    probe_ids = {record.request.probe_id for record in records}
+    found = [r for r in recover_pending(run.path) if r.request.probe_id not in probe_ids]
     for record in found:
         writer.append(record)
         records.append(record)
@@ -390,7 +392,7 @@ def _adopt(run: RunFolder, writer: TraceWriter, records: list[ProbeRecord]) -> t
 def _opening(
     spec: StudySpec, executor: Executor, run: RunFolder, records: list[ProbeRecord]
 ) -> list[str]:
-    """Return what is searched, how it is measured, and what that will take."""
+    """Return notes on the space, the measurement and the expected cost."""
     problem, meter = spec.problem, executor.meter
     count, cluster = len(problem.candidates), problem.cluster
     lines = []

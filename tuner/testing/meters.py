@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from tuner.workload.meters.base import Meter, MeterError
-from tuner.workload.meters.own import CheckedMeter
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.meters.user_meter import CheckedMeter
 from tuner.workload.probe import MeterInfo
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tuner.models.surrogate import LeaveOneOut
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import StopReason
-from tuner.results.parts import AnsweredRequest, Attainment, Choice, Interval, Point, Spent
+from tuner.results.parts import Attainment, Choice, Interval, Point, ResolvedRequest, SearchCost
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.power_sample import PowerSample
@@ -92,9 +92,9 @@ def result_of(
             f"The fastest configuration within the budget takes "
             f"{chosen.time_to_solution_s:,.0f} s.",
         ),
-        "spent": Spent(total, 1234.0, 14, 0, len(points), 2500.0, 0.25),
+        "spent": SearchCost(total, 1234.0, 14, 0, len(points), 2500.0, 0.25),
         "steps": 10_000,
-        "request": AnsweredRequest(Constraints(budget_kJ=chosen.energy_to_solution_kJ * 1.01)),
+        "request": ResolvedRequest(Constraints(budget_kJ=chosen.energy_to_solution_kJ * 1.01)),
         "leave_one_out": LeaveOneOut(len(pairs), 0.034, 0.021, 0.88, pairs),
         "progress": tuple(progress),
         "stop": StopReason("exhausted"),

@@ -11,7 +11,7 @@ from unittest import mock
 
 from tuner.problem.job_request import with_knobs
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts import inspection
 from tuner.workload.scripts.command import Script

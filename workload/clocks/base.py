@@ -33,7 +33,7 @@ class UnsupportedKnob(InputError):
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedSettings:
     """Settings as set, snapped to what the devices support, and notes, a phrase each."""
 
     settings: Settings
@@ -54,7 +54,7 @@ class Governor(Protocol):
     supported_clocks_MHz: tuple[int, ...]
     limit_range_W: tuple[float, float]
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         """Make `live` the whole live setting: a knob it does not name goes back to what it was.
 
         A value is one for all devices, or a tuple with one a pipeline stage, which share the
@@ -143,10 +143,10 @@ class FixedGovernor:
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         if live:
             raise InputError(f"cannot set {live.short} here: {self.why_not}")
-        return Applied(live)
+        return AppliedSettings(live)
 
     def delivered(self) -> dict[str, float]:
         return {}

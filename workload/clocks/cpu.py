@@ -20,7 +20,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import (
-    Applied,
+    AppliedSettings,
     GovernorError,
     all_or_nothing,
     per_device,
@@ -134,7 +134,7 @@ def _package(root: Path, number: int, cores: int) -> _Package | None:
     return None
 
 
-def _why_not_writable(files: Sequence[Path], what: str) -> tuple[str, str]:
+def _why_not_writable(files: Sequence[Path], action: str) -> tuple[str, str]:
     # Writes what the files say into them; the second text is what permits it.
     for file in files:
         try:
@@ -144,12 +144,12 @@ def _why_not_writable(files: Sequence[Path], what: str) -> tuple[str, str]:
             names = " ".join(sorted({re.sub(r"\d+(?=/[^/]*$)", "*", str(path)) for path in files}))
             grant = f"chgrp GROUP {names}; chmod g+w {names}"
             return (
-                f"{what} needs root; an administrator can permit it to a group until the next "
+                f"{action} needs root; an administrator can permit it to a group until the next "
                 f"boot: {grant}",
                 grant,
             )
         except OSError as error:
-            return f"{what} is refused by {file}: {error.strerror}", ""
+            return f"{action} is refused by {file}: {error.strerror}", ""
     return "", ""
 
 
@@ -262,7 +262,7 @@ class CpuGovernor:
 
     # ---- the protocol
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         require_settable(self, live)
         if "memory_clock_MHz" in live:
             raise InputError("memory_clock_MHz cannot be set: it is a knob of GPUs")
@@ -277,7 +277,7 @@ class CpuGovernor:
             wanted |= self._caps(live["power_limit_W"])
         with all_or_nothing(self, live, "the processor", OSError):
             self._change(wanted)
-        return Applied(Settings(settings), tuple(notes))
+        return AppliedSettings(Settings(settings), tuple(notes))
 
     def _files(self, without: Mapping[Path, int] | None = None) -> list[EarlierFile]:
         # The last change first.

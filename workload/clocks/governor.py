@@ -1,9 +1,9 @@
 """Governor of GPUs: sets clocks and power limits, reads back what was delivered, restores.
 
 Permission is found out before the first probe without a write to the GPU
-(`tuner.workload.clocks.ways`). A request is snapped to the nearest supported value; `delivered` is
-what the device then runs at. Before the first change a guard process is given the earlier settings
-(`tuner.workload.clocks.guard_client`).
+(`tuner.workload.clocks.clock_backends`). A request is snapped to the nearest supported value;
+`delivered` is what the device then runs at. Before the first change a guard process is given the
+earlier settings (`tuner.workload.clocks.guard_client`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import Value
 from tuner.workload.clocks.base import (
-    Applied,
+    AppliedSettings,
     GovernorError,
     UnsupportedKnob,
     all_or_nothing,
@@ -24,16 +24,16 @@ from tuner.workload.clocks.base import (
     require_settable,
     snapped,
 )
-from tuner.workload.clocks.guard_client import Earlier, Guard, GuardError, put_back
+from tuner.workload.clocks.clock_backends import available_backends, earlier_lock
+from tuner.workload.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
 from tuner.workload.clocks.locks import configured
-from tuner.workload.clocks.ways import earlier_lock, ways
 from tuner.workload.meters.base import MeterError, over_devices
-from tuner.workload.meters.gpus import Gpu, ask, clock_state, open_nvml, visible_gpus
+from tuner.workload.meters.gpus import Gpu, clock_state, open_nvml, query, visible_gpus
 
 #: Reason for fixed clocks where the user wants them so.
 LEFT_ALONE = "they are left alone (--no-clocks, or clock_control = false in the cluster's file)"
 #: What NVML sets for each knob, in the order in which it is set.
-_WHAT = {
+_NVML_SETTING = {
     "memory_clock_MHz": "MemoryLockedClocks",
     "clock_MHz": "GpuLockedClocks",
     "power_limit_W": "PowerManagementLimit",
@@ -49,7 +49,7 @@ TAKES_NONE = "takes neither a clock nor a power limit: NVML lists none"
 
 
 def _limit_mW(gpu: Gpu) -> int | None:
-    return gpu.ask(None, "PowerManagementLimit")
+    return gpu.query(None, "PowerManagementLimit")
 
 
 class NvmlGovernor:
@@ -92,7 +92,7 @@ class NvmlGovernor:
         except BaseException:
             self._nvml.nvmlShutdown()
             raise
-        self._touched: dict[tuple[str, str], Earlier] = {}
+        self._touched: dict[tuple[str, str], EarlierValues] = {}
 
     # ---- what stands, and what is possible
 
@@ -101,7 +101,7 @@ class NvmlGovernor:
         if self.gpus[0].whole:
             return f"{self.gpus[0].name}, a MIG slice, shares its GPU's clocks"
         why_not = ""
-        for way in ways(self._nvml, self.gpus[0], self._environ):
+        for way in available_backends(self._nvml, self.gpus[0], self._environ):
             try:
                 refused = way.why_not()
             except self._nvml.NVMLError as error:
@@ -116,9 +116,9 @@ class NvmlGovernor:
             why_not = refused
         return why_not
 
-    def _unsupported_knob(self, what: str) -> UnsupportedKnob:
-        (knob,) = (knob for knob, name in _WHAT.items() if name == what)
-        return UnsupportedKnob(knob, f"{self.gpus[0].name} takes no {_NOUNS[what]}")
+    def _unsupported_knob(self, setting: str) -> UnsupportedKnob:
+        (knob,) = (knob for knob, name in _NVML_SETTING.items() if name == setting)
+        return UnsupportedKnob(knob, f"{self.gpus[0].name} takes no {_NOUNS[setting]}")
 
     def _supported(self) -> tuple[int, ...]:
         # GPUs before Volta cannot lock a clock (NVML API).
@@ -127,7 +127,7 @@ class NvmlGovernor:
         return tuple(sorted(set.intersection(*(set(gpu.clocks_MHz) for gpu in self.gpus))))
 
     def _limit_range_W(self) -> tuple[float, float]:
-        ranges = [gpu.ask(None, "PowerManagementLimitConstraints") for gpu in self.gpus]
+        ranges = [gpu.query(None, "PowerManagementLimitConstraints") for gpu in self.gpus]
         if "PowerManagementLimit" in self._unsupported or None in ranges:
             return 0.0, 0.0
         if any(low == high for low, high in ranges):  # a limit that is fixed
@@ -167,18 +167,18 @@ class NvmlGovernor:
 
     # ---- the protocol
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         require_settable(self, live)
         ranks = len(self.gpus) if ranks is None else min(ranks, len(self.gpus))
         notes: list[str] = []
         settings = dict(live)
         wanted = [dict[str, tuple[int, ...]]() for _ in range(ranks)]
         with all_or_nothing(self, live, "the GPUs", self._nvml.NVMLError):
-            for name, what in _WHAT.items():
+            for name, setting in _NVML_SETTING.items():
                 if name not in live:
                     continue
-                if what in self._unsupported:
-                    raise self._unsupported_knob(what)
+                if setting in self._unsupported:
+                    raise self._unsupported_knob(setting)
                 value = live[name]
                 values: list[tuple[int, ...]]
                 if name == "power_limit_W":
@@ -189,41 +189,45 @@ class NvmlGovernor:
                     stages = len(value) if isinstance(value, tuple) else 0
                     settings[name] = clocks[:: ranks // stages] if stages else clocks[0]
                 for of_gpu, each in zip(wanted, values, strict=True):
-                    of_gpu[what] = each
+                    of_gpu[setting] = each
             notes += self._notes(live)
             self._change(wanted)
-        return Applied(Settings(settings), tuple(notes))
+        return AppliedSettings(Settings(settings), tuple(notes))
 
     def _notes(self, live: Settings) -> list[str]:
-        first = not any("Locked" in what for _, what in self._touched)
+        first = not any("Locked" in setting for _, setting in self._touched)
         if self.means == "guard":
-            known = set(configured())
+            configured_settings = set(configured())
         else:
-            known = set() if self._earlier_clocks_MHz is None else {"GpuLockedClocks"}
-        set_now = {what for name, what in _WHAT.items() if name in live and "Locked" in what}
-        if not first or set_now <= known:
+            configured_settings = set() if self._earlier_clocks_MHz is None else {"GpuLockedClocks"}
+        set_now = {
+            setting
+            for name, setting in _NVML_SETTING.items()
+            if name in live and "Locked" in setting
+        }
+        if not first or set_now <= configured_settings:
             return []
         return [
             "NVML cannot tell whether clocks were locked before; the lock will be released "
             "afterwards"
         ]
 
-    def _stood(self, gpu: Gpu, what: str) -> tuple[int, ...]:
+    def _stood(self, gpu: Gpu, setting: str) -> tuple[int, ...]:
         if self.means == "guard":  # which knows by itself, and believes nobody
             return ()
-        if what == "PowerManagementLimit":
+        if setting == "PowerManagementLimit":
             return (self._limits_mW[gpu.uuid] or 0,)
-        return (self._earlier_clocks_MHz or ()) if what == "GpuLockedClocks" else ()
+        return (self._earlier_clocks_MHz or ()) if setting == "GpuLockedClocks" else ()
 
     def _change(self, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
         # GPUs that no rank uses are left alone: a lock raises their idle power.
         used = self.gpus[: len(wanted)]
         before, stay = set(self._touched), set[tuple[str, str]]()
         for gpu, of_gpu in zip(used, wanted, strict=True):
-            for what in of_gpu:
-                stay.add((gpu.uuid, what))
-                earlier = Earlier(gpu.uuid, what, self._stood(gpu, what))
-                self._touched.setdefault((gpu.uuid, what), earlier)
+            for setting in of_gpu:
+                stay.add((gpu.uuid, setting))
+                earlier = EarlierValues(gpu.uuid, setting, self._stood(gpu, setting))
+                self._touched.setdefault((gpu.uuid, setting), earlier)
         try:
             if self._touched:
                 self._guard.expect(list(self._touched.values()))
@@ -234,15 +238,15 @@ class NvmlGovernor:
         if problems := put_back(self._nvml, back):
             raise GovernorError("; ".join(problems))
         for number, (gpu, of_gpu) in enumerate(zip(used, wanted, strict=True)):
-            for what, values in of_gpu.items():
+            for setting, values in of_gpu.items():
                 try:
-                    getattr(self._nvml, f"nvmlDeviceSet{what}")(gpu.handle, *values)
+                    getattr(self._nvml, f"nvmlDeviceSet{setting}")(gpu.handle, *values)
                 except self._nvml.NVMLError_NotSupported:  # which only the attempt tells
-                    for key in {(left.uuid, what) for left in used[number:]} - before:
+                    for key in {(left.uuid, setting) for left in used[number:]} - before:
                         del self._touched[key]  # nor can it be put back
-                    self._unsupported.add(what)
+                    self._unsupported.add(setting)
                     self.restore()
-                    raise self._unsupported_knob(what) from None
+                    raise self._unsupported_knob(setting) from None
             limit_mW = of_gpu.get("PowerManagementLimit")
             if limit_mW and (now_mW := _limit_mW(gpu)) != limit_mW[0]:
                 raise GovernorError(
@@ -269,4 +273,4 @@ class NvmlGovernor:
             self._guard.done()
         finally:
             self._guard.take_over()  # there is one if restoring failed: it tries once more
-            ask(self._nvml, None, self._nvml.nvmlShutdown)
+            query(self._nvml, None, self._nvml.nvmlShutdown)

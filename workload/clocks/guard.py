@@ -48,7 +48,7 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """What the guard needs of NVML, without a package; OSError if there is none."""
+    """Minimal binding of NVML for the guard, without a package; OSError if there is none."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -79,22 +79,24 @@ class Nvml:
         self.call(name, handle, *memory_MHz, ctypes.byref(count), out)
         return list(out[: count.value])
 
-    def stands(self, handle: Any, what: str) -> list[int]:
-        """Return what stands; empty for locks, for which NVML cannot be asked."""
-        return self.numbers(what, handle) if what == "PowerManagementLimit" else []
+    def stands(self, handle: Any, setting: str) -> list[int]:
+        """Return the current values; empty for locks, which NVML does not report."""
+        return self.numbers(setting, handle) if setting == "PowerManagementLimit" else []
 
-    def require_offered(self, handle: Any, what: str, values: Sequence[int]) -> None:
+    def require_offered(self, handle: Any, setting: str, values: Sequence[int]) -> None:
         """Raise NvmlError if a GPU does not offer these values."""
-        if what == "PowerManagementLimit":
-            offered, count = self.numbers(f"{what}Constraints", handle, count=2), 1
+        if setting == "PowerManagementLimit":
+            offered, count = self.numbers(f"{setting}Constraints", handle, count=2), 1
         else:
             offered, count = self.clocks_MHz(handle), 2
-        if what == "GpuLockedClocks":
+        if setting == "GpuLockedClocks":
             offered = self.clocks_MHz(handle, max(offered))
         good = len(values) == count and all(type(value) is int for value in values)
         limits = (0, *values, max(offered))
         if not good or list(limits) != sorted(limits) or values[-1] < min(offered):
-            raise NvmlError(f"{what} takes {min(offered)} to {max(offered)}, not {list(values)!r}")
+            raise NvmlError(
+                f"{setting} takes {min(offered)} to {max(offered)}, not {list(values)!r}"
+            )
 
 
 def read(path: str) -> dict[str, Any]:
@@ -130,8 +132,8 @@ class Devices:
             except BlockingIOError:
                 raise NvmlError("another search sets the clocks of this GPU", IN_USE) from None
             left = read(NOTE.format(minor)).items()
-            now = {what: self._nvml.stands(handle, what) for what in NAMES}
-            self.earlier[minor] = {what: was for what, was in left if now[what] in was[1:]}
+            now = {setting: self._nvml.stands(handle, setting) for setting in NAMES}
+            self.earlier[minor] = {setting: was for setting, was in left if now[setting] in was[1:]}
             self._held[minor] = handle, device
         return minor, handle
 
@@ -143,52 +145,52 @@ class Devices:
             json.dump(self.earlier[minor], file)
         os.replace(f"{path}.new", path)
 
-    def set(self, uuid: str, what: str, values: Sequence[int]) -> None:
+    def set(self, uuid: str, setting: str, values: Sequence[int]) -> None:
         """Set one thing of one GPU, MHz or milliwatts, after noting what stood; or NvmlError."""
-        if what not in NAMES:
-            raise NvmlError(f"{what!r} is nothing that is set here")
+        if setting not in NAMES:
+            raise NvmlError(f"{setting!r} is nothing that is set here")
         minor, handle = self._hold(uuid)
-        now = self._nvml.stands(handle, what)
-        for wanted in (values, self._configured.get(what, values)):
-            self._nvml.require_offered(handle, what, wanted)
-        stood, *_ = self.earlier[minor].get(what, [self._configured.get(what, now)])
-        self.earlier[minor][what] = [stood, now, values]
+        now = self._nvml.stands(handle, setting)
+        for wanted in (values, self._configured.get(setting, values)):
+            self._nvml.require_offered(handle, setting, wanted)
+        stood, *_ = self.earlier[minor].get(setting, [self._configured.get(setting, now)])
+        self.earlier[minor][setting] = [stood, now, values]
         self._note(minor)
-        self._nvml.call(f"nvmlDeviceSet{what}", handle, *values)
+        self._nvml.call(f"nvmlDeviceSet{setting}", handle, *values)
 
-    def restore(self, uuid: str = "", what: str = "") -> list[str]:
+    def restore(self, uuid: str = "", setting: str = "") -> list[str]:
         """Restore one thing of one GPU, or all; return a sentence for each failure."""
         problems = []
         for minor in self._hold(uuid)[:1] if uuid else self._held:
-            for name in [each for each in self.earlier[minor] if what in ("", each)]:
+            for name in [each for each in self.earlier[minor] if setting in ("", each)]:
                 problems += self._put_back(minor, name)
             with contextlib.suppress(OSError):  # a full disk keeps no GPU from being restored
                 self._note(minor)
         return problems
 
-    def _put_back(self, minor: int, what: str) -> list[str]:
-        stood = self.earlier[minor][what][0]
+    def _put_back(self, minor: int, setting: str) -> list[str]:
+        stood = self.earlier[minor][setting][0]
         for _ in range(TRIES):
             try:
-                name = f"nvmlDevice{'Set' if stood else 'Reset'}{what}"
+                name = f"nvmlDevice{'Set' if stood else 'Reset'}{setting}"
                 self._nvml.call(name, self._held[minor][0], *stood)
-                del self.earlier[minor][what]
+                del self.earlier[minor][setting]
                 return []
             except NvmlError as error:
                 why = error
                 time.sleep(WAIT_S)
-        return [f"the {what} of GPU {minor} was not put back: {why}"]
+        return [f"the {setting} of GPU {minor} was not put back: {why}"]
 
-    def answer(self, line: bytes) -> dict[str, Any]:
+    def reply(self, line: bytes) -> dict[str, Any]:
         """Carry out one message and return the answer; one with "error" if it was refused."""
         try:
             message = json.loads(line)
-            gpu, what = message.get("gpu", ""), message.get("what", "")
+            gpu, setting = message.get("gpu", ""), message.get("what", "")
             if message["verb"] == "set":
-                self.set(gpu, what, message["values"])
+                self.set(gpu, setting, message["values"])
             elif message["verb"] != "restore":
                 raise NvmlError("the verbs are set and restore")
-            elif problems := self.restore(gpu, what):
+            elif problems := self.restore(gpu, setting):
                 return {"error": "; ".join(problems)}
             return {}
         except NvmlError as error:
@@ -201,14 +203,14 @@ def serve(users: Sequence[str]) -> int | str:
     """Set clocks for the process at the other end of stdin; return what could not be restored."""
     try:
         asker = socket.socket(fileno=0)
-        who = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", who)
+        credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
     except OSError as error:
         return f"stdin must be a Unix socket to tuner: {error}"
 
-    def say(answer: dict[str, Any]) -> None:
+    def announce(reply: dict[str, Any]) -> None:
         # An agent that reads no answers is left.
-        asker.sendall(json.dumps(answer).encode() + b"\n", socket.MSG_DONTWAIT)
+        asker.sendall(json.dumps(reply).encode() + b"\n", socket.MSG_DONTWAIT)
 
     try:
         detach(pid)
@@ -219,19 +221,19 @@ def serve(users: Sequence[str]) -> int | str:
         devices = Devices(Nvml(), read(CONFIGURED))
     except (NvmlError, OSError, TypeError, ValueError) as error:
         with contextlib.suppress(OSError):
-            say({"error": f"joulefront's guard does not start: {error}"})
+            announce({"error": f"joulefront's guard does not start: {error}"})
         return 1
     with contextlib.suppress(KeyboardInterrupt, Exception):
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a unit is stopped by it
         # Another process may have this socket, too, and take what `select` saw.
         for line in lines_of(pid, lambda: asker.recv(65536, socket.MSG_DONTWAIT), LONGEST):
-            say(devices.answer(line))
+            announce(devices.reply(line))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return "\n".join(devices.restore()) or 0
 
 
 def lines_of(agent: int, take: Callable[[], bytes], longest: float) -> Iterator[bytes]:
-    """Return what the agent sends to stdin, line by line, until it or its end is gone."""
+    """Yield the agent's lines on stdin until it or its end is gone."""
     buffer, watched = b"", [0]
     with contextlib.suppress(AttributeError, OSError):  # before Linux 5.3
         watched.append(os.pidfd_open(agent))

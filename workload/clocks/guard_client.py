@@ -3,7 +3,7 @@
 The agent sends it the earlier settings over a pipe before the first change, and ends it with
 "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the guard restores
 them. Its process is this file, too. Where only root may set clocks, a guard of root's sets and
-restores them (`tuner.workload.clocks.guard`, `tuner.workload.clocks.ways.RootGuardNvml`).
+restores them (`tuner.workload.clocks.guard`, `tuner.workload.clocks.clock_backends.RootGuardNvml`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import IO, Any
 from tuner.workload.clocks import guard, locks
 
 #: The longest that the guard may take for an answer, seconds.
-ANSWER_S = 20.0
+REPLY_S = 20.0
 #: The longest that is waited for its end, or for that of the one before it, seconds.
 END_S = 5.0
 #: What is set, by the end of NVML's functions, and what sentences call it.
@@ -48,7 +48,7 @@ class GpuHeld(GuardError):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierValues:
     """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset."""
 
     uuid: str
@@ -56,7 +56,7 @@ class Earlier:
     values: tuple[int, ...] = ()
 
 
-def put_back(nvml: Any, earlier: Sequence[Earlier]) -> list[str]:
+def put_back(nvml: Any, earlier: Sequence[EarlierValues]) -> list[str]:
     """Restore as many earlier settings as possible; return a sentence for each failure."""
     problems = []
     for old in earlier:
@@ -117,7 +117,7 @@ class Guard:
         """The guard's process id; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
-    def _say(self, message: dict[str, Any] | None, expected: str) -> None:
+    def _announce(self, message: dict[str, Any] | None, expected: str) -> None:
         # And wait for its answer: a pipe takes a message for a dead reader, too.
         if self._process is None:
             # -P: this file's folder must not shadow the standard library's modules.
@@ -137,14 +137,14 @@ class Guard:
                 self._process.stdin.flush()
         except (OSError, ValueError) as error:
             raise GuardError(f"the guard process is gone: {error}") from error
-        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_S)
-        answer = self._process.stdout.readline().strip() if ready else "no answer in time"
-        if answer.startswith(_HELD):
-            raise GpuHeld(answer.removeprefix(_HELD))
-        if answer != expected:
-            raise GuardError(f"the guard process does not run: {answer or 'it ended'}")
+        ready, _, _ = select.select([self._process.stdout], [], [], REPLY_S)
+        reply = self._process.stdout.readline().strip() if ready else "no answer in time"
+        if reply.startswith(_HELD):
+            raise GpuHeld(reply.removeprefix(_HELD))
+        if reply != expected:
+            raise GuardError(f"the guard process does not run: {reply or 'it ended'}")
 
-    def expect(self, earlier: Sequence[Earlier], files: Sequence[EarlierFile] = ()) -> None:
+    def expect(self, earlier: Sequence[EarlierValues], files: Sequence[EarlierFile] = ()) -> None:
         """Send the settings to restore before changing any; after GuardError none may be."""
         words = {
             "earlier": [asdict(old) for old in earlier],
@@ -155,8 +155,8 @@ class Guard:
             return
         try:
             if not running:
-                self._say(None, "ready")
-            self._say(words, "knows")
+                self._announce(None, "ready")
+            self._announce(words, "knows")
         except GpuHeld:
             raise
         except GuardError:
@@ -174,7 +174,7 @@ class Guard:
         """End the guard without changes: all settings are as they were."""
         if self._process is not None:
             with contextlib.suppress(GuardError):
-                self._say({"done": True}, "")
+                self._announce({"done": True}, "")
         self.take_over()
 
     def take_over(self) -> None:
@@ -200,7 +200,7 @@ def _load(spec: str) -> Any:
     return thing() if callable(thing) else thing
 
 
-class _Held:
+class _LockedGpus:
     """The GPUs that this guard has locked."""
 
     def __init__(self, library: Any) -> None:
@@ -240,14 +240,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print("ready", flush=True)
 
-    earlier: list[Earlier] = []
+    earlier: list[EarlierValues] = []
     files: list[EarlierFile] = []
-    held = _Held(library)
+    held = _LockedGpus(library)
     for line in guard.lines_of(chosen.agent, lambda: os.read(0, 65536), math.inf):
         message = json.loads(line)
         if message.get("done"):
             return 0
-        wanted = [Earlier(**old) for old in message["earlier"]]
+        wanted = [EarlierValues(**old) for old in message["earlier"]]
         if why := held.why_not({old.uuid for old in wanted}):
             print(f"{_HELD}{why}", flush=True)
             continue

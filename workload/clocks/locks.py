@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.workload.clocks import guard
-from tuner.workload.meters.gpus import ask, on_twin
+from tuner.workload.meters.gpus import on_twin, query
 
 #: The start of the name that a guard gives its process; its agent's number follows.
 _NAME = "guard:"
@@ -24,14 +24,14 @@ _NAME = "guard:"
 def device_of(nvml: Any, uuid: str) -> Path | None:
     """Return the device file of a GPU; None if NVML or this machine has none, as under WSL."""
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    minor = ask(nvml, None, lambda: nvml.nvmlDeviceGetMinorNumber(handle))
+    minor = query(nvml, None, lambda: nvml.nvmlDeviceGetMinorNumber(handle))
     own = f"{os.environ['JOULEFRONT_TWIN']}.gpu{{}}" if on_twin() else guard.DEVICE
     path = Path(own.format(minor))
     return path if minor is not None and path.exists() else None
 
 
 def configured() -> dict[str, Any]:
-    """Return what an administrator wants the guard of root to restore; {} if it is unreadable."""
+    """Return the values that the guard of root restores; {} if the file is unreadable."""
     with contextlib.suppress(OSError, TypeError, ValueError):
         return guard.read(str(configured_file()))
     return {}
@@ -83,10 +83,10 @@ def holder(path: Path) -> str:
 
 def why_held(uuid: str, path: Path | None) -> str:
     """Return the sentence for a search whose GPU another search holds."""
-    who = holder(path) if path is not None else ""
+    owner = holder(path) if path is not None else ""
     return (
-        f"another search{f' ({who})' if who else ''} sets the clocks of {uuid}; wait for its end, "
-        "or leave the clocks alone with --no-clocks"
+        f"another search{f' ({owner})' if owner else ''} sets the clocks of {uuid}; wait for its "
+        "end, or leave the clocks alone with --no-clocks"
     )
 
 

@@ -27,18 +27,18 @@ T is CLOCK_MONOTONIC, which all processes of a node share; M are the micro-batch
 boundary, 0 if the program's accumulation cannot be set.
 """
 
-from .attached import ATTACH, attach
+from .attachment import ATTACH, attach
 from .counting import GROUPS
 from .engine import halved, merge, micro_batches, parse_config, split_differently
 from .live_knobs import live
 from .program import main, run_rank
-from .state import NotAsAsked, configuration, phase
+from .state import NotAsRequested, configuration, phase
 from .watching import step
 
 __all__ = [
     "ATTACH",
     "GROUPS",
-    "NotAsAsked",
+    "NotAsRequested",
     "attach",
     "configuration",
     "halved",

@@ -85,11 +85,11 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _read_config(told: Mapping[str, Any]) -> dict[str, Any]:
-    given = told.get("config")
-    given = told.get("config_params") if given is None else given
+def _read_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    given = arguments.get("config")
+    given = arguments.get("config_params") if given is None else given
     if given is None:
-        given = getattr(told.get("args"), "deepspeed_config", None)
+        given = getattr(arguments.get("args"), "deepspeed_config", None)
     if isinstance(given, Mapping):
         return copy.deepcopy(dict(given))
     if given is None:
@@ -105,25 +105,25 @@ def _wrap_initialize(deepspeed: Any) -> None:
 
     @state.around(deepspeed, "initialize")
     def initialize(plain: Any, *args: Any, **kwargs: Any) -> Any:
-        told = signature.bind(*args, **kwargs).arguments
-        config, model = _read_config(told), told.get("model")
+        arguments = signature.bind(*args, **kwargs).arguments
+        config, model = _read_config(arguments), arguments.get("model")
         state.seen["engines"] = state.seen.get("engines", 0) + 1
         if not config or state.seen["engines"] > 1:
             return plain(*args, **kwargs)  # a second engine (a teacher, a critic) stays as it is
-        _see_model(model, told, config)
+        _see_model(model, arguments, config)
         overlay = dict(state.options.get("deepspeed", {}))
         if state.options.get("alter") and not state.seen["owner"]:
             overlay |= split_differently(config, int(os.environ.get("WORLD_SIZE", "1")))
         switch = watching.with_switch(model)
         watching.set_checkpointing(switch, state.options.get("activation_checkpointing"))
-        told = {**told, "config": merge(config, overlay)}
-        told.pop("config_params", None)
-        holder = told.get("args")
+        arguments = {**arguments, "config": merge(config, overlay)}
+        arguments.pop("config_params", None)
+        holder = arguments.get("args")
         path = getattr(holder, "deepspeed_config", None)
         if path is not None:  # DeepSpeed takes one of the two
             holder.deepspeed_config = None  # type: ignore[union-attr]
         try:
-            made = plain(**told)
+            made = plain(**arguments)
         finally:
             if path is not None:
                 holder.deepspeed_config = path  # type: ignore[union-attr]
@@ -138,11 +138,11 @@ def _wrap_initialize(deepspeed: Any) -> None:
         return made
 
 
-def _see_model(model: Any, told: Mapping[str, Any], config: dict[str, Any]) -> None:
-    optimizer = told.get("optimizer")
+def _see_model(model: Any, arguments: Mapping[str, Any], config: dict[str, Any]) -> None:
+    optimizer = arguments.get("optimizer")
     state.seen["config"], state.seen["owner"] = config, watching.owner()
     state.seen["client_optimizer"] = type(optimizer).__name__ if optimizer is not None else ""
-    state.seen["training_data"] = told.get("training_data") is not None
+    state.seen["training_data"] = arguments.get("training_data") is not None
     watching.see_switch(model)
 
 
@@ -158,7 +158,7 @@ def patch_deepspeed(deepspeed: Any) -> None:
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     else:
         module = importlib.import_module("deepspeed.accelerator.cuda_accelerator")
-        ask_cuda_for_memory(module.CUDA_Accelerator)
+        allocate_cuda_memory(module.CUDA_Accelerator)
     _wrap_initialize(deepspeed)
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
@@ -207,7 +207,7 @@ def patch_deepspeed(deepspeed: Any) -> None:
         plain(*args, **kwargs)
 
 
-def ask_cuda_for_memory(accelerator: Any) -> None:
+def allocate_cuda_memory(accelerator: Any) -> None:
     """Have ZeRO 1 and 2 ask CUDA for the free memory, not NVML by CUDA_VISIBLE_DEVICES' entry."""
 
     def available_memory(self: Any, device_index: int | None = None) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from . import state, watching
 
 
-class WhenImported:
+class ImportHook:
     """Import hook that calls `then(name, module)` once for each module, now or on its import."""
 
     def __init__(self, names: Iterable[str], then: Callable[[str, Any], None]) -> None:
@@ -48,9 +48,9 @@ class WhenImported:
         return spec
 
 
-def own(**said: int) -> dict[str, int]:
+def own(**number: int) -> dict[str, int]:
     """Note a framework's own batch settings, and return those to use instead."""
-    first = state.seen.setdefault("owned", dict(said))
+    first = state.seen.setdefault("owned", dict(number))
     owned = state.options.get("owned") or {}
     return {name: owned.get(name, value) for name, value in first.items()}
 
@@ -60,12 +60,12 @@ def turn_arguments(transformers: Any) -> None:
 
     @state.around(transformers.TrainingArguments, "__post_init__")
     def post_init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        told = own(
+        arguments = own(
             micro_batch=self.per_device_train_batch_size,
             gradient_accumulation=self.gradient_accumulation_steps,
         )
-        self.per_device_train_batch_size = told["micro_batch"]
-        self.gradient_accumulation_steps = told["gradient_accumulation"]
+        self.per_device_train_batch_size = arguments["micro_batch"]
+        self.gradient_accumulation_steps = arguments["gradient_accumulation"]
         if state.options.get("quiet"):
             self.report_to, self.push_to_hub = [], False
         plain(self, *args, **kwargs)
@@ -91,9 +91,9 @@ def steer_trainer(transformers: Any) -> None:
 def _turn_trainer(lightning: Any) -> None:
     @state.around(lightning.Trainer, "__init__")
     def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        told = own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
+        arguments = own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
         _require_own_ranks(kwargs.get("devices", "auto"))
-        kwargs["accumulate_grad_batches"] = told["gradient_accumulation"]
+        kwargs["accumulate_grad_batches"] = arguments["gradient_accumulation"]
         if state.options.get("quiet") and kwargs.get("logger") is not False:
             package = lightning.__name__.removesuffix(".trainer.trainer")
             kwargs["logger"] = importlib.import_module(f"{package}.loggers.logger").DummyLogger()
@@ -123,7 +123,7 @@ def _require_own_ranks(devices: Any) -> None:
     if state.attachment is not None:  # its own launching is part of the command
         return
     if state.options.get("inspect") and count > 1 and os.environ.get("WORLD_SIZE", "1") == "1":
-        raise state.NotAsAsked(
+        raise state.NotAsRequested(
             f"the script starts {count} ranks itself (Lightning's devices), in which no probe can "
             f"measure; start it with torchrun --nproc-per-node {count}"
         )
@@ -159,7 +159,7 @@ def refuse_spawn() -> None:
     import torch.multiprocessing as processes
 
     def spawn(*args: Any, **kwargs: Any) -> Any:
-        raise state.NotAsAsked(
+        raise state.NotAsRequested(
             "the script starts its own ranks (torch.multiprocessing.spawn), in which no probe can "
             "measure; start them with torchrun"
         )
@@ -179,15 +179,20 @@ def _turn_accelerator(accelerate: Any) -> None:
 
     @state.around(accelerate.Accelerator, "__init__")
     def init(plain: Any, *args: Any, **kwargs: Any) -> None:
-        told = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         # transformers' Trainer brings its own accumulation, which is turned there.
-        if watching.owner() != "transformers" and told.get("gradient_accumulation_plugin") is None:
-            said = told.get("gradient_accumulation_steps", 1)
-            state.seen.setdefault("accelerates", said)
+        if (
+            watching.owner() != "transformers"
+            and arguments.get("gradient_accumulation_plugin") is None
+        ):
+            number = arguments.get("gradient_accumulation_steps", 1)
+            state.seen.setdefault("accelerates", number)
             owned = state.options.get("owned") or {}
-            told["gradient_accumulation_steps"] = int(owned.get("gradient_accumulation", said))
-        keywords = told.pop("kwargs", {})
-        plain(**told, **keywords)
+            arguments["gradient_accumulation_steps"] = int(
+                owned.get("gradient_accumulation", number)
+            )
+        keywords = arguments.pop("kwargs", {})
+        plain(**arguments, **keywords)
 
     @state.around(accelerate.Accelerator, "accumulate")
     def accumulate(plain: Any, *args: Any) -> Any:

@@ -107,9 +107,9 @@ class DeviceTimes:
         now_s = time.monotonic()
         # The first boundary ends the first step: there is no earlier reference to read by.
         self._reference = self._reference or (event, now_s)
-        told = self.lines()
+        report = self.lines()
         self._reference = event, now_s
-        return told
+        return report
 
 
 class Link:
@@ -126,7 +126,7 @@ class Link:
         self._until = 1
         self.starting = True
         self._times = DeviceTimes()
-        self._tells_phases = rank == 0  # the agent keeps one rank's
+        self._reports_phases = rank == 0  # the agent keeps one rank's
         self._phases = False  # a program that marks nothing is told of no waits either
         if rank is not None:
             self.send(f"hello {rank} {self.owner}" + (f" {world}" if world else ""))
@@ -137,7 +137,7 @@ class Link:
 
     def mark(self, name: str) -> None:
         """Mark the start of a phase of the step."""
-        if self._tells_phases:
+        if self._reports_phases:
             self._phases = True
             self._times.add(f"phase {name}")
 
@@ -158,26 +158,26 @@ class Link:
         """Count an optimizer step of this rank; wait here if the agent named this boundary."""
         self.steps += 1
         self.starting = False
-        looks = state.options.get("inspect") and self.steps <= GROUPS
-        if looks or (state.options.get("counts") and self.steps == GROUPS):
+        inspects = state.options.get("inspect") and self.steps <= GROUPS
+        if inspects or (state.options.get("counts") and self.steps == GROUPS):
             facts = {**state.facts(), "live": live_knobs.present()}
             self.send("facts " + json.dumps(facts, default=str))
         if self.steps < self._until:
             self._times.add(f"step {self.steps}")
-            if told := self._times.lines():
-                self.send(told[:-1])
+            if report := self._times.lines():
+                self.send(report[:-1])
             return
         finish_device_work()
         at_s = time.monotonic()
-        told = self._times.all_lines()
+        report = self._times.all_lines()
         if self._phases:
-            told += f"phase boundary {at_s:.7f}\n"
+            report += f"phase boundary {at_s:.7f}\n"
         taken = state.steering.taken() if state.steering is not None else 0
-        self.send(f"{told}at {self.steps} {at_s:.7f} {taken}")
+        self.send(f"{report}at {self.steps} {at_s:.7f} {taken}")
         line = self._receive()
         while line.startswith("set "):
-            told_back = live_knobs.set_values(json.loads(line.removeprefix("set ")))
-            self.send("set " + json.dumps(told_back, default=str))
+            values_read = live_knobs.set_values(json.loads(line.removeprefix("set ")))
+            self.send("set " + json.dumps(values_read, default=str))
             line = self._receive()
         if line == "quit":
             self.leave()
@@ -203,23 +203,25 @@ class Link:
             evidence = "no space"
         elif _is_of_hardware(text):
             evidence = "hardware"
-        elif isinstance(error, state.TrainsAlone):
+        elif isinstance(error, state.IndependentRanks):
             evidence = "no group"
         elif _lacks_rank(error):
             evidence = "no rank"
-        elif isinstance(error, state.NotAsAsked) or (self.starting and _raised_by_framework(error)):
+        elif isinstance(error, state.NotAsRequested) or (
+            self.starting and _raised_by_framework(error)
+        ):
             evidence = "refusal"
         lines = text.strip().splitlines() or [""]
         message = " ".join(lines[:3]) if lines[0].endswith(":") else lines[0]  # a list follows
-        if not isinstance(error, state.NotAsAsked):
+        if not isinstance(error, state.NotAsRequested):
             message = f"{type(error).__name__}: {message}"
         # A rank whose peer died fails in a collective: an effect, not the cause.
         effect = effect or (
             evidence not in ("no memory", "no space", "hardware")
             and any(word in text.lower() for word in _PEER_WORDS)
         )
-        told = {"evidence": evidence, "message": message[:2000], "effect": effect}
-        self.send("fail " + json.dumps({**told, "frames": _frames(error)}))
+        report = {"evidence": evidence, "message": message[:2000], "effect": effect}
+        self.send("fail " + json.dumps({**report, "frames": _frames(error)}))
 
 
 def _frames(error: BaseException) -> list[str]:

@@ -56,8 +56,8 @@ def set_values(values: Mapping[str, Any]) -> dict[str, Any]:
             if read is not None:
                 read_back[name] = read()
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-            return {"refused": f"the script's function for {name} refused {value!r}: {said}"}
+            message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+            return {"refused": f"the script's function for {name} refused {value!r}: {message}"}
     return {"read": read_back}
 
 

@@ -36,11 +36,11 @@ def prepare(options: Mapping[str, Any]) -> None:
     os.environ.update(options.get("env", {}))
     if options.get("inspect") or options.get("counts"):
         source.watch_arguments(inherited=state.attachment is not None)
-    frames.WhenImported(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
-    frames.WhenImported(("deepspeed",), _patch_deepspeed)
+    frames.ImportHook(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
+    frames.ImportHook(("deepspeed",), _patch_deepspeed)
     if state.probed:
-        frames.WhenImported((RANKS,), lambda _, ranks: meet_in_files(ranks))
-        frames.WhenImported(("torch._dynamo.callback",), frames.mark_compilations)
+        frames.ImportHook((RANKS,), lambda _, ranks: meet_in_files(ranks))
+        frames.ImportHook(("torch._dynamo.callback",), frames.mark_compilations)
 
 
 def _patch_deepspeed(_: str, deepspeed: Any) -> None:

@@ -35,8 +35,8 @@ def watch_arguments(*, inherited: bool = False) -> None:
     plain = argparse.ArgumentParser.parse_known_args  # `state` imports this module
 
     def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
-        told = plain(self, *args, **kwargs)
-        values = getattr(told[0], "__dict__", {})
+        namespaces = plain(self, *args, **kwargs)
+        values = getattr(namespaces[0], "__dict__", {})
         _parsed.append(
             {
                 action.dest: {"options": list(action.option_strings), "value": values[action.dest]}
@@ -47,7 +47,7 @@ def watch_arguments(*, inherited: bool = False) -> None:
         if inherited:
             program = {"words": sys.orig_argv, "arguments": arguments(), "named": batches()}
             os.environ[PROGRAM] = json.dumps(program)
-        return told
+        return namespaces
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
 
@@ -59,11 +59,11 @@ def arguments() -> dict[str, dict[str, Any]]:
 
 def batches() -> dict[str, int]:
     """Return the integers that are named as a batch, by name."""
-    told: list[Mapping[str, Any]] = [vars(sys.modules["__main__"])]
-    told += [{name: each["value"] for name, each in options.items()} for options in _parsed]
+    namespaces: list[Mapping[str, Any]] = [vars(sys.modules["__main__"])]
+    namespaces += [{name: each["value"] for name, each in options.items()} for options in _parsed]
     return {
         name: value
-        for each in told
+        for each in namespaces
         for name, value in each.items()
         if type(value) is int and value > 0 and BATCH.fullmatch(name)
     }

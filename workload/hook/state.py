@@ -16,7 +16,7 @@ from . import source
 link: Any = None
 #: True in a probe, as a rank of the agent's or of a command that was started as it stands.
 probed = False
-#: Connection that a process makes when it steps (`attached.Attachment`); None in other ranks.
+#: Connection that a process makes when it steps (`attachment.Attachment`); None in other ranks.
 attachment: Any = None
 #: What the agent wants of this launch: see `tuner.workload.scripts.script_job.Start.options`.
 options: dict[str, Any] = {}
@@ -41,15 +41,15 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[...
     return put
 
 
-class NotAsAsked(ValueError):
+class NotAsRequested(ValueError):
     """Mismatch between the program's training and the configuration under test."""
 
 
-class TrainsAlone(NotAsAsked):
+class IndependentRanks(NotAsRequested):
     """Ranks that do not train one model together."""
 
 
-class _Asked(dict[str, Any]):
+class _ReadKnobs(dict[str, Any]):
     """Configuration that notes the knobs the program reads."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ def configuration() -> dict[str, Any]:
     Every launch knob is there, and `gradient_accumulation`; the search may offer what is read.
     """
     if "asked" not in seen:
-        seen["asked"] = _Asked(options.get("configuration", {}))
+        seen["asked"] = _ReadKnobs(options.get("configuration", {}))
     return seen["asked"]
 
 
@@ -111,13 +111,13 @@ _PRIVATE = (
 
 
 def facts() -> dict[str, Any]:
-    """Return what the steps so far showed about the program."""
+    """Return the facts about the program from its steps so far."""
     named = {k: v for k, v in seen.items() if k not in _PRIVATE}
-    asked = seen.get("asked")
+    names = seen.get("asked")
     if (counts := seen.get("counted")) is not None:
         named |= {"groups": counts.groups, "first_batch": counts.first_batch}
         named |= {"samples": counts.samples, "batch_norm": counts.normalises}
         named |= {"named": source.batches(), "arguments": source.arguments()}
-    if asked is not None:
-        named["own"] = asked.own
-    return {**named, "reads": sorted(asked.read) if asked is not None else []}
+    if names is not None:
+        named["own"] = names.own
+    return {**named, "reads": sorted(names.read) if names is not None else []}

@@ -30,7 +30,7 @@ HEAD = struct.Struct("=5d")
 _UNKNOWN = float("nan")
 
 
-class Drawn:
+class DrawnSamples:
     """Samples that an iterator of a loader drew since the last step; kept with the iterator."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class Tally:
     def _begin(self) -> None:
         self._steps, self._first_s, self._first_samples = 0, 0.0, _UNKNOWN
         self._samples = 0.0
-        self._drawn: list[Drawn] = []
+        self._drawn: list[DrawnSamples] = []
 
-    def drew(self, drawn: Drawn, samples: float) -> None:
+    def drew(self, drawn: DrawnSamples, samples: float) -> None:
         """Note a batch of an iterator; NaN if the number of its samples is unknown."""
         if not drawn.samples:
             self._drawn.append(drawn)
@@ -200,7 +200,7 @@ def _count_samples(tally: Tally, module: Any) -> None:
         return plain(iterator, *args, **named)
 
     def next_batch(plain: Any, iterator: Any) -> Any:
-        drawn = iterator.__dict__.setdefault("_joulefront_drawn", Drawn())
+        drawn = iterator.__dict__.setdefault("_joulefront_drawn", DrawnSamples())
         try:
             batch = plain(iterator)
         except StopIteration:

@@ -34,7 +34,8 @@ class HandWrittenUpdates:
                 plain(optimizer, *args, **kwargs)
 
     def check(self, passes: int) -> None:
-        """Compare the parameters with those at the last backward pass; NotAsAsked if it is certain.
+        """Compare the parameters with those at the last backward pass; NotAsRequested if it is
+        certain.
 
         Args:
             passes: backward passes so far.
@@ -50,7 +51,7 @@ class HandWrittenUpdates:
         self._before, self._updates = now, self._updates + changed
         limit = BESIDE_OPTIMIZER if self._made else WITHOUT_OPTIMIZER
         if self._updates >= limit:
-            raise state.NotAsAsked(
+            raise state.NotAsRequested(
                 f"the script ran {passes} backward passes and no optimizer.step(): it updates its "
                 "parameters itself. Call joulefront_hook.step() after each update "
                 "(docs/your-script.md), or start it with an optimizer"

@@ -35,7 +35,7 @@ class Watch:
         self.steps = 0
         self._times = DeviceTimes()
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._owner, self._heard, self._stop = os.getpid(), b"", 0
+        self._owner, self._received, self._stop = os.getpid(), b"", 0
         try:
             self._socket.connect(address)
         except OSError:
@@ -68,34 +68,34 @@ class Watch:
         self._times.add(f"step {self.steps}")
         # The first time reads the device's clock, for which it must be idle once.
         self._send(self._times.all_lines() if self.steps == 1 else self._times.lines())
-        while asked := self._line(wait=False):
-            self._stop = int(asked.removeprefix("stop ")) if asked.startswith("stop ") else 0
+        while stop := self._line(wait=False):
+            self._stop = int(stop.removeprefix("stop ")) if stop.startswith("stop ") else 0
         if self._stop and self.steps >= self._stop:
             self._change()
 
     def _change(self) -> None:
         # Wait at the boundary that was asked for, and set what the agent says, until it says go.
         # The others do not wait for a rank that is past it.
-        asked, self._stop = self._stop, 0
-        if self.steps > asked:
-            self._send(f"late {asked}\n")
+        stop, self._stop = self._stop, 0
+        if self.steps > stop:
+            self._send(f"late {stop}\n")
             return
         finish_device_work()
-        self._send(f"at {asked}\n")
+        self._send(f"at {stop}\n")
         while (line := self._line(wait=True)).startswith("set "):
-            told = live_knobs.set_values(json.loads(line.removeprefix("set ")))
-            self._send(f"set {json.dumps(told, default=str)}\n")
+            values_read = live_knobs.set_values(json.loads(line.removeprefix("set ")))
+            self._send(f"set {json.dumps(values_read, default=str)}\n")
 
     def _line(self, *, wait: bool) -> str:
-        while self._socket is not None and b"\n" not in self._heard:
+        while self._socket is not None and b"\n" not in self._received:
             try:
                 self._socket.settimeout(WAIT_S if wait else 0.0)
-                if not (heard := self._socket.recv(4096)):
+                if not (received := self._socket.recv(4096)):
                     return ""
-                self._heard += heard
+                self._received += received
             except OSError:
                 return ""
-        line, _, self._heard = self._heard.partition(b"\n")
+        line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ def begin(address: str, rank: int) -> None:
     state.steering = live_knobs.Steering()
     state.link = Watch(address, rank)
     if first:
-        frames.WhenImported(("torch.optim.optimizer", "deepspeed", STAGES), _patch)
+        frames.ImportHook(("torch.optim.optimizer", "deepspeed", STAGES), _patch)
 
 
 def end() -> None:

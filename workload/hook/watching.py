@@ -2,7 +2,7 @@
 
 The first source that reports an optimizer step (the DeepSpeed engine, a torch optimizer, the
 program) is the one that counts. Until the first step the calls of modules are watched too. A
-program that does not train as requested raises `NotAsAsked`.
+program that does not train as requested raises `NotAsRequested`.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def _refuse_child(link: Link) -> None:
     # Refuse a training in a process that the program has forked; beside its own it counts not.
     if link.steps:
         return
-    error = state.NotAsAsked(
+    error = state.NotAsRequested(
         "the script trains in processes that it starts itself (multiprocessing.Process), in which "
         "no probe can measure; start its ranks with torchrun"
     )
@@ -70,7 +70,7 @@ def _check_ranks() -> None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         together, state.seen["grouped"] = distributed.get_world_size(), True
     if together != world and "horovod" not in sys.modules:
-        raise state.TrainsAlone(
+        raise state.IndependentRanks(
             f"of {world} ranks each trains {'alone' if together == 1 else f'with {together}'}: the "
             "script makes no process group of all ranks that were started (without a launcher it "
             "is tuned as one process)"
@@ -178,7 +178,7 @@ class Forwards:
     def __init__(self, torch: Any, counts: StepCounts | None = None) -> None:
         self._module = owner = torch.nn.Module
         self._plain = plain = owner.__call__
-        self._counts, self._over, self._known = counts, False, False
+        self._counts, self._over, self._is_counted = counts, False, False
         self._models: dict[int, tuple[int, Any]] = {}  # by identity: parameters, module
         self._shapes: dict[int, tuple[list[int], bool]] = {}  # of the first call
 
@@ -201,7 +201,7 @@ class Forwards:
         shape, tokens = _shape_of(inputs)
         if self._counts is not None:
             self._counts.forward(shape)
-        if self._known or id(module) in self._models:
+        if self._is_counted or id(module) in self._models:
             return
         size = sum(parameter.numel() for parameter in module.parameters())
         self._models[id(module)], self._shapes[id(module)] = (size, module), (shape, tokens)
@@ -213,7 +213,7 @@ class Forwards:
 
     def first_step(self) -> None:
         """Record the model and the shape of its first batch; go on as long as calls are counted."""
-        self._known = True
+        self._is_counted = True
         if self._models and not state.seen.get("engines"):
             name = max(self._models, key=lambda key: self._models[key][0])
             see_switch(self._models[name][1])
@@ -233,7 +233,7 @@ def see_batch(inputs: Any) -> None:
     state.seen["batch"], state.seen["tokens"] = _shape_of(inputs)
     wanted, batch = state.options.get("micro_batch"), state.seen["batch"]
     if wanted and batch and batch[0] != wanted:
-        raise state.NotAsAsked(
+        raise state.NotAsRequested(
             f"the program's batches hold {batch[0]} samples where micro_batch is {wanted}"
         )
 

@@ -48,7 +48,7 @@ class Levels:
 
 
 @dataclass(frozen=True)
-class Agreed:
+class AgreedWindow:
     """The window to use, and what a reader must know of it.
 
     `compared` is False if the samples are no check of the window's energy.
@@ -156,14 +156,14 @@ class Agreement:
         first: Window,
         policy: WindowPolicy,
         again: Callable[[WindowPolicy], Window] | None,
-    ) -> Agreed:
+    ) -> AgreedWindow:
         """Return the window to use in place of one whose figures may differ.
 
         `again` measures the same setting once more; None if there is no time for it.
         """
         found = difference(first)
         if not found or first.beaten_by is not None:
-            return Agreed(first)
+            return AgreedWindow(first)
         for share, source, why in self._earlier:
             if abs(share - found) <= DIFFERS:
                 return _used(first, source, why)
@@ -172,18 +172,20 @@ class Agreement:
         length_s = LONGER * first.length_s
         second = again(replace(policy, min_s=length_s, max_s=max(policy.max_s, length_s)))
         if not difference(second):
-            return Agreed(second)
+            return AgreedWindow(second)
         source, why = contradicted(first, second, self.levels)
         self._earlier.append((found, source, why))
         return _used(second, source, why)
 
 
-def _used(window: Window, source: Source, why: str) -> Agreed:
+def _used(window: Window, source: Source, why: str) -> AgreedWindow:
     if not source:
-        return Agreed(window)
+        return AgreedWindow(window)
     differ = f"energy counter and integrated power differ by {100 * difference(window):+.1f} %"
     if source == "counter":
         used = by_samples(window)
-        return Agreed(used, (f"{differ}: integrated power is used, for by the counter {why}",))
+        return AgreedWindow(
+            used, (f"{differ}: integrated power is used, for by the counter {why}",)
+        )
     note = f"{differ}: the counter is used, for by integrated power {why}"
-    return Agreed(window, (note,), compared=False)
+    return AgreedWindow(window, (note,), compared=False)

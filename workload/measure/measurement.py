@@ -2,7 +2,7 @@
 
 Whatever a reader must know becomes a flag: a window cut short, a counter that is coarse for it, two
 sources that disagree, a clock that was held back. A setting that the devices did not take is no
-data point: it comes back as `NotApplied`, with what they did instead.
+data point: it comes back as `UnappliedSetting`, with what they did instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tuner.workload.measure.parts import power_by_part
 from tuner.workload.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
 from tuner.workload.meters.base import device_number, device_states, over_devices
 from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Drift, Measurement, NotApplied, WindowPolicy
+from tuner.workload.probe import Drift, Measurement, UnappliedSetting, WindowPolicy
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
 #: nvmlDeviceGetPowerUsage), and so is what is integrated from it.
@@ -47,7 +47,7 @@ def kept_steps(times_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(sum(times_s[i : i + each]) / each for i in range(0, whole, each))
 
 
-def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, float]:
+def delivered_of(samples: Sequence[PowerSample], requested: Settings) -> dict[str, float]:
     """Return mean clocks over a window: of all devices, and of each stage if set by stage.
 
     Samples in which the devices were idle throughout are passed over.
@@ -56,7 +56,7 @@ def delivered_of(samples: Sequence[PowerSample], asked: Settings) -> dict[str, f
     by_device = [device_states(sample) for sample in busy]
     ran: dict[str, list[float]] = {}
     for name in _CLOCKS:
-        stages = asked.get(name)
+        stages = requested.get(name)
         ran[name] = [sample.extra[name] for sample in busy if name in sample.extra]
         if name == "clock_MHz" and not isinstance(stages, tuple):
             ran[name] = ran[name] or [s.extra[FASTEST] for s in busy if FASTEST in s.extra]
@@ -93,10 +93,10 @@ def not_applied(
         value for s in samples for name, value in s.extra.items() if name.startswith("throttle")
     )
     for name in _CLOCKS:
-        asked = settings.get(name)
-        stages = asked if isinstance(asked, tuple) else (asked,)
+        requested = settings.get(name)
+        stages = requested if isinstance(requested, tuple) else (requested,)
         for stage, clock in enumerate(stages):
-            key = f"{name}.{stage}" if isinstance(asked, tuple) else name
+            key = f"{name}.{stage}" if isinstance(requested, tuple) else name
             ran = delivered.get(key)
             if not isinstance(clock, int | float) or ran is None:
                 continue
@@ -104,7 +104,7 @@ def not_applied(
             if abs(off_MHz) <= max(CLOCK_SHARE * clock, CLOCK_MHZ):
                 continue
             if off_MHz > 0 or not throttled:
-                where = f" of stage {stage}" if isinstance(asked, tuple) else ""
+                where = f" of stage {stage}" if isinstance(requested, tuple) else ""
                 return f"{name}{where} was set to {clock} and the devices ran at {ran:.0f} MHz"
     limit_W = settings.get("power_limit_W")
     if isinstance(limit_W, int | float) and devices:
@@ -147,14 +147,14 @@ def _flags(
         )
     elif length_s < policy.min_s:
         flags.append(f"window shorter than {policy.min_s:g} s")
-    for what, error, mean in (
+    for quantity, error, mean in (
         ("step time", window.step_time_se_s, window.step_time_s),
         ("power", window.power_se_W, window.power_W),
     ):
-        # A tenth more, since the last look came a sample or two before the window closed.
+        # A tenth more, since the last check came a sample or two before the window closed.
         if window.beaten_by is None and error > 1.1 * policy.target_se * mean:
             flags.append(
-                f"{what} +-{100 * error / mean:.1f} % (target {100 * policy.target_se:g} %; "
+                f"{quantity} +-{100 * error / mean:.1f} % (target {100 * policy.target_se:g} %; "
                 "window limit reached)"
             )
     if 0 < length_s < UPDATES * resolution_s:
@@ -190,7 +190,7 @@ def measurement(
     resolution_s: float = 0.0,
     independent: bool = False,
     devices: Collection[int] | None = None,
-) -> Measurement | NotApplied:
+) -> Measurement | UnappliedSetting:
     """Return the measurement of one live setting from its window.
 
     `settings` are the applied ones, the request by default, `began_s` is the probe's start on the
@@ -201,7 +201,7 @@ def measurement(
     window = replace(window, samples=tuple(of_used_devices(window.samples, devices)))
     delivered = delivered_of(window.samples, set_to)
     if sentence := not_applied(set_to, delivered, window.samples, window.power_W, lease):
-        return NotApplied(live, sentence, delivered)
+        return UnappliedSetting(live, sentence, delivered)
     # Of two figures that differ nobody knows the right one, nor what was drawn at a soft edge.
     doubted = math.hypot(_disagreement(window, independent), window.doubt)
     steps = len(window.step_times_s)
@@ -209,8 +209,8 @@ def measurement(
     if fit is not None and not fit.is_linear:
         notes = (
             *notes,
-            f"step time is no line in the number of micro-batches: {100 * fit.curvature:+.1f} % at "
-            "the middle one of those measured",
+            f"step time is not linear in the number of micro-batches: {100 * fit.curvature:+.1f} % "
+            "at the middle one of those measured",
         )
     temperatures = [s.extra["temperature_C"] for s in window.samples if "temperature_C" in s.extra]
     return Measurement(

@@ -46,21 +46,21 @@ def part_rows(parts_W: Mapping[str, float]) -> list[list[str]]:
     rows = []
     for phase in sorted(phases, key=bool):
         prefix = f"{phase}{OF}" if phase else ""
-        powers_W = [parts_W.get(prefix + part) for part in parts_told(parts_W)]
+        powers_W = [parts_W.get(prefix + part) for part in named_parts(parts_W)]
         texts = ["" if power_W is None else f"{power_W:.0f} W" for power_W in powers_W]
         rows.append([phase or "window", *texts])
     return rows
 
 
-def parts_told(parts_W: Mapping[str, float]) -> list[str]:
+def named_parts(parts_W: Mapping[str, float]) -> list[str]:
     """Return the parts of which some power is told, in the order in which they are shown."""
-    told = {name.rpartition(OF)[2] for name in parts_W}
-    return [part for part in PARTS if part in told]
+    names = {name.rpartition(OF)[2] for name in parts_W}
+    return [part for part in PARTS if part in names]
 
 
 def part_lines(parts_W: Mapping[str, float]) -> list[str]:
     """Return the mean powers as text, a line for the window and one for each phase."""
-    words = [PARTS[part] for part in parts_told(parts_W)]
+    words = [PARTS[part] for part in named_parts(parts_W)]
     return [
         f"{row[0]:<15} "
         + ", ".join(f"{word} {text}" for word, text in zip(words, row[1:], strict=True) if text)

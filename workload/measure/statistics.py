@@ -248,7 +248,7 @@ def _means(window: Window) -> tuple[_Mean, _Mean]:
     return _Mean.of(window.step_times_s), _Mean.of(block_powers(window.samples, edges))
 
 
-def beaten_by(window: Window, known: Sequence[Reached]) -> Reached | None:
+def beaten_by(window: Window, competitors: Sequence[Reached]) -> Reached | None:
     """Return a known configuration that beats the window's on both axes, or None.
 
     The lower ends (`LOOK_RISK`) must be more than `FAR` above the known ones.
@@ -260,13 +260,15 @@ def beaten_by(window: Window, known: Sequence[Reached]) -> Reached | None:
     low_s = time.value * math.exp(-_quantile(time.freedom) * time.rse)
     low_J = time.value * power.value
     low_J *= math.exp(-_quantile(both) * math.hypot(time.rse, power.rse))
-    return ahead_of(low_s, low_J, known)
+    return ahead_of(low_s, low_J, competitors)
 
 
-def ahead_of(low_s: float, low_J: float, known: Sequence[Reached]) -> Reached | None:
+def ahead_of(low_s: float, low_J: float, competitors: Sequence[Reached]) -> Reached | None:
     """Return a known configuration that these lower ends are `FAR` behind on both axes, or None."""
     far = 1.0 + FAR
-    return next((each for each in known if low_s > far * each[0] and low_J > far * each[1]), None)
+    return next(
+        (each for each in competitors if low_s > far * each[0] and low_J > far * each[1]), None
+    )
 
 
 def _quantile(freedom: float) -> float:
@@ -274,19 +276,19 @@ def _quantile(freedom: float) -> float:
     return float(stdtrit(freedom, 1.0 - LOOK_RISK))
 
 
-def missing_s(policy: WindowPolicy, window: Window, known: Sequence[Reached] = ()) -> float:
+def missing_s(policy: WindowPolicy, window: Window, competitors: Sequence[Reached] = ()) -> float:
     """Return the seconds that a window still lacks to its target error; 0 if it is complete."""
     length_s = window.length_s
     enough = len(window.step_times_s) >= policy.min_steps
-    least_s = min(FIRST_LOOK_S, policy.min_s) if known else policy.min_s
+    least_s = min(FIRST_LOOK_S, policy.min_s) if competitors else policy.min_s
     if length_s < least_s or not enough:
         # 2 % more than asked, so that slightly fast steps do not cost another boundary.
         return max((least_s - length_s) * 1.02, 1e-3)
-    if length_s >= policy.max_s or beaten_by(window, known):
+    if length_s >= policy.max_s or beaten_by(window, competitors):
         return 0.0
     if (doubted_s := min(policy.max_s, _doubted_s(window))) > length_s:
         return doubted_s - length_s
-    next_look_s = (LOOK_FACTOR - 1.0) * length_s if known else math.inf
+    next_look_s = (LOOK_FACTOR - 1.0) * length_s if competitors else math.inf
     if length_s < policy.min_s:
         return min((policy.min_s - length_s) * 1.02, next_look_s)
     excess = max(

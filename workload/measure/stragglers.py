@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import read_fields
+from tuner.search_spaces.typed_json import read_fields
 from tuner.workload.node.host import cgroup_folders
 
 #: A rank is a straggler from this share of the step on by which it is behind the mean of the
@@ -78,22 +78,24 @@ def device_state(
     rank: int, device: int, seen: Sequence[Mapping[int, Mapping[str, float]]], node: str = ""
 ) -> RankState:
     """Return the state of a rank by what its device told: `device_states` of some samples."""
-    told = [states[device] for states in seen if device in states]
+    states_of_device = [states[device] for states in seen if device in states]
 
     def usual(name: str) -> float | None:
         # Between steps and while it starts a device is idle.
-        values = [state[name] for state in told if name in state]
+        values = [state[name] for state in states_of_device if name in state]
         return statistics.median(values) if values else None
 
-    names = {name for state in told for name in state if name.startswith("throttle_")}
+    names = {name for state in states_of_device for name in state if name.startswith("throttle_")}
     throttled = {
-        name.removeprefix("throttle_"): statistics.fmean(state.get(name, 0.0) for state in told)
+        name.removeprefix("throttle_"): statistics.fmean(
+            state.get(name, 0.0) for state in states_of_device
+        )
         for name in sorted(names)
     }
     return RankState(
         rank,
         node,
-        device if told else None,
+        device if states_of_device else None,
         usual("clock_MHz"),
         usual("power_W"),
         usual("temperature_C"),
@@ -215,7 +217,7 @@ def stragglers(arrivals: Arrivals, states: Mapping[int, RankState]) -> list[Stra
 
 
 def cause_of(state: RankState, others: Sequence[RankState]) -> tuple[str, float, float]:
-    """Return what sets a rank apart from the others, its value and theirs (their median).
+    """Return the figure in which a rank differs most, its value and the others' median.
 
     The first that applies, the devices' own reasons before the host's. A difference that a fault
     would not explain (a clock 1 % lower) is none.
@@ -275,17 +277,17 @@ def of_environment(environment: Mapping[str, Any]) -> list[Straggler]:
 def words(straggler: Straggler) -> tuple[str, str, str]:
     """Return who it is, the evidence and the cost: "GPU 5", "heat, ...", "9 %"."""
     state = straggler.state
-    who = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
+    subject = f"rank {state.rank}" if state.device is None else f"GPU {state.device}"
     if state.node:
-        who += f" of node {state.node}"
+        subject += f" of node {state.node}"
     why = CAUSES[straggler.cause].format(straggler.value, straggler.usual)
-    return who, why, f"{100 * straggler.cost:.0f} %"
+    return subject, why, f"{100 * straggler.cost:.0f} %"
 
 
 def sentence(straggler: Straggler) -> str:
     """Return the words: "GPU 5: heat, ...; costs 9 % of the step"."""
-    who, why, cost = words(straggler)
-    return f"{who}: {why}; costs {cost} of the step"
+    subject, why, cost = words(straggler)
+    return f"{subject}: {why}; costs {cost} of the step"
 
 
 @dataclass(frozen=True)

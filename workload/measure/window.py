@@ -118,12 +118,12 @@ class Conductor:
     @property
     def facts(self) -> dict[str, Any]:
         """Facts of rank 0 about the program, with mean losses and digests of all ranks."""
-        digests = [told.get("first_batch") for told in self._facts.values()]
+        digests = [detail.get("first_batch") for detail in self._facts.values()]
         facts = {**self._facts.get(0, {}), "first_batches": digests}
         if "process" in facts:  # of each rank of a command
             facts["processes"] = [self._facts[rank]["process"] for rank in sorted(self._facts)]
         if "groups" in facts:
-            of_ranks = [told.get("groups", ()) for told in self._facts.values()]
+            of_ranks = [detail.get("groups", ()) for detail in self._facts.values()]
             facts["groups"] = _with_mean_losses(facts["groups"], of_ranks)
         return facts
 
@@ -169,13 +169,13 @@ class Conductor:
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Set live knobs of the program at a boundary; return each rank's answer, by rank."""
         self._group.send("set " + json.dumps(dict(values)))
-        told: dict[int, Mapping[str, Any]] = {}
+        detail: dict[int, Mapping[str, Any]] = {}
         limit_s = self._clock() + self._limits.step_s
-        while len(told) < self._group.size:
+        while len(detail) < self._group.size:
             event = self._next(limit_s)
             if event.kind == "set":
-                told[event.rank] = event.detail
-        return [told[rank] for rank in sorted(told)]
+                detail[event.rank] = event.detail
+        return [detail[rank] for rank in sorted(detail)]
 
     def warm_up(self) -> WarmUp:
         """Run until the step time is stable, as judged in blocks of at least `WARM_BLOCK_S`."""
@@ -204,7 +204,7 @@ class Conductor:
         step_time_s: float,
         *,
         samples: Callable[[], Sequence[PowerSample]] = tuple,
-        known: Sequence[Reached] = (),
+        competitors: Sequence[Reached] = (),
         again: int = COMPILED_WINDOWS,
     ) -> Window:
         """Measure one window under the current setting; one that a known one beats ends early.
@@ -223,7 +223,7 @@ class Conductor:
                 tuple(ends),
                 _between(samples(), opened.time_s, now_s),
             )
-            lacks_s = missing_s(policy, window, known)
+            lacks_s = missing_s(policy, window, competitors)
             if lacks_s <= 0:
                 break
             steps = max(1, math.ceil(lacks_s / step_time_s), policy.min_steps - len(times))
@@ -235,7 +235,7 @@ class Conductor:
             meter.boundary(opens=False)
             usual_s = statistics.median(times)
             return self.measure(
-                meter, policy, usual_s, samples=samples, known=known, again=again - 1
+                meter, policy, usual_s, samples=samples, competitors=competitors, again=again - 1
             )
         closed = meter.boundary(opens=False)
         return Window(
@@ -245,7 +245,7 @@ class Conductor:
             tuple(ends),
             _between(samples(), opened.time_s, closed.time_s),
             seconds_a_step(self.phases, opened.time_s, closed.time_s, len(times)),
-            beaten_by(window, known) if missing_s(policy, window) > 0 else None,
+            beaten_by(window, competitors) if missing_s(policy, window) > 0 else None,
             marks=tuple(within(self.phases, opened.time_s, closed.time_s)),
         )
 
@@ -356,9 +356,9 @@ class Conductor:
         began = self._clock()
         while len({e.rank for e in events if e.kind == "exit"}) < self._group.size:
             # A rank that told an effect exits after it; only other ranks can bring the cause.
-            told = {e.rank for e in events if e.detail.get("effect")}
-            heard = any(e.kind in ("fail", "exit") and e.rank not in told for e in events)
-            wait_s = 1.0 if heard else self._group.patience_s
+            detail = {e.rank for e in events if e.detail.get("effect")}
+            cause_seen = any(e.kind in ("fail", "exit") and e.rank not in detail for e in events)
+            wait_s = 1.0 if cause_seen else self._group.patience_s
             event = self._group.next_event(began + wait_s - self._clock())
             if event is None:
                 break
@@ -399,10 +399,10 @@ def _cause(events: Sequence[Event], explain_exit: Callable[[int, int], Failure])
     spoke = {event.rank for event in events if event.kind == "fail"}
     for event in events:
         if event.kind == "fail":
-            told = event.detail
-            frames = tuple(map(str, told.get("frames", ())))
-            said = Failure(shown_by(told["evidence"]), told["message"], frames=frames)
-            (effects if event.detail.get("effect") else causes).append(said)
+            detail = event.detail
+            frames = tuple(map(str, detail.get("frames", ())))
+            reported = Failure(shown_by(detail["evidence"]), detail["message"], frames=frames)
+            (effects if event.detail.get("effect") else causes).append(reported)
         elif event.kind == "exit" and event.detail["code"] and event.rank not in spoke:
             causes.append(explain_exit(event.rank, int(event.detail["code"])))
     # Stable: among causes of one kind the first that was heard is the cause.

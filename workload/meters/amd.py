@@ -19,7 +19,7 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import MeterError, NoDriver, Reading, each_device, over_devices
 from tuner.workload.meters.settling import (
-    LOOK_S,
+    POLL_S,
     SETTLE_MAX_S,
     SILENT_S,
     Edge,
@@ -34,7 +34,7 @@ from tuner.workload.probe import MeterInfo
 #: "GPU isolation techniques").
 OUTER, INNER = "ROCR_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 #: An accumulator is compared with sampled power for this long, and must agree to this share.
-TRIAL_S, TRIAL_LOOK_S, TRIAL_ERROR = 0.5, 0.02, 0.25
+TRIAL_S, TRIAL_POLL_S, TRIAL_ERROR = 0.5, 0.02, 0.25
 
 
 def as_number(value: Any) -> float | None:
@@ -50,31 +50,31 @@ class AmdGpu:
     handle: Any
     smi: Any
 
-    def get(self, what: str, *arguments: Any) -> Any:
+    def get(self, query_name: str, *arguments: Any) -> Any:
         """Return amdsmi's answer to `amdsmi_get_`what; MeterError if there is none."""
         try:
-            return getattr(self.smi, f"amdsmi_get_{what}")(self.handle, *arguments)
+            return getattr(self.smi, f"amdsmi_get_{query_name}")(self.handle, *arguments)
         except self.smi.AmdSmiException as error:
             reason = " ".join(str(error).split())
-            raise MeterError(f"GPU {self.index} does not tell {what}: {reason}") from error
+            raise MeterError(f"GPU {self.index} does not tell {query_name}: {reason}") from error
 
-    def ask(self, default: Any, what: str, *arguments: Any) -> Any:
+    def query(self, default: Any, query_name: str, *arguments: Any) -> Any:
         """Return the answer, or a default if there is none."""
         try:
-            return self.get(what, *arguments)
+            return self.get(query_name, *arguments)
         except (MeterError, AttributeError):
             return default
 
     @property
     def uuid(self) -> str:
         """HIP's UUID, by which variables may name the GPU; else amdsmi's."""
-        told = self.ask({}, "gpu_enumeration_info").get("hip_uuid", "")
-        return str(told or self.ask("", "gpu_device_uuid"))
+        reply = self.query({}, "gpu_enumeration_info").get("hip_uuid", "")
+        return str(reply or self.query("", "gpu_device_uuid"))
 
     @property
     def name(self) -> str:
         """The market name."""
-        return str(self.ask({}, "gpu_asic_info").get("market_name", "AMD GPU"))
+        return str(self.query({}, "gpu_asic_info").get("market_name", "AMD GPU"))
 
     @property
     def memory_bytes(self) -> int:
@@ -83,25 +83,25 @@ class AmdGpu:
 
     def power_W(self) -> float:
         """Return the socket's power: current where it is told (MI300), else average (MI200)."""
-        told = self.get("power_info")
+        reply = self.get("power_info")
         for key in ("current_socket_power", "average_socket_power", "socket_power"):
-            if power_W := as_number(told.get(key)):
+            if power_W := as_number(reply.get(key)):
                 return power_W
         raise MeterError(f"GPU {self.index} ({self.name}) does not tell its power")
 
     def energy_J(self) -> float:
         """Return the accumulator's value."""
-        told = self.get("energy_count")
-        return float(told["energy_accumulator"]) * float(told["counter_resolution"]) / 1e6
+        reply = self.get("energy_count")
+        return float(reply["energy_accumulator"]) * float(reply["counter_resolution"]) / 1e6
 
     def state(self) -> dict[str, float]:
         """Return clocks, temperature, utilisation and throttling, as far as they are told."""
         smi = self.smi
-        hit = self.ask({}, "violation_status")
+        hit = self.query({}, "violation_status")
         found = {
-            "clock_MHz": self.ask({}, "clock_info", smi.AmdSmiClkType.GFX).get("clk"),
-            "memory_clock_MHz": self.ask({}, "clock_info", smi.AmdSmiClkType.MEM).get("clk"),
-            "temperature_C": self.ask(
+            "clock_MHz": self.query({}, "clock_info", smi.AmdSmiClkType.GFX).get("clk"),
+            "memory_clock_MHz": self.query({}, "clock_info", smi.AmdSmiClkType.MEM).get("clk"),
+            "temperature_C": self.query(
                 None,
                 "temp_metric",
                 smi.AmdSmiTemperatureType.HOTSPOT,
@@ -110,7 +110,7 @@ class AmdGpu:
             "throttle_power": float(hit.get("active_ppt_pwr") is True),
             "throttle_thermal": float(hit.get("active_socket_thrm") is True),
         }
-        busy = as_number(self.ask({}, "gpu_activity").get("gfx_activity"))
+        busy = as_number(self.query({}, "gpu_activity").get("gfx_activity"))
         found["utilisation"] = None if busy is None else busy / 100
         numbers = {name: as_number(value) for name, value in found.items()}
         return {name: value for name, value in numbers.items() if value is not None}
@@ -141,7 +141,8 @@ def opened(environ: Mapping[str, str]) -> Iterator[list[AmdGpu]]:
         gpus = [AmdGpu(index, handle, amdsmi) for index, handle in enumerate(handles)]
         # HIP's order, in which ranks number them; releases before 6.4 do not tell it.
         order = {
-            gpu.index: as_number(gpu.ask({}, "gpu_enumeration_info").get("hip_id")) for gpu in gpus
+            gpu.index: as_number(gpu.query({}, "gpu_enumeration_info").get("hip_id"))
+            for gpu in gpus
         }
         gpus.sort(key=lambda gpu: math.inf if (n := order[gpu.index]) is None else n)
         yield visible(gpus, environ)
@@ -183,13 +184,13 @@ class _Accumulator:
 
     def energy_J(self, now_s: float) -> float:
         value_J = self._gpu.energy_J()
-        which = f"the energy accumulator of GPU {self._gpu.index}"
+        counter_name = f"the energy accumulator of GPU {self._gpu.index}"
         if value_J < self._last_J:
-            raise LostJoules(f"{which} went backwards: the driver was reloaded")
+            raise LostJoules(f"{counter_name} went backwards: the driver was reloaded")
         if value_J > self._last_J:
             self._last_J, self._moved_s = value_J, now_s
         elif now_s - self._moved_s > SILENT_S:
-            raise LostJoules(f"{which} has not moved for {now_s - self._moved_s:.1f} s")
+            raise LostJoules(f"{counter_name} has not moved for {now_s - self._moved_s:.1f} s")
         return value_J - self._start_J
 
 
@@ -251,8 +252,8 @@ class AmdMeter:
                 counters.append(None)
         powers = [Integral(gpu.power_W, self._clock()) for gpu in self.gpus]
         counted, drawn = [0.0] * len(powers), [0.0] * len(powers)
-        for _ in range(round(TRIAL_S / TRIAL_LOOK_S)):
-            self._sleep(TRIAL_LOOK_S)
+        for _ in range(round(TRIAL_S / TRIAL_POLL_S)):
+            self._sleep(TRIAL_POLL_S)
             for at, (counter, power) in enumerate(zip(counters, powers, strict=True)):
                 drawn[at] = power.energy_J(self._clock())
                 if counter is not None:
@@ -302,8 +303,8 @@ class AmdMeter:
             ]
             waiting = list(edges)
             while waiting and self._clock() - called_s < SETTLE_MAX_S:
-                self._sleep(LOOK_S)
-                waiting = [edge for edge in waiting if not edge.look(self._clock)]
+                self._sleep(POLL_S)
+                waiting = [edge for edge in waiting if not edge.poll(self._clock)]
             edge_s = self._clock() if opens else called_s
             energy_J = math.fsum(edge.energy_J(edge_s) for edge in edges)
             return Reading(edge_s, energy_J, math.fsum(edge.doubt_J(called_s) for edge in edges))

@@ -66,7 +66,7 @@ def device_number(name: str) -> int | None:
 
 
 def device_states(sample: PowerSample) -> dict[int, dict[str, float]]:
-    """Return what each of several devices told in a sample, by its number."""
+    """Return the sampled values of each device, by its number."""
     states: dict[int, dict[str, float]] = {}
     for name, value in sample.extra.items():
         if (number := device_number(name)) is not None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import whole_number
+from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.meters.base import MeterError, NoDriver
 
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
@@ -65,17 +65,18 @@ class Gpu:
     nvml: Any = field(compare=False, repr=False)
     whole: Gpu | None = field(default=None, compare=False, repr=False)
 
-    def get(self, what: str, *arguments: Any) -> Any:
-        """Return the answer of NVML's nvmlDeviceGet`what`, where a text names one of its constants.
+    def get(self, query_name: str, *arguments: Any) -> Any:
+        """Return the answer of NVML's nvmlDeviceGet`query_name`, where a text names one of its
+        constants.
 
         NVMLError if the GPU refuses, AttributeError if the binding has no such call or constant.
         """
         given = [getattr(self.nvml, each) if isinstance(each, str) else each for each in arguments]
-        return getattr(self.nvml, f"nvmlDeviceGet{what}")(self.handle, *given)
+        return getattr(self.nvml, f"nvmlDeviceGet{query_name}")(self.handle, *given)
 
-    def ask(self, default: Any, what: str, *arguments: Any) -> Any:
+    def query(self, default: Any, query_name: str, *arguments: Any) -> Any:
         """Return the answer to an optional query; `default` if the GPU or binding lacks it."""
-        return ask(self.nvml, default, lambda: self.get(what, *arguments))
+        return query(self.nvml, default, lambda: self.get(query_name, *arguments))
 
     @property
     def memory_bytes(self) -> int | None:
@@ -88,27 +89,27 @@ class Gpu:
     @property
     def capability(self) -> tuple[int, int]:
         """CUDA's compute capability; (0, 0) if unknown."""
-        major, minor = self.ask((0, 0), "CudaComputeCapability")
+        major, minor = self.query((0, 0), "CudaComputeCapability")
         return major, minor
 
     @property
     def memory_clocks_MHz(self) -> tuple[int, ...]:
         """Supported memory clocks; empty if unknown."""
-        return tuple(self.ask((), "SupportedMemoryClocks"))
+        return tuple(self.query((), "SupportedMemoryClocks"))
 
     @property
     def clocks_MHz(self) -> tuple[int, ...]:
         """Supported SM clocks at the highest memory clock, ascending; empty if unknown."""
         memory_MHz = self.memory_clocks_MHz
         return tuple(
-            sorted(self.ask((), "SupportedGraphicsClocks", max(memory_MHz)) if memory_MHz else ())
+            sorted(self.query((), "SupportedGraphicsClocks", max(memory_MHz)) if memory_MHz else ())
         )
 
     def field_mW(self, *scope: str) -> float:
         """Return the instant power as NVML's field value, of the GPU or of another scope."""
         field = self.nvml.NVML_FI_DEV_POWER_INSTANT
-        asked = (field, getattr(self.nvml, *scope)) if scope else field
-        value = self.get("FieldValues", [asked])[0]
+        query = (field, getattr(self.nvml, *scope)) if scope else field
+        value = self.get("FieldValues", [query])[0]
         if value.nvmlReturn != self.nvml.NVML_SUCCESS:
             raise self.nvml.NVMLError(value.nvmlReturn)
         return float(value.value.uiVal)
@@ -121,13 +122,13 @@ class Gpu:
         """Return the temperature, degrees Celsius; NVMLError or AttributeError if unreadable."""
         # Drivers of CUDA 14 no longer have the older of the two calls (nvidia-ml-py 13.615), and
         # older drivers or bindings lack the newer one.
-        told = self.ask(None, "TemperatureV", "NVML_TEMPERATURE_GPU")
-        return float(self.get("Temperature", "NVML_TEMPERATURE_GPU") if told is None else told)
+        reply = self.query(None, "TemperatureV", "NVML_TEMPERATURE_GPU")
+        return float(self.get("Temperature", "NVML_TEMPERATURE_GPU") if reply is None else reply)
 
     def field(self, name: str) -> int | None:
         """Return a field value that is a count or a code; None if the GPU or binding lacks it."""
         number = getattr(self.nvml, name, None)
-        found = number and self.ask(None, "FieldValues", [number])
+        found = number and self.query(None, "FieldValues", [number])
         if not found or found[0].nvmlReturn != self.nvml.NVML_SUCCESS:
             return None
         long = found[0].valueType == self.nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
@@ -141,18 +142,18 @@ class Gpu:
     def fabric_state(self) -> int | None:
         """Return NVML's state of the GPU in its NVLink fabric; None without one."""
         try:
-            told = self.nvml.c_nvmlGpuFabricInfo_v2_t()
-            self.nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(told))
+            reply = self.nvml.c_nvmlGpuFabricInfo_v2_t()
+            self.nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(reply))
         except (self.nvml.NVMLError, AttributeError):
             return None
-        return int(told.state)
+        return int(reply.state)
 
     def slices(self) -> tuple[Gpu, ...]:
         """Return the MIG slices that this process may open; empty without MIG."""
-        if not self.ask((0, 0), "MigMode")[0]:
+        if not self.query((0, 0), "MigMode")[0]:
             return ()
         found = []
-        for number in range(self.ask(0, "MaxMigDeviceCount")):
+        for number in range(self.query(0, "MaxMigDeviceCount")):
             try:
                 handle = self.get("MigDeviceHandleByIndex", number)
                 uuid = self.nvml.nvmlDeviceGetUUID(handle)
@@ -163,7 +164,7 @@ class Gpu:
         return tuple(found)
 
     def variant(self) -> str:
-        """Return what makes a GPU another kind than its name, as " (MAX_Q)", or ""."""
+        """Return the suffix of a GPU's kind beyond its name, as " (MAX_Q)", or ""."""
         return self.power_profile() + " (power smoothing)" * self.smooths_power
 
     def power_profile(self) -> str:
@@ -176,12 +177,12 @@ class Gpu:
 
     def _profiles(self) -> list[int]:
         try:
-            told = self.nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
-            ask = self.nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
-            ask(self.handle, ctypes.byref(told))
+            reply = self.nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+            query = self.nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
+            query(self.handle, ctypes.byref(reply))
         except (self.nvml.NVMLError, AttributeError):
             return []
-        words = told.enforcedProfilesMask.mask
+        words = reply.enforcedProfilesMask.mask
         return [bit for bit in range(32 * len(words)) if words[bit // 32] >> bit % 32 & 1]
 
 
@@ -237,10 +238,10 @@ def opened_gpus(
     try:
         yield nvml, visible_gpus(nvml, environ=environ)
     finally:
-        ask(nvml, None, nvml.nvmlShutdown)
+        query(nvml, None, nvml.nvmlShutdown)
 
 
-def ask(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
+def query(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
     """Return the answer to an optional query; `default` if the GPU or binding lacks it."""
     try:
         return question()
@@ -249,7 +250,7 @@ def ask(nvml: Any, default: Any, question: Callable[[], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _CountedGpus:
     """GPUs that NVML counts."""
 
     #: In PCI order, which is CUDA's with CUDA_DEVICE_ORDER.
@@ -270,7 +271,7 @@ class _Listed:
         return ", ".join(found[index] for index in sorted(found))
 
 
-def _list(nvml: Any) -> _Listed:
+def _list(nvml: Any) -> _CountedGpus:
     try:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
@@ -285,7 +286,7 @@ def _list(nvml: Any) -> _Listed:
             unusable[index] = str(error)
             if error.value != nvml.NVML_ERROR_NO_PERMISSION:
                 damaged = min(damaged, index)
-    return _Listed(tuple(gpus), unusable, damaged)
+    return _CountedGpus(tuple(gpus), unusable, damaged)
 
 
 def unusable_gpus(nvml: Any) -> dict[int, str]:
@@ -299,7 +300,9 @@ def no_gpu_wanted(environ: Mapping[str, str]) -> bool:
     return named is not None and named.partition(",")[0].strip() in ("", *_NONE)
 
 
-def _choose(entries: Sequence[str], listed: _Listed, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+def _choose(
+    entries: Sequence[str], listed: _CountedGpus, environ: Mapping[str, str]
+) -> tuple[Gpu, ...]:
     gpus, where = listed.gpus, "CUDA_VISIBLE_DEVICES"
     chosen: list[Gpu] = []
     for entry in entries:
@@ -360,7 +363,7 @@ def visible_gpus(nvml: Any, *, environ: Mapping[str, str] | None = None) -> tupl
 def _sliced(chosen: Sequence[Gpu]) -> tuple[Gpu, ...]:
     found: list[Gpu] = []
     for gpu in chosen:
-        if gpu.whole is None and gpu.ask((0, 0), "MigMode")[0]:
+        if gpu.whole is None and gpu.query((0, 0), "MigMode")[0]:
             slices = gpu.slices()
             if not slices:
                 raise InputError(
@@ -425,9 +428,9 @@ def clock_state(gpu: Gpu) -> dict[str, float]:
             if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
                 raise MeterError(f"GPU {gpu.index} ({gpu.uuid}) is lost") from error
     # The same call under its newer and its older name; a driver may know one only.
-    reasons = gpu.ask(None, "CurrentClocksEventReasons")
+    reasons = gpu.query(None, "CurrentClocksEventReasons")
     if reasons is None:
-        reasons = gpu.ask(None, "CurrentClocksThrottleReasons")
+        reasons = gpu.query(None, "CurrentClocksThrottleReasons")
     for name, causes in _THROTTLES.items() if reasons is not None else ():
         bits = [getattr(nvml, f"nvmlClocksThrottleReason{cause}") for cause in causes]
         state[name] = float(any(reasons & bit for bit in bits))

@@ -21,21 +21,21 @@ from typing import Any
 from tuner.workload.meters.base import MeterError, Reading, each_device, over_devices
 from tuner.workload.meters.gpus import (
     Gpu,
-    ask,
     clock_state,
     on_twin,
     open_nvml,
+    query,
     visible_gpus,
 )
 from tuner.workload.meters.settling import (
-    LOOK_S,
+    POLL_S,
     SETTLE_MAX_S,
     SILENT_S,
     Edge,
     Integral,
     LostJoules,
 )
-from tuner.workload.meters.time_alone import NoEnergy
+from tuner.workload.meters.time_meter import NoEnergy
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
@@ -44,7 +44,7 @@ from tuner.workload.probe import MeterInfo
 #: explains at no more than a power that no GPU draws is a wrap.
 WRAP_MJ, MOST_W = 2**32, 3000.0
 #: The update period is looked for at most this long.
-LOOK_MAX_S = 0.5
+POLL_MAX_S = 0.5
 #: The update period of the slowest counters (ML.ENERGY blog).
 USUAL_PERIOD_S = 0.1
 #: How long a counter is compared with the GPU's and the module's power where NVML offers both.
@@ -59,7 +59,7 @@ AGAIN_S = 0.01
 TRANSIENT = ("NVML_ERROR_UNKNOWN", "NVML_ERROR_TIMEOUT", "NVML_ERROR_IN_USE")
 
 
-def asked_again(nvml: Any, question: Callable[[], Any], sleep: Callable[[float], None]) -> Any:
+def queried_again(nvml: Any, question: Callable[[], Any], sleep: Callable[[float], None]) -> Any:
     """Return the answer to a question that NVML may fail to answer once."""
     try:
         return question()
@@ -80,16 +80,16 @@ class _Counter:
 
     def _read_mJ(self) -> int:
         question = partial(self._gpu.get, "TotalEnergyConsumption")
-        return int(asked_again(self._gpu.nvml, question, self._sleep))
+        return int(queried_again(self._gpu.nvml, question, self._sleep))
 
     def energy_J(self, now_s: float) -> float:
         value_mJ = self._read_mJ()
-        which = f"the energy counter of GPU {self._gpu.index} ({self._gpu.uuid})"
+        counter = f"the energy counter of GPU {self._gpu.index} ({self._gpu.uuid})"
         if value_mJ < self._last_mJ:
             over_mJ = value_mJ + WRAP_MJ - self._last_mJ
             if not 0 <= over_mJ <= 1000 * MOST_W * (now_s - self._read_s + USUAL_PERIOD_S):
                 raise LostJoules(
-                    f"{which} went backwards, from {self._last_mJ} to {value_mJ} mJ: the driver "
+                    f"{counter} went backwards, from {self._last_mJ} to {value_mJ} mJ: the driver "
                     "was reloaded, and what was drawn meanwhile is not known"
                 )
             self._start_mJ -= WRAP_MJ
@@ -97,7 +97,7 @@ class _Counter:
         if value_mJ != self._last_mJ:
             self._last_mJ, self._moved_s = value_mJ, now_s
         elif now_s - self._moved_s > SILENT_S:
-            raise LostJoules(f"{which} has not moved for {now_s - self._moved_s:.1f} s")
+            raise LostJoules(f"{counter} has not moved for {now_s - self._moved_s:.1f} s")
         return (value_mJ - self._start_mJ) / 1000
 
 
@@ -137,7 +137,7 @@ class NvmlMeter:
             self._powers = {gpu.uuid: self._find_power(gpu) for gpu in self.gpus}
             self._sources = [self._find_source(gpu) for gpu in self.gpus]
             self._smooth = [gpu.smooths_power for gpu in self.gpus]
-            self._modules = any(self._tells_the_module_only(gpu) for gpu in self.gpus)
+            self._modules = any(self._is_module_meter(gpu) for gpu in self.gpus)
             if self._modules and any(TWO_ON_A_MODULE.search(gpu.name) for gpu in self.gpus):
                 raise NoEnergy(
                     f"{self.gpus[0].name} tells the power of its module only, and two GPUs share "
@@ -179,10 +179,10 @@ class NvmlMeter:
             return float(gpu.get("PowerUsage")) / 1000
 
         for power_W in (gpu.field_W, averaged_W):
-            if ask(gpu.nvml, 0.0, power_W) > 0:  # a binding may answer 0 for "not supported"
+            if query(gpu.nvml, 0.0, power_W) > 0:  # a binding may answer 0 for "not supported"
                 if power_W is averaged_W:
                     self._averaged.add(gpu.uuid)
-                return partial(asked_again, gpu.nvml, power_W, self._sleep)
+                return partial(queried_again, gpu.nvml, power_W, self._sleep)
         return None
 
     def _find_source(self, gpu: Gpu) -> _Counter | Integral:
@@ -198,23 +198,25 @@ class NvmlMeter:
                 ) from error
         return Integral(power_W, self._clock())
 
-    def _tells_the_module_only(self, gpu: Gpu) -> bool:
+    def _is_module_meter(self, gpu: Gpu) -> bool:
         # As with some Grace Hopper drivers (Zeus, `nvidia.py:_resolve_power_field_scope`).
-        return ask(gpu.nvml, 0.0, gpu.field_W) <= 0 < ask(gpu.nvml, 0.0, partial(_module_W, gpu))
+        return (
+            query(gpu.nvml, 0.0, gpu.field_W) <= 0 < query(gpu.nvml, 0.0, partial(_module_W, gpu))
+        )
 
     def _counts_the_module(self, gpu: Gpu, power_W: Callable[[], float]) -> bool:
         # Found by watching the counter, only where NVML tells a power of the superchip's module
         # that differs from the GPU's (GH200; Zeus PR 172).
         module_W = partial(_module_W, gpu)
-        told_W = ask(gpu.nvml, 0.0, module_W)
-        if not told_W or told_W < 1.05 * power_W():
+        reported_W = query(gpu.nvml, 0.0, module_W)
+        if not reported_W or reported_W < 1.05 * power_W():
             return False
         counter = _Counter(gpu, self._clock(), self._sleep)
         gpu_J, module_J = Integral(power_W, self._clock()), Integral(module_W, self._clock())
         began_s = self._clock()
-        looks = max(1, round(TRIAL_S / USUAL_PERIOD_S))
-        for _ in range(looks):
-            self._sleep(TRIAL_S / looks)
+        polls = max(1, round(TRIAL_S / USUAL_PERIOD_S))
+        for _ in range(polls):
+            self._sleep(TRIAL_S / polls)
             counted, now_s = counter.energy_J(self._clock()), self._clock()
             alone, whole = gpu_J.energy_J(now_s), module_J.energy_J(now_s)
         return now_s > began_s and abs(counted - whole) < abs(counted - alone)
@@ -272,11 +274,11 @@ class NvmlMeter:
                 for source, smooths in zip(self._sources, self._smooth, strict=True)
             ]
             waiting = dict(enumerate(edges))
-            tries = round(SETTLE_MAX_S / LOOK_S)
+            tries = round(SETTLE_MAX_S / POLL_S)
             while waiting and tries > 0 and self._clock() - called_s < SETTLE_MAX_S:
-                self._sleep(LOOK_S)
+                self._sleep(POLL_S)
                 tries -= 1
-                waiting = {i: edge for i, edge in waiting.items() if not edge.look(self._clock)}
+                waiting = {i: edge for i, edge in waiting.items() if not edge.poll(self._clock)}
             edge_s = self._clock() if opens else called_s
             energy_J = math.fsum(edge.energy_J(edge_s) for edge in edges)
             return Reading(edge_s, energy_J, math.fsum(edge.doubt_J(called_s) for edge in edges))
@@ -298,16 +300,16 @@ class NvmlMeter:
         # The seconds between two updates; 0.5 s if it is not faster.
         began_s = now_s = self._clock()
         value_J, updates = counter.energy_J(now_s), list[float]()
-        tries = round(LOOK_MAX_S / LOOK_S)
-        while len(updates) < 3 and tries > 0 and now_s - began_s < LOOK_MAX_S:
-            self._sleep(LOOK_S)
+        tries = round(POLL_MAX_S / POLL_S)
+        while len(updates) < 3 and tries > 0 and now_s - began_s < POLL_MAX_S:
+            self._sleep(POLL_S)
             tries -= 1
             now_s = self._clock()
             if (newer_J := counter.energy_J(now_s)) != value_J:
                 value_J = newer_J
                 updates.append(now_s)
         if len(updates) < 2:
-            return LOOK_MAX_S
+            return POLL_MAX_S
         return (updates[-1] - updates[0]) / (len(updates) - 1)
 
     def sample(self) -> PowerSample:
@@ -339,4 +341,4 @@ class NvmlMeter:
         with self._lock:
             closed, self._closed, self._broken = self._closed, True, "the NVML meter is closed"
         if not closed:
-            ask(self._nvml, None, self._nvml.nvmlShutdown)
+            query(self._nvml, None, self._nvml.nvmlShutdown)

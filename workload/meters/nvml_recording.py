@@ -80,7 +80,7 @@ _SYSTEM = (
 
 @dataclass(frozen=True)
 class NvmlRecording:
-    """What NVML answered on one node.
+    """Replies of NVML on one node.
 
     Attributes:
         system, devices: answers about the node, and about each GPU in NVML's order, by function; an
@@ -102,7 +102,7 @@ class NvmlRecording:
         write_text(path, json.dumps(asdict(self)))
 
     def lines(self, path: str | Path) -> list[str]:
-        """Return what was recorded, as lines."""
+        """Return the recording as lines."""
         lines = [f"recorded {len(self.devices)} GPUs in {path}"]
         if self.rows and self.rows[0]:
             lines[0] += f": {len(self.rows[0])} readings of each in {self.rows[0][-1][0]:.1f} s"
@@ -132,7 +132,7 @@ class NvmlRecording:
             AttributeError,
             RecursionError,
         ) as error:
-            raise InputError(f"{path} is no recording of NVML: {error}") from error
+            raise InputError(f"{path} is not a recording of NVML: {error}") from error
 
 
 def _row(row: Sequence[Any]) -> tuple[float | None, ...]:
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
     return {name: _plain(part) for name, part in vars(value).items()}  # pynvml's copy of a struct
 
 
-def _answer(nvml: Any, question: Callable[[], Any]) -> Any:
+def _reply(nvml: Any, question: Callable[[], Any]) -> Any:
     # {"error": code} if it fails; code None if the binding lacks the function.
     try:
         return _plain(question())
@@ -167,38 +167,38 @@ def _answer(nvml: Any, question: Callable[[], Any]) -> Any:
 
 
 def _device(gpu: Gpu, names: bool) -> dict[str, Any]:
-    def ask(name: str, *arguments: Any) -> Any:
-        return _answer(gpu.nvml, lambda: gpu.get(name, *arguments))
+    def query(name: str, *arguments: Any) -> Any:
+        return _reply(gpu.nvml, lambda: gpu.get(name, *arguments))
 
-    told = {f"nvmlDeviceGet{name}": ask(name) for name in _PLAIN}
-    uuid = ask("UUID")
-    told["nvmlDeviceGetUUID"] = uuid if names else f"GPU-recorded-{gpu.index}"
-    told["nvmlDeviceGetPciInfo.bus"] = _part(ask("PciInfo"), "bus")
-    told["nvmlDeviceGetMemoryInfo.v2"] = ask("MemoryInfo", "nvmlMemory_v2")
-    memory_MHz = told["nvmlDeviceGetSupportedMemoryClocks"]
+    fields = {f"nvmlDeviceGet{name}": query(name) for name in _PLAIN}
+    uuid = query("UUID")
+    fields["nvmlDeviceGetUUID"] = uuid if names else f"GPU-recorded-{gpu.index}"
+    fields["nvmlDeviceGetPciInfo.bus"] = _part(query("PciInfo"), "bus")
+    fields["nvmlDeviceGetMemoryInfo.v2"] = query("MemoryInfo", "nvmlMemory_v2")
+    memory_MHz = fields["nvmlDeviceGetSupportedMemoryClocks"]
     if isinstance(memory_MHz, list) and memory_MHz:
-        clocks_MHz = ask("SupportedGraphicsClocks", max(memory_MHz))
-        told["nvmlDeviceGetSupportedGraphicsClocks"] = clocks_MHz
+        clocks_MHz = query("SupportedGraphicsClocks", max(memory_MHz))
+        fields["nvmlDeviceGetSupportedGraphicsClocks"] = clocks_MHz
     for kind in ("SM", "MEM"):
         for name in ("MaxClockInfo", "DefaultApplicationsClock"):
-            told[f"nvmlDeviceGet{name}.{kind}"] = ask(name, f"NVML_CLOCK_{kind}")
-    links = [ask("NvLinkState", link) for link in range(_MOST_LINKS)]
-    told["nvmlDeviceGetNvLinkState.active"] = links.count(1)
+            fields[f"nvmlDeviceGet{name}.{kind}"] = query(name, f"NVML_CLOCK_{kind}")
+    links = [query("NvLinkState", link) for link in range(_MOST_LINKS)]
+    fields["nvmlDeviceGetNvLinkState.active"] = links.count(1)
     for name in _PROCESSES:
-        found = ask(name)
+        found = query(name)
         if isinstance(found, list):
             found = [_part(process, "usedGpuMemory") for process in found]
-        told[f"nvmlDeviceGet{name}.bytes"] = found
-    return told
+        fields[f"nvmlDeviceGet{name}.bytes"] = found
+    return fields
 
 
 def _call_system(nvml: Any, name: str) -> Any:
     return getattr(nvml, name)()
 
 
-def _part(answer: Any, name: str) -> Any:
+def _part(reply: Any, name: str) -> Any:
     # Of a struct, or the error that came in its place.
-    return answer.get(name, answer) if isinstance(answer, dict) else answer
+    return reply.get(name, reply) if isinstance(reply, dict) else reply
 
 
 def record_nvml(
@@ -213,7 +213,7 @@ def record_nvml(
         raise InputError(f"a recording of {seconds:g} s is not possible; give a positive length")
     nvml = open_nvml()
     try:
-        system = {name: _answer(nvml, partial(_call_system, nvml, name)) for name in _SYSTEM}
+        system = {name: _reply(nvml, partial(_call_system, nvml, name)) for name in _SYSTEM}
         count = system["nvmlDeviceGetCount"]
         if not isinstance(count, int) or not count:
             raise InputError(f"NVML lists no GPU to record: {count}")
@@ -248,9 +248,9 @@ def _rows(
 def _reading(
     gpu: Gpu, name: str, question: Callable[[Gpu], Any], errors: dict[str, int]
 ) -> float | None:
-    answer = _answer(gpu.nvml, lambda: float(question(gpu)))
-    if not isinstance(answer, dict):
-        return float(answer)
-    key = f"{gpu.index} {name} {answer['error']}"
+    reply = _reply(gpu.nvml, lambda: float(question(gpu)))
+    if not isinstance(reply, dict):
+        return float(reply)
+    key = f"{gpu.index} {name} {reply['error']}"
     errors[key] = errors.get(key, 0) + 1
     return None

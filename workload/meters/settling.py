@@ -25,7 +25,7 @@ LAG_S = 0.2
 
 #: A counter is watched this often for its next update, and power without a counter is sampled so
 #: often meanwhile.
-LOOK_S, SAMPLE_S = 0.001, 0.01
+POLL_S, SAMPLE_S = 0.001, 0.01
 #: At a window's edge the counter is watched at most this long: a 1 s average takes a second.
 SETTLE_MAX_S = 1.5
 
@@ -162,20 +162,20 @@ class Edge:
         self._source, self._settling = source, Settling(smooths=smooths)
         self._counts = counts
         self._first_J = self._last_J = source.energy_J(now_s)
-        self._looked_s = now_s
+        self._polled_s = now_s
         if not self._counts:
             self._settling.add(now_s, self._last_J)
 
-    def look(self, clock: Callable[[], float]) -> bool:
+    def poll(self, clock: Callable[[], float]) -> bool:
         """Look for an update; return True if the source counts the idle power alone."""
         now_s = clock()
         if self._counts:
             value_J = self._source.energy_J(now_s)
             if value_J != self._last_J:  # it was updated between the two looks
-                self._settling.add((self._looked_s + now_s) / 2, value_J)
-            self._last_J, self._looked_s = value_J, now_s
-        elif now_s - self._looked_s >= SAMPLE_S:
-            self._last_J, self._looked_s = self._source.energy_J(now_s), now_s
+                self._settling.add((self._polled_s + now_s) / 2, value_J)
+            self._last_J, self._polled_s = value_J, now_s
+        elif now_s - self._polled_s >= SAMPLE_S:
+            self._last_J, self._polled_s = self._source.energy_J(now_s), now_s
             self._settling.add(now_s, self._last_J)
         return self._settling.settled
 

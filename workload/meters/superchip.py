@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.workload.meters.base import Meter, MeterError, Reading
-from tuner.workload.meters.settling import LOOK_S, SETTLE_MAX_S, Edge, Integral, LostJoules
+from tuner.workload.meters.settling import POLL_S, SETTLE_MAX_S, Edge, Integral, LostJoules
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import MeterInfo
@@ -153,8 +153,8 @@ class SuperchipMeter:
         with self._reading():
             called_s = self._clock()
             edge = Edge(self._energy, called_s, counts=False)
-            while self._clock() - called_s < SETTLE_MAX_S and not edge.look(self._clock):
-                self._sleep(LOOK_S)
+            while self._clock() - called_s < SETTLE_MAX_S and not edge.poll(self._clock):
+                self._sleep(POLL_S)
             edge_s = self._clock() if opens else called_s
             found = Reading(edge_s, edge.energy_J(edge_s), edge.doubt_J(called_s))
             self._compare()

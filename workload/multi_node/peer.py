@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.clocks.base import Applied
+from tuner.workload.clocks.base import AppliedSettings
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -34,7 +34,7 @@ class PeerLost(MeterError):
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinReply:
     """Answer of a node that joins a probe."""
 
     host: str
@@ -63,7 +63,7 @@ class Peer:
         """Return its CLOCK_MONOTONIC, seconds."""
         return time.monotonic()
 
-    def join(self, request: ProbeRequest, nodes: int) -> Joined:
+    def join(self, request: ProbeRequest, nodes: int) -> JoinReply:
         """Prepare the node, and start to sample power."""
         self.end()  # of a lead that was lost
         self._runner.check(request, nodes)
@@ -71,7 +71,7 @@ class Peer:
         self._ended.clear()
         self._request, self._launch = request, None
         self._timeline = Timeline(self._runner.node.meter)
-        return Joined(
+        return JoinReply(
             socket.gethostname(), self._runner.meter, self._runner.node.meter.resolution_s
         )
 
@@ -127,7 +127,7 @@ class Peer:
         """Return its timeline after the first `after` samples, with states that they share."""
         return with_shared_states(self._timeline.samples[after:]) if self._timeline else ()
 
-    def apply(self, live: Settings, ranks: int) -> Applied:
+    def apply(self, live: Settings, ranks: int) -> AppliedSettings:
         """Set its devices."""
         return self._runner.node.governor.apply(live, ranks=ranks)
 
@@ -168,11 +168,11 @@ def interface_of(*, towards: str) -> str:
             way.connect((towards, 9))  # a datagram socket sends nothing to connect
             shown = way.getsockname()[0]
             for _, name in socket.if_nameindex():
-                asked = struct.pack("256s", name.encode()[:15])
+                request = struct.pack("256s", name.encode()[:15])
                 with contextlib.suppress(OSError):  # it has no IPv4 address
                     # SIOCGIFADDR (man 7 netdevice); the address stands at bytes 20 to 24.
-                    told = fcntl.ioctl(way.fileno(), 0x8915, asked)[20:24]
-                    if socket.inet_ntoa(told) == shown:
+                    address = fcntl.ioctl(way.fileno(), 0x8915, request)[20:24]
+                    if socket.inet_ntoa(address) == shown:
                         return name
     except OSError:
         pass

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.clocks.base import Applied, Governor, GovernorError
+from tuner.workload.clocks.base import AppliedSettings, Governor, GovernorError
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter, MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
@@ -34,7 +34,7 @@ from tuner.workload.multi_node.samples import (
 )
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
-from tuner.workload.node.rank_launch import Place, ProbeNode, most_telling, reserved_port
+from tuner.workload.node.rank_launch import Place, ProbeNode, most_informative, reserved_port
 from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
 from tuner.workload.runners import Continuation
@@ -58,10 +58,10 @@ class Nodes:
         self.relay_s = [0.0] * len(self.peers)
         self._pool = ThreadPoolExecutor(len(self.peers), thread_name_prefix="joulefront-peer")
 
-    def ask(self, question: Callable[[int, Peer], T]) -> Callable[[], list[T]]:
+    def on_all(self, question: Callable[[int, Peer], T]) -> Callable[[], list[T]]:
         """Call every peer (by number) at once; the returned function gives the answers in order."""
-        asked = [self._pool.submit(question, i, peer) for i, peer in enumerate(self.peers)]
-        return lambda: [answer.result() for answer in asked]
+        futures = [self._pool.submit(question, i, peer) for i, peer in enumerate(self.peers)]
+        return lambda: [future.result() for future in futures]
 
     def set_clocks(self) -> None:
         """Measure each peer's clock offset from this node's (Cristian's method)."""
@@ -70,14 +70,14 @@ class Nodes:
             best_s = float("inf")
             for _ in range(_CLOCK_CALLS):
                 sent_s = time.monotonic()
-                told_s = peer.clock_s()
+                peer_time_s = peer.clock_s()
                 back_s = time.monotonic()
                 if back_s - sent_s < best_s:
                     best_s = back_s - sent_s
-                    self.ahead_s[number] = told_s - (sent_s + back_s) / 2
+                    self.ahead_s[number] = peer_time_s - (sent_s + back_s) / 2
             self.relay_s[number] = best_s
 
-        self.ask(compare)()
+        self.on_all(compare)()
 
     def close(self) -> None:
         """Stop the threads that call the peers."""
@@ -97,7 +97,7 @@ class MultiNodeMeter:
         self.resolution_s = max(self.resolution_s, *resolutions_s)
 
     def read(self) -> Reading:
-        others = self._nodes.ask(lambda i, peer: peer.read())
+        others = self._nodes.on_all(lambda i, peer: peer.read())
         own = self._own.read()
         return Reading(own.time_s, own.energy_J + sum(other.energy_J for other in others()))
 
@@ -108,7 +108,7 @@ class MultiNodeMeter:
         that opened early are brought up to the last by the power that they draw there. Closing
         readings tell the moment of the call, which differs by the way to the node only.
         """
-        others = self._nodes.ask(lambda i, peer: peer.boundary(opens=opens))
+        others = self._nodes.on_all(lambda i, peer: peer.boundary(opens=opens))
         own = self._own.boundary(opens=opens)
         edges = [(own, self._own.sample().power_W)]
         for (reading, power_W), ahead_s in zip(others(), self._nodes.ahead_s, strict=True):
@@ -127,7 +127,7 @@ class MultiNodeMeter:
         return Reading(edge_s, energy_J + late_J, doubt_J)
 
     def sample(self) -> PowerSample:
-        others = self._nodes.ask(lambda i, peer: peer.sample())
+        others = self._nodes.on_all(lambda i, peer: peer.sample())
         return merged([self._own.sample(), *others()], self._devices)
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class MultiNodeTimeline(Timeline):
         self._merging = threading.Lock()
 
     def _fetch(self) -> None:
-        told = self._nodes.ask(lambda i, peer: peer.samples(len(self._others[i])))()
-        for number, (new, ahead_s) in enumerate(zip(told, self._nodes.ahead_s, strict=True)):
+        reply = self._nodes.on_all(lambda i, peer: peer.samples(len(self._others[i])))()
+        for number, (new, ahead_s) in enumerate(zip(reply, self._nodes.ahead_s, strict=True)):
             times = [sample.time_s - ahead_s for sample in new]
             self._others[number] += new
             self._times[number] += times
@@ -189,12 +189,12 @@ class MultiNodeGovernor:
         self.limit_range_W = own.limit_range_W
         self._own, self._nodes, self._devices = own, nodes, devices_per_node
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         """Set every node, or put all back and raise GovernorError or InputError."""
         count = 1 + len(self._nodes.peers)
         parts = [settings_of_part(live, part, count) for part in range(count)]
         try:
-            others = self._nodes.ask(lambda i, peer: peer.apply(parts[i + 1], self._devices))
+            others = self._nodes.on_all(lambda i, peer: peer.apply(parts[i + 1], self._devices))
             own = self._own.apply(parts[0], ranks=self._devices)
             done = [own, *others()]
         except (GovernorError, InputError, PeerLost) as error:
@@ -205,7 +205,7 @@ class MultiNodeGovernor:
             raise
         notes = dict.fromkeys(note for applied in done for note in applied.notes)
         settings = joined_settings(live, [applied.settings for applied in done])
-        return Applied(settings, tuple(notes))
+        return AppliedSettings(settings, tuple(notes))
 
     def delivered(self) -> dict[str, float]:
         return dict(self._own.delivered())
@@ -220,7 +220,7 @@ class MultiNodeGovernor:
                 return str(error)
             return ""
 
-        others = self._nodes.ask(lambda i, peer: put_back(peer))
+        others = self._nodes.on_all(lambda i, peer: put_back(peer))
         if troubles := [*filter(None, [put_back(self._own), *others()])]:
             raise GovernorError("; ".join(troubles))
 
@@ -254,14 +254,14 @@ def settings_of_part(live: Settings, part: int, parts: int) -> Settings:
 def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
     """Return the settings that nodes applied, in the form of the request; the first's if unlike."""
     joined: dict[str, Any] = {}
-    for name, asked in live.items():
-        told = [settings.get(name) for settings in done]
-        if not isinstance(asked, tuple):
-            joined[name] = told[0]
+    for name, futures in live.items():
+        reply = [settings.get(name) for settings in done]
+        if not isinstance(futures, tuple):
+            joined[name] = reply[0]
             continue
-        each = math.lcm(*(len(value) if isinstance(value, tuple) else 1 for value in told))
-        row = tuple(block for value in told for block in _spread(value, each))
-        joined[name] = tuple(_spread(row, len(asked)))
+        each = math.lcm(*(len(value) if isinstance(value, tuple) else 1 for value in reply))
+        row = tuple(block for value in reply for block in _spread(value, each))
+        joined[name] = tuple(_spread(row, len(futures)))
     return Settings(joined)
 
 
@@ -274,12 +274,12 @@ class _MultiNodeRanks:
     def __init__(self, own: RankGroup, nodes: Nodes, world: int) -> None:
         self.size, self.pids = world, own.pids
         self._own, self._nodes = own, nodes
-        self._heard: list[Event] = []
+        self._received: list[Event] = []
         self._lost = ""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._woken, self._waker = socket.socketpair()
-        own.hear(self._woken, self._take)
+        own.receive_events(self._woken, self._take)
         self._threads = [
             threading.Thread(target=self._relay, args=(i, peer), daemon=True)
             for i, peer in enumerate(nodes.peers)
@@ -306,7 +306,7 @@ class _MultiNodeRanks:
                 events = []
             if events or self._lost:
                 with self._lock:
-                    self._heard += [replace(e, time_s=e.time_s - ahead_s) for e in events]
+                    self._received += [replace(e, time_s=e.time_s - ahead_s) for e in events]
                 with contextlib.suppress(OSError):  # it is ending
                     self._waker.send(b".")
             if self._lost:
@@ -315,8 +315,8 @@ class _MultiNodeRanks:
     def _take(self) -> list[Event]:
         with self._lock:
             self._woken.recv(4096)
-            heard, self._heard = self._heard, []
-        return heard
+            received, self._received = self._received, []
+        return received
 
     def next_event(self, timeout_s: float) -> Event | None:
         until = time.monotonic() + timeout_s
@@ -330,14 +330,14 @@ class _MultiNodeRanks:
                 return None
 
     def send(self, line: str) -> None:
-        others = self._nodes.ask(lambda i, peer: peer.send(line))
+        others = self._nodes.on_all(lambda i, peer: peer.send(line))
         self._own.send(line)
         with contextlib.suppress(PeerLost):  # `next_event` tells it
             others()
 
     def kill(self) -> None:
         self._ended.set()
-        others = self._nodes.ask(lambda i, peer: peer.end())
+        others = self._nodes.on_all(lambda i, peer: peer.end())
         self._own.kill()
         with contextlib.suppress(PeerLost, GovernorError):  # told where clocks are put back
             others()
@@ -366,12 +366,12 @@ class MultiNodeProbe(Probe):
             return super().run(next_settings)
         finally:
             with contextlib.suppress(PeerLost, GovernorError):
-                self._nodes.ask(lambda i, peer: peer.end())()
+                self._nodes.on_all(lambda i, peer: peer.end())()
             self._nodes.close()
 
     def open_timeline(self) -> Timeline:
         """Gather the peers, compare clocks and meters, and begin to sample."""
-        joined = self._nodes.ask(lambda i, peer: peer.join(self.request, self.nodes))()
+        joined = self._nodes.on_all(lambda i, peer: peer.join(self.request, self.nodes))()
         self._nodes.set_clocks()
         mine = self.meter.info
         for other in joined:
@@ -393,7 +393,7 @@ class MultiNodeProbe(Probe):
         world, each = self.launch.configuration.world_size, self._each
         master = (self._address, self.ports.enter_context(reserved_port("")))
         places = [Place(node * each, each, master) for node in range(world // each)]
-        others = self._nodes.ask(lambda i, peer: peer.spawn(places[i + 1]))
+        others = self._nodes.on_all(lambda i, peer: peer.spawn(places[i + 1]))
         own = replace(places[0], interface=interface_of(towards=self._address))
         group = self.node.server.spawn(self.launch.specs(address, own), listener)
         try:
@@ -417,9 +417,9 @@ class MultiNodeProbe(Probe):
     def log_tail(self) -> str:
         """Return the most informative log tail of all nodes."""
 
-        def ask(number: int, peer: Peer) -> str:
+        def on_all(number: int, peer: Peer) -> str:
             with contextlib.suppress(PeerLost):
                 return peer.log_tail()
             return ""
 
-        return most_telling([super().log_tail(), *self._nodes.ask(ask)()])
+        return most_informative([super().log_tail(), *self._nodes.on_all(on_all)()])

@@ -30,7 +30,7 @@ OWN_VARIABLES = (
 #: Once a rank has reported, the others have as long as it took, and at least this, seconds.
 LEAST_PATIENCE_S = 20.0
 #: The processes of a command are looked at this often, seconds.
-LOOK_S = 0.5
+POLL_S = 0.5
 #: A command that has ended may have left a training in the background: its Python and shells have
 #: this long to import torch, and any other process to start them, seconds.
 IMPORT_LIMIT_S, START_LIMIT_S = 60.0, 5.0
@@ -63,7 +63,7 @@ class CommandGroup(RankGroup):
         self._alone = self._complained = False
         self._began_s, self._reported_s = time.monotonic(), 0.0
         self._importing: dict[int, list[str]] = {}  # words of processes that have imported torch
-        self._looked_s = self._began_s
+        self._polled_s = self._began_s
         self._left_s: float | None = None  # when the command ended, if it left processes
         self._hidden: Process | None = None  # the last one seen in which the hook is not
         self._living: Sequence[Process] = ()
@@ -71,14 +71,14 @@ class CommandGroup(RankGroup):
 
     def next_event(self, timeout_s: float) -> Event | None:
         event = super().next_event(timeout_s)
-        if event is None and not self._pid_of and time.monotonic() - self._looked_s > LOOK_S:
-            self._look()
+        if event is None and not self._pid_of and time.monotonic() - self._polled_s > POLL_S:
+            self._poll()
             event = self._pending.popleft() if self._pending else None
         return event or self._missing()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         # Before the first rank reports, see what cannot train, or not be seen: nobody waits for it.
-        self._looked_s = now_s = time.monotonic()
+        self._polled_s = now_s = time.monotonic()
         self._living = living = below(self._server.pid)
         for each in living:
             if each.why_hidden and not (self._hidden and self._hidden.has_torch):
@@ -205,8 +205,8 @@ class CommandGroup(RankGroup):
             if name not in OWN_VARIABLES and before.get(name) != value
         }
 
-    def _heard(self, link: socket.socket) -> None:
-        super()._heard(link)
+    def _received(self, link: socket.socket) -> None:
+        super()._received(link)
         rank = self._ranks.get(link)
         if rank is None or link in self._selector.get_map() or rank in self._ended:
             return
@@ -224,7 +224,7 @@ class CommandGroup(RankGroup):
                     link.setblocking(False)
                     with contextlib.suppress(OSError, RuntimeError, KeyError):
                         while link in self._selector.get_map() and self._readable(link):
-                            self._heard(link)
+                            self._received(link)
             if code == 0 and self._left_training():
                 self._left_s = time.monotonic()
                 continue
@@ -240,5 +240,5 @@ class CommandGroup(RankGroup):
         if not self._pid_of:
             self._pending.extend(replace(event, rank=0) for event in self._errors)
         for rank in range(self.size):
-            told = code if rank == 0 and not self._alone else 0
-            self._pending.append(Event("exit", rank, detail={"code": told}))
+            shown_code = code if rank == 0 and not self._alone else 0
+            self._pending.append(Event("exit", rank, detail={"code": shown_code}))

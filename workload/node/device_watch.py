@@ -76,7 +76,7 @@ def more_faults(before: Counters, after: Counters) -> dict[str, dict[str, int]]:
 
 
 def new_faults(before: Counters, after: Counters) -> str:
-    """Return what has happened to devices between two answers of `Platform.faults`, or ""."""
+    """Return the change of devices between two results of `Platform.faults`, or ""."""
     more = more_faults(before, after)
     found = []
     for uuid in before:

@@ -20,8 +20,8 @@ from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
 from tuner.workload.meters import MeterError
-from tuner.workload.meters.own import METER, opener_of
-from tuner.workload.meters.time_alone import REMEDY, NoEnergy, permits_time_alone
+from tuner.workload.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
+from tuner.workload.meters.user_meter import METER, opener_of
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -32,7 +32,7 @@ from tuner.workload.node.host import (
 from tuner.workload.node.importing import import_errors
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import installed_torch, installed_version
-from tuner.workload.node.readiness import NEEDED, USED, Missing, missing_parts
+from tuner.workload.node.readiness import NEEDED, USED, MissingItem, missing_parts
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.releases import why_not_program
@@ -81,7 +81,7 @@ class NodeFacts:
     import_errors: Mapping[str, str] = field(default_factory=dict)
     busy: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[MissingItem, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -100,15 +100,15 @@ class NodeFacts:
         devices = self.cluster.devices_per_node if self.cluster else 0
         return {**data, "kind": self.kind, "devices": devices, "ready": self.ready}
 
-    def refusals(self, asked: Cluster | None = None) -> tuple[str, ...]:
+    def refusals(self, requested: Cluster | None = None) -> tuple[str, ...]:
         """Return the reasons against this node for a study, one sentence each; empty if it fits."""
         if self.cluster is None:
             return (f"node {self.host} is not used: {self.trouble}",)
         lacking = [name for name in NEEDED if self.packages.get(name) is None]
         found = [f"{name} is not installed there" for name in lacking]
-        if asked is not None and asked.clock_control and self.why_clocks_fixed:
+        if requested is not None and requested.clock_control and self.why_clocks_fixed:
             found.append(f"its clocks may not be set ({self.why_clocks_fixed})")
-        devices = self._devices(asked)
+        devices = self._devices(requested)
         if why := self._few_cores(devices):
             found.append(why)
         need_bytes = min(FREE_EACH_BYTES * devices, self.memory_bytes // 2)
@@ -121,15 +121,15 @@ class NodeFacts:
             found.append("; ".join(self.busy))
         return tuple(f"node {self.host} is not used: {reason}" for reason in found)
 
-    def warning(self, asked: Cluster | None = None) -> str:
+    def warning(self, requested: Cluster | None = None) -> str:
         """Return one sentence if a rank of the study would have few cores, else ""."""
-        few = self.cluster and self._few_cores(self._devices(asked), ENOUGH_CORES)
+        few = self.cluster and self._few_cores(self._devices(requested), ENOUGH_CORES)
         return f"node {self.host}: {few}" if few else ""
 
-    def _devices(self, asked: Cluster | None) -> int:
+    def _devices(self, requested: Cluster | None) -> int:
         assert self.cluster is not None
         here = self.cluster.devices_per_node
-        return here if asked is None else min(here, asked.devices_per_node)
+        return here if requested is None else min(here, requested.devices_per_node)
 
     def _few_cores(self, ranks: int, *each: float) -> str:
         assert self.cluster is not None
@@ -212,22 +212,22 @@ def _meter_facts(
             yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
 
 
-def _in_use(looked: Sequence[tuple[Platform, DeviceFacts]]) -> tuple[Platform, DeviceFacts]:
+def _in_use(inspected: Sequence[tuple[Platform, DeviceFacts]]) -> tuple[Platform, DeviceFacts]:
     # The first platform that has devices; the last one, of cores, is always usable.
-    why_none = "; ".join(facts.why_none for _, facts in looked[:-1])
-    unseen = (looked[-1][0], DeviceFacts(why_none=why_none))
-    return next((pair for pair in looked if pair[1].devices), unseen)
+    why_none = "; ".join(facts.why_none for _, facts in inspected[:-1])
+    unseen = (inspected[-1][0], DeviceFacts(why_none=why_none))
+    return next((pair for pair in inspected if pair[1].devices), unseen)
 
 
 def _meters(
-    looked: Iterable[tuple[Platform, DeviceFacts]],
+    inspected: Iterable[tuple[Platform, DeviceFacts]],
     in_use: tuple[Platform, DeviceFacts],
     core: str,
     environ: Mapping[str, str],
 ) -> tuple[MeterFacts, ...]:
     # A study opens the meters of its devices' platform only.
     platform, found = in_use
-    metering = [each for each, _ in looked if each is platform or not found.devices]
+    metering = [each for each, _ in inspected if each is platform or not found.devices]
     return tuple(_meter_facts(metering, core, environ))
 
 
@@ -246,8 +246,8 @@ def _why_not_torch(platform: Platform) -> str:
     return platform.why_not_torch(torch) if torch else ""
 
 
-def _notes(looked: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
-    notes = [note for facts in looked for note in facts.notes]
+def _notes(inspected: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
+    notes = [note for facts in inspected for note in facts.notes]
     notes.append(why_not_program())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))
@@ -256,20 +256,20 @@ def _notes(looked: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str,
 
 def _unusable(
     broken: Sequence[str], trouble: str, busy: Sequence[str], meters: Sequence[MeterFacts]
-) -> Iterator[Missing]:
+) -> Iterator[MissingItem]:
     """Yield why every study on this node would be refused."""
-    yield from (Missing(f"usable GPUs: {why}") for why in broken)
+    yield from (MissingItem(f"usable GPUs: {why}") for why in broken)
     if trouble and not broken:
-        yield Missing(f"devices for a study: {trouble}")
-    yield from (Missing(f"free devices: {phrase}") for phrase in busy)
+        yield MissingItem(f"devices for a study: {trouble}")
+    yield from (MissingItem(f"free devices: {phrase}") for phrase in busy)
     if not any(meter.available for meter in meters):
-        yield Missing(f"a meter: {'; '.join(meter.note for meter in meters)}")
+        yield MissingItem(f"a meter: {'; '.join(meter.note for meter in meters)}")
 
 
-def _compilers(which: Callable[[str], str | None], *, nvcc: bool) -> dict[str, str | None]:
-    found = {name: which(name) for name in COMPILERS if name != "nvcc" or nvcc}
+def _compilers(find_program: Callable[[str], str | None], *, nvcc: bool) -> dict[str, str | None]:
+    found = {name: find_program(name) for name in COMPILERS if name != "nvcc" or nvcc}
     if found["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
-        found["ninja"] = which(str(Path(executable).parent / "ninja"))
+        found["ninja"] = find_program(str(Path(executable).parent / "ninja"))
     return found
 
 
@@ -280,13 +280,13 @@ def _packages(*, imports: bool) -> tuple[dict[str, str | None], Mapping[str, str
     return found, import_errors(installed) if imports else {}
 
 
-def look(
+def inspect_node(
     *,
     proc: str | Path = "/proc",
     cgroup: str | Path = "/sys/fs/cgroup",
     affinity: Iterable[int] | None = None,
     core: str = "cpu-core",
-    which: Callable[[str], str | None] = shutil.which,
+    find_program: Callable[[str], str | None] = shutil.which,
     sys: str | Path = "/sys",
     environ: Mapping[str, str] | None = None,
     imports: bool = False,
@@ -301,21 +301,21 @@ def look(
         memory_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
     except InputError as error:
         return NodeFacts(host, None, str(error))
-    looked = [(each, each.facts()) for each in (k(environ, sys=sys) for k in PLATFORMS.values())]
-    looked = [(k, f) for k, f in looked if k.always_listed or f.devices or f.broken]
-    platform, found = _in_use(looked)
+    inspected = [(each, each.facts()) for each in (k(environ, sys=sys) for k in PLATFORMS.values())]
+    inspected = [(k, f) for k, f in inspected if k.always_listed or f.devices or f.broken]
+    platform, found = _in_use(inspected)
     clocks = platform.clocks()
     where = {"proc": proc, "cgroup": cgroup, "environ": environ, "core": core, "sys": sys}
     cluster, busy, trouble = _detected(platform, where)
-    broken = [facts.why_none for _, facts in looked if facts.broken]
+    broken = [facts.why_none for _, facts in inspected if facts.broken]
     cores = granted_cores(proc=proc, cgroup=cgroup, affinity=affinity)
     shm_bytes, gpus = shared_memory_bytes(), found.devices
-    compilers = _compilers(which, nvcc=bool(gpus))
+    compilers = _compilers(find_program, nvcc=bool(gpus))
     packages, errors = _packages(imports=imports)
     why = _why_not_torch(platform) if gpus else ""
     given: dict[str, Any] = {"gpus": len(gpus), "cores": cores, "shm_bytes": shm_bytes}
     parts = missing_parts(packages, compilers, why_not_torch=why, import_errors=errors, **given)
-    meters = _meters(looked, (platform, found), core, environ)
+    meters = _meters(inspected, (platform, found), core, environ)
     return NodeFacts(
         host,
         cluster,
@@ -336,6 +336,6 @@ def look(
         packages=packages,
         import_errors=errors,
         busy=busy,
-        notes=_notes([facts for _, facts in looked], cores, len(gpus)),
+        notes=_notes([facts for _, facts in inspected], cores, len(gpus)),
         missing=(*_unusable(broken, trouble, busy, meters), *parts, *clocks.missing),
     )

@@ -138,8 +138,8 @@ def _torch_build() -> dict[str, str] | None:
     if torch is None:
         return None
     # Asked in a child: after this call torch refuses CUDA in every child forked later.
-    ask = getattr(torch._C, "_cuda_getArchFlags", None)
-    flags = _in_child(ask) if ask is not None else None
+    query = getattr(torch._C, "_cuda_getArchFlags", None)
+    flags = _in_child(query) if query is not None else None
     return {
         "version": str(torch.__version__),
         "cuda": str(torch.version.cuda or ""),
@@ -235,18 +235,18 @@ def _load_op(name: str, *, own_folder: bool) -> None:
                     f"{lock} is more than {STALE_LOCK_S / 60:.0f} minutes old, so the build that "
                     "made it was probably killed; remove it if no other program builds there"
                 )
-        _ask_processor_once()
+        _cache_processor_info()
         builder = getattr(op_builder, name)()
         builder.load(verbose=False)
 
 
-def _ask_processor_once() -> None:
+def _cache_processor_info() -> None:
     # Keep py-cpuinfo's answer, which takes a second, for this process and its forks.
     with contextlib.suppress(ImportError):
         cpuinfo = importlib.import_module("cpuinfo")
-        if not hasattr(cpuinfo, "joulefront_known"):
-            known = cpuinfo.joulefront_known = cpuinfo.get_cpu_info()  # type: ignore[attr-defined]
-            cpuinfo.get_cpu_info = lambda: dict(known)  # type: ignore[attr-defined]
+        if not hasattr(cpuinfo, "joulefront_info"):
+            info = cpuinfo.joulefront_info = cpuinfo.get_cpu_info()  # type: ignore[attr-defined]
+            cpuinfo.get_cpu_info = lambda: dict(info)  # type: ignore[attr-defined]
 
 
 class ForkServer:
@@ -275,7 +275,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to handle
         try:
             self._listen_for_the_end()
-            self._answer(wake_read)
+            self._reply(wake_read)
         except AgentGone:
             pass
         finally:
@@ -283,7 +283,7 @@ class ForkServer:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
             self._kill_all()
 
-    def _answer(self, wake_read: int) -> None:
+    def _reply(self, wake_read: int) -> None:
         while True:
             watched: list[Any] = [self._connection, wake_read]
             ready, _, _ = select.select(watched, [], [])

@@ -45,14 +45,14 @@ def import_errors(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        return {name: text for name, text in _answers(error.stdout or b"") if text}
-    found = _answers(done.stdout)
+        return {name: text for name, text in _responds(error.stdout or b"") if text}
+    found = _responds(done.stdout)
     errors = {name: text for name, text in found if text}
     if len(found) < len(packages):
         errors[packages[len(found)]] = f"the interpreter ended with code {done.returncode}"
     return errors
 
 
-def _answers(output: bytes) -> list[tuple[str, str | None]]:
+def _responds(output: bytes) -> list[tuple[str, str | None]]:
     lines = [line for line in output.decode(errors="replace").split("\n") if line.endswith("]")]
     return [(name, error) for name, error in map(json.loads, lines)]

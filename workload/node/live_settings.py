@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.declared import Knob
-from tuner.workload.clocks.base import Applied, Governor, UnsupportedKnob
-from tuner.workload.probe import NotApplied
+from tuner.search_spaces.knob_declarations import Knob
+from tuner.workload.clocks.base import AppliedSettings, Governor, UnsupportedKnob
+from tuner.workload.probe import UnappliedSetting
 
 
 def apply_live(
@@ -23,7 +23,7 @@ def apply_live(
     live: Settings,
     *,
     ranks: int,
-) -> Applied | NotApplied:
+) -> AppliedSettings | UnappliedSetting:
     """Put a live setting in force while the ranks wait at a boundary, and confirm it.
 
     Args:
@@ -34,20 +34,22 @@ def apply_live(
     try:
         applied = governor.apply(rest, ranks=ranks)
     except UnsupportedKnob as error:
-        return NotApplied(live, str(error), unsupported=(error.knob,))
+        return UnappliedSetting(live, str(error), unsupported=(error.knob,))
     if not own:
         return applied
-    told = set_live({name: knob.native(live[name]) for name, knob in own.items()})
+    replies = set_live({name: knob.native(live[name]) for name, knob in own.items()})
     notes = list(applied.notes)
-    for answer in told:
-        if "refused" in answer:
-            return NotApplied(live, str(answer["refused"]))
+    for reply in replies:
+        if "refused" in reply:
+            return UnappliedSetting(live, str(reply["refused"]))
     for name, knob in own.items():
-        read = [answer.get("read", {}).get(name) for answer in told]
+        read = [reply.get("read", {}).get(name) for reply in replies]
         if all(value is None for value in read):
             notes.append(f"{name} was set by the script, and nothing reads it back")
         for value in read:
             if value is not None and not knob.reads_as(value, live[name]):
-                return NotApplied(live, f"{name} was set to {live[name]}, and reads {value!r}")
+                return UnappliedSetting(
+                    live, f"{name} was set to {live[name]}, and reads {value!r}"
+                )
     settings = Settings({**applied.settings, **{name: live[name] for name in own}})
-    return Applied(settings, tuple(notes))
+    return AppliedSettings(settings, tuple(notes))

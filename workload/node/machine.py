@@ -33,5 +33,5 @@ def detect_cluster(
     host = Host(total_bytes, cores, core, dev)
     each = (platform(environ, sys=sys).cluster(host) for platform in PLATFORMS.values())
     found = next(cluster for cluster in each if cluster is not None)
-    told = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
-    return replace(found, nvme_path=told) if told else found
+    path = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
+    return replace(found, nvme_path=path) if path else found

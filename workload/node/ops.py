@@ -75,13 +75,13 @@ def build_kind(cpuinfo: str = "/proc/cpuinfo") -> str:
 
     Ops are compiled with -march=native, and nodes may share a home folder.
     """
-    said = []
+    versions = []
     with contextlib.suppress(OSError):
         text = Path(cpuinfo).read_text()
         for name in ("model name", "flags", "Features", "CPU part"):
             found = re.search(rf"^{name}\s*: (.*)$", text, flags=re.MULTILINE)
-            said.append(found.group(1) if found else "")
-    digest = hashlib.sha256("|".join(said).encode()).hexdigest()[:8]
+            versions.append(found.group(1) if found else "")
+    digest = hashlib.sha256("|".join(versions).encode()).hexdigest()[:8]
     return f"{platform.machine()}-{digest}-torch-{installed_version('torch') or 'unknown'}"
 
 

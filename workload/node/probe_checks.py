@@ -23,7 +23,7 @@ from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import MeterError
 from tuner.workload.meters.base import device_states
 from tuner.workload.meters.timeline import Timeline
-from tuner.workload.node.rank_group import NoAnswer, ServerError
+from tuner.workload.node.rank_group import NoReply, ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import Failure, Measurement, ProbeRequest
@@ -41,15 +41,15 @@ def failure_of(
     log_tail: Callable[[], str],
 ) -> Failure:
     """Return the failure of a probe that this error ended."""
-    if isinstance(error, NoAnswer):  # a build that takes too long, or a machine that hangs
+    if isinstance(error, NoReply):  # a build that takes too long, or a machine that hangs
         return Failure("node", f"ranks could not be started: {error}", log_tail())
     if isinstance(error, ServerError):
         detail = error.detail or log_tail()
         return Failure("crash", f"ranks could not be started: {error}", detail)
     if isinstance(error, InputError):
         return Failure("refused", str(error))
-    what = "hold the probe's files" if isinstance(error, OSError) else "be metered or set"
-    return Failure("node", f"the node cannot {what}: {error}")
+    action = "hold the probe's files" if isinstance(error, OSError) else "be metered or set"
+    return Failure("node", f"the node cannot {action}: {error}")
 
 
 def prepare_ops(
@@ -171,7 +171,7 @@ def peak_bytes(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None
     return max(values) if values else None
 
 
-def look_further(conductor: Conductor, first_step_s: float) -> None:
+def inspect_cause(conductor: Conductor, first_step_s: float) -> None:
     """Run the steps that the hook counts besides the first; fewer if they are long or it ends.
 
     A process that trains beside the ranks has as long as these had to reach its first step.
@@ -196,7 +196,7 @@ def require_batches(conductor: Conductor, job: TrainingJob, configuration: Confi
     wanted = configuration.micro_batch, configuration.accumulation(job.global_batch)
     if seen.steps and (seen.micro_batch, seen.accumulation) != wanted:
         found = f"{seen.micro_batch} samples x {seen.accumulation} backward passes a step"
-        asked = f"{wanted[0]} x {wanted[1]}"
+        wanted_text = f"{wanted[0]} x {wanted[1]}"
         raise ProbeFailed(
-            Failure("refused", f"each rank trains {found} where {asked} are to be measured")
+            Failure("refused", f"each rank trains {found} where {wanted_text} are to be measured")
         )

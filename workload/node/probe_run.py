@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import dump_fields
+from tuner.search_spaces.typed_json import dump_fields
 from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
-from tuner.workload.measure.accumulated import choose_accumulation
-from tuner.workload.measure.agreement import Agreed, Agreement, Levels
+from tuner.workload.measure.accumulated_step import choose_accumulation
+from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels
 from tuner.workload.measure.foreign_load import ForeignLoad
 from tuner.workload.measure.measurement import drift_of, measurement, reached
 from tuner.workload.measure.statistics import compilation_s
@@ -37,9 +37,9 @@ from tuner.workload.node.probe_checks import (
     drift_flags,
     failure_of,
     found_stragglers,
+    inspect_cause,
     keep_so_far,
     keep_timeline,
-    look_further,
     measured_levels,
     peak_bytes,
     prepare_ops,
@@ -61,9 +61,9 @@ from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import (
     Failure,
     Measurement,
-    NotApplied,
     ProbeRecord,
     ProbeRequest,
+    UnappliedSetting,
 )
 from tuner.workload.runners import Continuation
 from tuner.workload.trace import write_phase
@@ -84,7 +84,7 @@ class Probe:
         self.environment = self.launch.environment
         self.ports = contextlib.ExitStack()  # reserved until rank 0 has met the others
         self._next_settings: Continuation | None = None
-        self._missed: list[NotApplied] = []
+        self._missed: list[UnappliedSetting] = []
         self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
         self._agreement = Agreement(Levels())
         ranks = self.launch.configuration.world_size
@@ -168,7 +168,7 @@ class Probe:
             idle_W=self._agreement.levels.counted_idle_W,
             waiting_devices=self.nodes * self.node.cluster.devices_per_node
             - self.launch.configuration.world_size,
-            drift=drift_of(self.measurements, of_power=self.meter.info.tells_energy),
+            drift=drift_of(self.measurements, of_power=self.meter.info.has_energy),
             missed=tuple(self._missed),
         )
 
@@ -231,7 +231,7 @@ class Probe:
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
             try:
-                look_further(conductor, self.since_request_s)
+                inspect_cause(conductor, self.since_request_s)
             finally:
                 self.environment["steps_done"] = conductor.done
             self.environment["facts"] = conductor.facts
@@ -269,7 +269,7 @@ class Probe:
             # The first once more: what differs now is drift, for the setting is the same.
             if self._time_for_one_more():
                 self._visit(visits[0], conductor, timeline, step_time_s, notes)
-            of_power = self.meter.info.tells_energy
+            of_power = self.meter.info.has_energy
             self._flag(drift_flags(self.measurements, of_power=of_power))
 
     def _further(self) -> list[Settings]:
@@ -326,7 +326,7 @@ class Probe:
         applied = apply_live(
             self.governor, conductor.set_live, self.node.job.knobs, live, ranks=ranks
         )
-        if isinstance(applied, NotApplied):
+        if isinstance(applied, UnappliedSetting):
             self._missed.append(applied)
             return step_time_s
         if live:
@@ -335,7 +335,7 @@ class Probe:
             self._launch_s = time.monotonic() - self._began_s
         contention = self._group and self._platform.contention(self._group.pids)
 
-        def keep(agreed: Agreed) -> None:
+        def keep(agreed: AgreedWindow) -> None:
             share = contention.share() if contention else 0.0
             foreign = ForeignLoad(share, self._devices.others(family(self.node.server.pid)))
             outcome = measurement(
@@ -349,16 +349,16 @@ class Probe:
                 independent=self.meter.info.independent and agreed.compared,
                 devices=self._devices_in_use,
             )
-            if isinstance(outcome, NotApplied):
+            if isinstance(outcome, UnappliedSetting):
                 self._missed.append(outcome)
                 return
             self.measurements.append(foreign.widened(outcome))
             keep_so_far(self.node, self.request, self.measurements)
 
         front = self.request.front
-        known = (*front, *(reached(m) for m in self.measurements)) if front else ()
+        competitors = (*front, *(reached(m) for m in self.measurements)) if front else ()
         few, own = self._accumulations, self.launch.accumulations.own
-        window = SettingWindow(conductor, self.meter, timeline, known, few, own)
+        window = SettingWindow(conductor, self.meter, timeline, competitors, few, own)
         agreed = window.agreed(self._agreement, policy, step_time_s, left_s=self.left_s, keep=keep)
         keep(agreed)
         return step_time_s_of(agreed.window, self._accumulations)

@@ -25,7 +25,7 @@ class ServerError(RuntimeError):
         self.message, self.detail, self.kind = message, detail, kind
 
 
-class NoAnswer(ServerError):
+class NoReply(ServerError):
     """The fork server did not answer in time; whatever it does, no configuration has caused it."""
 
 
@@ -55,10 +55,10 @@ class Ranks(Protocol):
         """Return the next event, or None after `timeout_s` seconds of silence."""
 
     def second_training(self, limit_s: float) -> str:
-        """Return what a command trains after its ranks have ended, a sentence; "" if nothing."""
+        """Return a sentence on processes that train after their ranks have ended, or ""."""
 
     def describe(self) -> str:
-        """Return what is known of processes that were not expected, a phrase, or ""."""
+        """Return a phrase on unexpected processes, or ""."""
 
     def expects_more(self) -> bool:
         """Return True while a process that was not expected may still report as a rank."""
@@ -129,7 +129,7 @@ class RankGroup:
         """Return False: the ranks are those that were started."""
         return False
 
-    def hear(self, source: Any, events: Callable[[], Iterable[Event]]) -> None:
+    def receive_events(self, source: Any, events: Callable[[], Iterable[Event]]) -> None:
         """Add the events of other nodes' ranks: `events` is called when `source` is readable."""
         self._selector.register(
             source, selectors.EVENT_READ, lambda readable: self._pending.extend(events())
@@ -157,9 +157,9 @@ class RankGroup:
     def _accept(self, listener: socket.socket) -> None:
         link, _ = listener.accept()
         self._buffers[link] = b""
-        self._selector.register(link, selectors.EVENT_READ, self._heard)
+        self._selector.register(link, selectors.EVENT_READ, self._received)
 
-    def _heard(self, link: socket.socket) -> None:
+    def _received(self, link: socket.socket) -> None:
         try:
             chunk = link.recv(65536)
         except OSError:
@@ -214,7 +214,7 @@ class RankGroup:
                     link.setblocking(False)
                     with contextlib.suppress(OSError, RuntimeError):
                         while link in self._selector.get_map() and self._readable(link):
-                            self._heard(link)
+                            self._received(link)
                 self._pending.append(Event("exit", rank, detail={"code": code}))
 
     @staticmethod

@@ -21,7 +21,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
-from tuner.search_spaces.typed import whole_number
+from tuner.search_spaces.typed_json import whole_number
 from tuner.workload import hook
 from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.built_in_job import launchable
@@ -200,8 +200,8 @@ class RankLaunch:
 
     def start_command(self, listener: socket.socket, address: str) -> CommandGroup:
         """Write the files and start the whole command, whose ranks report to `address`."""
-        known = 0 if self._request.inspects else self.configuration.world_size
-        return self.node.server.spawn_command(self._command(address), listener, known)
+        rank_count = 0 if self._request.inspects else self.configuration.world_size
+        return self.node.server.spawn_command(self._command(address), listener, rank_count)
 
     def _command(self, address: str) -> RankSpec:
         self._oom_kills_before = oom_kills()
@@ -238,10 +238,12 @@ class RankLaunch:
         rule = job.binding(self.configuration)
         if not rule:
             return []
-        asked = job.launcher is not None  # by the user's own command
-        bound, why = bound_ranks(rule, self.node.server, ranks, platform=platform, asked=asked)
-        said = {"rule": rule, "cpus": [core_ranges(own["cpus"]) for own in bound]}
-        self.environment["binding"] = said | ({"why_not": why} if why else {})
+        by_command = job.launcher is not None  # by the user's own command
+        bound, why = bound_ranks(
+            rule, self.node.server, ranks, platform=platform, by_command=by_command
+        )
+        binding = {"rule": rule, "cpus": [core_ranges(own["cpus"]) for own in bound]}
+        self.environment["binding"] = binding | ({"why_not": why} if why else {})
         if rule.startswith("cores:"):  # DeepSpeed's launcher sets it, too
             return [own | {"env": {"OMP_NUM_THREADS": str(len(own["cpus"]))}} for own in bound]
         return bound
@@ -291,8 +293,8 @@ class RankLaunch:
             message = f"the kernel killed rank {rank}: the host ran out of memory"
             return Failure(shown_by("no memory"), message)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        which = "the command" if self.job.as_it_stands else f"rank {rank}"
-        return Failure("crash", f"{which} {how}")
+        subject = "the command" if self.job.as_it_stands else f"rank {rank}"
+        return Failure("crash", f"{subject} {how}")
 
     def log_tail(self) -> str:
         """Return the last lines of a rank's log, of one with an error if there is one."""
@@ -302,7 +304,7 @@ class RankLaunch:
                 file.seek(max(0, path.stat().st_size - 16384))
                 lines = file.read().decode(errors="replace").splitlines()
             tails.append("\n".join(lines[-LOG_TAIL_LINES:]))
-        return most_telling(tails)
+        return most_informative(tails)
 
 
 def _own_environment() -> dict[str, str]:
@@ -318,7 +320,7 @@ def entry_variables(env: Mapping[str, str]) -> dict[str, str]:
     return variables | ({"JOULEFRONT_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {})
 
 
-def most_telling(tails: Iterable[str]) -> str:
+def most_informative(tails: Iterable[str]) -> str:
     """Return the first of some ends of logs with an error, else the first, else ""."""
     return min(tails, key=lambda text: "Traceback" not in text and "Error" not in text, default="")
 
@@ -367,7 +369,7 @@ def bounded_logs(folder: Path, environment: MutableMapping[str, Any]) -> Iterato
 
 
 def bound_ranks(
-    rule: str, server: RankServer, ranks: int, *, platform: Platform, asked: bool
+    rule: str, server: RankServer, ranks: int, *, platform: Platform, by_command: bool
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the ranks' binding, and why there is none; InputError if it is asked for in vain."""
     try:
@@ -384,7 +386,7 @@ def bound_ranks(
         return bound, ""
     except ServerError as error:
         why = str(error).strip().splitlines()[0]
-    if asked:
+    if by_command:
         kind, _, value = rule.partition(":")
         option = f"--numa-binding {value}" if kind == "numa" else "--bind_cores_to_rank"
         raise InputError(

@@ -31,7 +31,7 @@ from tuner.workload.node.ops import (
     extensions_dir,
     remove_stale_locks,
 )
-from tuner.workload.node.rank_group import NoAnswer, RankGroup, ServerError
+from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
 from tuner.workload.node.rights import refuse_sudo, without_secrets
 from tuner.workload.platforms import PLATFORMS, Platform
 
@@ -192,9 +192,9 @@ class RankServer:
                 "optional": list(self._optional),
                 "devices": not self._on_cpu,
             }
-            answer = self._ask({**PREPARE, **request}, timeout_s=300)
-            self.fork_unsafe = answer["fork_unsafe"]
-            self.torch = TorchBuild(**answer["torch"]) if answer["torch"] else None
+            reply = self._request_reply({**PREPARE, **request}, timeout_s=300)
+            self.fork_unsafe = reply["fork_unsafe"]
+            self.torch = TorchBuild(**reply["torch"]) if reply["torch"] else None
         except ServerError as error:
             if error.kind == "ModuleNotFoundError":
                 raise InputError(
@@ -221,29 +221,31 @@ class RankServer:
             "architectures": architectures,
             "devices": not self._on_cpu,
         }
-        answer = self._ask({**PREPARE, **request}, timeout_s=BUILD_LIMIT_S)
+        reply = self._request_reply({**PREPARE, **request}, timeout_s=BUILD_LIMIT_S)
         self._ops.update(missing)
-        self.fork_unsafe = answer["fork_unsafe"]
-        return float(answer["prepared_s"])
+        self.fork_unsafe = reply["fork_unsafe"]
+        return float(reply["prepared_s"])
 
     def bind(self, rule: str, ranks: int, gpu_nodes: Sequence[int]) -> list[dict[str, Any]]:
         """Return cores and memory of each rank; ServerError if torch or DeepSpeed refuses."""
         self.start()
         request = {"op": "bind", "rule": rule, "ranks": ranks, "gpu_nodes": list(gpu_nodes)}
-        return list(self._ask(request, timeout_s=60)["bound"])
+        return list(self._request_reply(request, timeout_s=60)["bound"])
 
     def spawn(self, specs: Sequence[RankSpec], listener: socket.socket) -> RankGroup:
         """Start the ranks of one probe in a process group of their own."""
         self.start()
-        answer = self._ask({"op": "spawn", "ranks": [vars(spec) for spec in specs]}, timeout_s=60)
+        reply = self._request_reply(
+            {"op": "spawn", "ranks": [vars(spec) for spec in specs]}, timeout_s=60
+        )
         first = int(specs[0].env["RANK"])  # other nodes hold the ranks before it
-        return RankGroup(self, answer["pids"], listener, first_rank=first)
+        return RankGroup(self, reply["pids"], listener, first_rank=first)
 
     def spawn_command(self, spec: RankSpec, listener: socket.socket, ranks: int) -> CommandGroup:
         """Start a command as it stands, in a session of its own; `ranks` is 0 if unknown."""
         self.start()
-        answer = self._ask({"op": "spawn", "ranks": [vars(spec)]}, timeout_s=60)
-        (pid,) = answer["pids"]
+        reply = self._request_reply({"op": "spawn", "ranks": [vars(spec)]}, timeout_s=60)
+        (pid,) = reply["pids"]
         return CommandGroup(self, pid, listener, environment=spec.env, ranks=ranks)
 
     def kill(self) -> None:
@@ -254,7 +256,7 @@ class RankServer:
         if self._process is None or self._process.returncode is not None:
             return
         try:
-            self._ask({"op": "kill"}, timeout_s=KILL_LIMIT_S)
+            self._request_reply({"op": "kill"}, timeout_s=KILL_LIMIT_S)
         except ServerError:
             # A child that has not been reaped: its pid names nothing else. (`Popen.kill` reaps.)
             os.kill(self._process.pid, signal.SIGKILL)
@@ -292,12 +294,12 @@ class RankServer:
 
     def _pump(self, timeout_s: float) -> list[dict[str, Any]]:
         assert self._socket is not None
-        answers: list[dict[str, Any]] = []
+        replies: list[dict[str, Any]] = []
         self._socket.settimeout(max(timeout_s, 1e-6))
         try:
             chunk = self._socket.recv(65536)
         except (TimeoutError, BlockingIOError):
-            return answers
+            return replies
         except ConnectionError:  # it was killed with words of ours unread
             chunk = b""
         if not chunk:
@@ -308,10 +310,10 @@ class RankServer:
             if "exit" in message:
                 self._exits.append((message["exit"], message["code"]))
             else:
-                answers.append(message)
-        return answers
+                replies.append(message)
+        return replies
 
-    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _request_reply(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._socket is not None
         self._socket.settimeout(timeout_s)
         try:
@@ -320,11 +322,11 @@ class RankServer:
             raise ServerError("the fork server ended", self._log_text()) from error
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            for answer in self._pump(deadline - time.monotonic()):
-                if "error" in answer:
-                    raise ServerError(answer["error"], answer["traceback"], kind=answer["kind"])
-                return answer
-        raise NoAnswer(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
+            for reply in self._pump(deadline - time.monotonic()):
+                if "error" in reply:
+                    raise ServerError(reply["error"], reply["traceback"], kind=reply["kind"])
+                return reply
+        raise NoReply(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
 
     def _log_text(self) -> str:
         if self._error_log is None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tuner.search_spaces.extras import install_command
 from tuner.workload.clocks import guard
+from tuner.workload.clocks.clock_backends import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
 from tuner.workload.clocks.cpu import CpuGovernor
-from tuner.workload.clocks.ways import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
 from tuner.workload.node.host import why_few_cores, why_shm_is_small
 from tuner.workload.scripts.launchers.slurm import ONE_CLOCK
 
@@ -59,19 +59,19 @@ USED = ("optuna", "ray", *NEEDED)
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingItem:
     """One thing that is not permitted or not there.
 
     Attributes:
         lines: what an administrator runs; each line serves by itself unless it says "then".
     """
 
-    what: str
+    subject: str
     lines: tuple[str, ...] = ()
 
     def text(self) -> list[str]:
         """Return the thing and its lines as text."""
-        return [f"missing     {self.what}", *(f"            {line}" for line in self.lines)]
+        return [f"missing     {self.subject}", *(f"            {line}" for line in self.lines)]
 
 
 def user_name() -> str:
@@ -82,7 +82,7 @@ def user_name() -> str:
         return "USER"
 
 
-def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missing:
+def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> MissingItem:
     """Return the lines that permit clocks of GPUs to a user without root."""
     lines = [
         f"zeusd:  systemctl enable --now zeusd; then: export {ZEUSD_SOCKET}=/run/zeusd/zeusd.sock",
@@ -90,7 +90,7 @@ def missing_clocks(environ: Mapping[str, str], *, slurm: bool = False) -> Missin
     ]
     if slurm or environ.get("SLURM_JOB_ID"):
         lines.append(f"slurm:  one clock for a whole job: {ONE_CLOCK}")
-    return Missing("permission to set the clocks and power limits of the GPUs", tuple(lines))
+    return MissingItem("permission to set the clocks and power limits of the GPUs", tuple(lines))
 
 
 def _guard_lines(user: str) -> Iterator[str]:
@@ -118,15 +118,15 @@ def _guard_lines(user: str) -> Iterator[str]:
     )
 
 
-def missing_of_cores(governor: CpuGovernor, energy_grant: str) -> Iterator[Missing]:
-    """Return what keeps the energy of cores from being metered and their clocks from being set."""
-    for line, what in (
+def missing_of_cores(governor: CpuGovernor, energy_grant: str) -> Iterator[MissingItem]:
+    """Return the obstacles to metering the cores' energy and setting their clocks."""
+    for line, subject in (
         (energy_grant, "permission to read the energy of the processor"),
         (governor.clock_grant, "permission to set the clocks of the cores"),
         (governor.limit_grant, "permission to cap the power of the processor"),
     ):
         if line:
-            yield Missing(what, (line,))
+            yield MissingItem(subject, (line,))
 
 
 def missing_parts(
@@ -138,20 +138,20 @@ def missing_parts(
     shm_bytes: int,
     why_not_torch: str = "",
     import_errors: Mapping[str, str] | None = None,
-) -> Iterator[Missing]:
-    """Return what keeps ranks from training here, with what to run."""
+) -> Iterator[MissingItem]:
+    """Return the obstacles to training here, with the commands that remove them."""
     for name, why in (import_errors or {}).items():
-        yield Missing(f"{name} {packages[name]} that can be imported: {why}")
+        yield MissingItem(f"{name} {packages[name]} that can be imported: {why}")
     if lacking := [name for name in NEEDED if not packages.get(name)]:
-        yield Missing(", ".join(lacking), (install_command("train"),))
+        yield MissingItem(", ".join(lacking), (install_command("train"),))
     if why_not_torch:
-        yield Missing(f"a torch that can use the GPUs: {why_not_torch}")
+        yield MissingItem(f"a torch that can use the GPUs: {why_not_torch}")
     if why := why_few_cores(cores, gpus):
-        yield Missing(f"cores: {why}")
+        yield MissingItem(f"cores: {why}")
     if gpus and (why := why_shm_is_small(shm_bytes, gpus)):
-        yield Missing(f"shared memory: {why}")
+        yield MissingItem(f"shared memory: {why}")
     if lacking := [name for name in ("g++", "ninja") if not compilers.get(name)]:
-        yield Missing(
+        yield MissingItem(
             f"{' and '.join(lacking)}, with which DeepSpeed compiles its optimizer for offload",
             ("apt-get install g++ ninja-build (or: pip install ninja)",),
         )

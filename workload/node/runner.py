@@ -45,7 +45,7 @@ class LocalRunner(Runner):
         run_dir: str | Path,
         meter: Meter | None = None,
         governor: Governor | None = None,
-        say: Callable[[str], None] = lambda sentence: None,
+        announce: Callable[[str], None] = lambda sentence: None,
         fresh: bool = False,
         step_limit_s: float | None = None,
         program: Path | None = None,
@@ -57,8 +57,8 @@ class LocalRunner(Runner):
         # The caller's own meter is not opened again.
         self._open_meter = None if meter is not None else lambda: platform.open_meter(cluster)
         meter = meter or platform.open_meter(cluster)
-        self._say = say
-        self._said = ""  # why ranks are not forked
+        self._announce = announce
+        self._notified = ""  # why ranks are not forked
         self._one_at_a_time = threading.Lock()
         self.meter: MeterInfo = meter.info
         self.node = ProbeNode(
@@ -99,21 +99,21 @@ class LocalRunner(Runner):
         if not self.node.server.alive:
             private_folder(self.node.run_dir)
             if names := self._main_packages():
-                self._say(f"importing {names} once for all probes")
+                self._announce(f"importing {names} once for all probes")
             # No refusal: a probe may have fewer ranks than the machine has devices.
             for warning in self._platform.warnings(cluster.devices_per_node):
-                self._say(warning)
+                self._announce(warning)
             self.node.server.start()
             build, accelerator = self.node.server.torch, self._platform.accelerator
             if build and accelerator != "cpu" and (why := self._platform.why_not_torch(build)):
                 self.node.server.close()
                 raise InputError(f"nothing can be trained on the GPUs of this machine: {why}")
         if missing := self.node.server.missing_ops(ops):
-            self._say(f"loading {', '.join(missing)} (compiled once a machine, some minutes)")
+            self._announce(f"loading {', '.join(missing)} (compiled once a machine, some minutes)")
             self.node.server.load_ops(missing)
-        if (why := self.node.server.fork_unsafe) and why != self._said:
-            self._said = why
-            self._say(f"ranks start afresh here, some seconds more for each probe ({why})")
+        if (why := self.node.server.fork_unsafe) and why != self._notified:
+            self._notified = why
+            self._announce(f"ranks start afresh here, some seconds more for each probe ({why})")
         return time.monotonic() - began
 
     def _main_packages(self) -> str:
@@ -196,7 +196,7 @@ class LocalRunner(Runner):
         try:
             self.node.governor.close()
         except GovernorError as error:
-            self._say(f"what was changed on the GPUs could not all be put back: {error}")
+            self._announce(f"what was changed on the GPUs could not all be put back: {error}")
         self.node.meter.close()
 
 

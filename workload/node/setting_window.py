@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.workload.limits import WindowPolicy
-from tuner.workload.measure.accumulated import measure_accumulated
-from tuner.workload.measure.agreement import LONGER, Agreed, Agreement
+from tuner.workload.measure.accumulated_step import measure_accumulated
+from tuner.workload.measure.agreement import LONGER, AgreedWindow, Agreement
 from tuner.workload.measure.statistics import Reached, Window
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import Meter
@@ -19,14 +19,14 @@ class SettingWindow:
     """A measurement of the setting that is in force.
 
     Attributes:
-        known: configurations by which a window may be beaten, and then ends early.
+        competitors: configurations by which a window may be beaten, and then ends early.
         accumulations: measured in place of whole steps, if any; `own` is the job's.
     """
 
     conductor: Conductor
     meter: Meter
     timeline: Timeline
-    known: Sequence[Reached] = ()
+    competitors: Sequence[Reached] = ()
     accumulations: tuple[int, ...] = ()
     own: int = 1
 
@@ -37,8 +37,8 @@ class SettingWindow:
         step_time_s: float,
         *,
         left_s: float,
-        keep: Callable[[Agreed], None],
-    ) -> Agreed:
+        keep: Callable[[AgreedWindow], None],
+    ) -> AgreedWindow:
         """Measure a window, once more if its figures differ and there is time; return it.
 
         `left_s` is the time that the probe has left; a window whose repetition fails goes to
@@ -46,13 +46,13 @@ class SettingWindow:
         """
         window = self._measure(policy, step_time_s)
         if not self.meter.info.independent:
-            return Agreed(window)
+            return AgreedWindow(window)
 
         def again(longer: WindowPolicy) -> Window:
             try:
                 return self._measure(longer, step_time_s)
             except ProbeFailed:
-                keep(Agreed(window))
+                keep(AgreedWindow(window))
                 raise
 
         in_time = left_s - window.length_s > 1.5 * LONGER * window.length_s
@@ -65,7 +65,7 @@ class SettingWindow:
                 policy,
                 step_time_s,
                 samples=lambda: self.timeline.samples,
-                known=self.known,
+                competitors=self.competitors,
             )
         return measure_accumulated(
             self.conductor,
@@ -75,5 +75,5 @@ class SettingWindow:
             self.own,
             micro_batch_s=step_time_s / self.accumulations[0],
             samples=lambda: self.timeline.samples,
-            known=self.known,
+            competitors=self.competitors,
         )

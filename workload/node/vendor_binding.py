@@ -29,18 +29,18 @@ def bind(rule: str, ranks: int, gpu_nodes: Sequence[int]) -> list[dict[str, Any]
 def _by_torch(mode: str, ranks: int, gpu_nodes: Sequence[int]) -> list[dict[str, Any]]:
     from torch.numa import binding
 
-    told = {
+    replaced = {
         "_get_numa_node_index_for_gpu_index": lambda *, gpu_index: gpu_nodes[gpu_index],
         "_get_gpu_count": lambda: len(gpu_nodes),
     }
-    asked = {name: getattr(binding, name) for name in told}
+    original = {name: getattr(binding, name) for name in replaced}
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     choose = functools.partial(binding._get_validated_logical_cpus_to_bind_to, numa_options=options)
     try:
-        vars(binding).update(told)
+        vars(binding).update(replaced)
         return [{"cpus": sorted(choose(gpu_index=rank))} for rank in range(ranks)]
     finally:
-        vars(binding).update(asked)
+        vars(binding).update(original)
 
 
 def _by_deepspeed(cores: str, ranks: int, rank: int) -> dict[str, Any]:

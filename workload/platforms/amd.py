@@ -62,35 +62,35 @@ class Amd(Platform):
 
     def busy(self, own: Collection[int] = ()) -> tuple[str, ...]:
         def others(gpu: AmdGpu) -> str:
-            running = gpu.ask([], "gpu_process_list")
+            running = gpu.query([], "gpu_process_list")
             holding = [each["pid"] for each in running if each["memory_usage"]["vram_mem"]]
             pids = sorted(set(holding) - set(own))
-            what = "processes" if len(pids) > 1 else "process"
-            return f"GPU {gpu.index} is used by {what} {', '.join(map(str, pids))}" * bool(pids)
+            noun = "processes" if len(pids) > 1 else "process"
+            return f"GPU {gpu.index} is used by {noun} {', '.join(map(str, pids))}" * bool(pids)
 
         return tuple(filter(None, self._each(others)))
 
     def memory_held(self, pids: Collection[int]) -> int | None:
         def held(gpu: AmdGpu) -> int:
-            running = gpu.ask([], "gpu_process_list")
+            running = gpu.query([], "gpu_process_list")
             return sum(each["memory_usage"]["vram_mem"] for each in running if each["pid"] in pids)
 
         return max(self._each(held), default=0) or None
 
     def faults(self) -> Counters:
         def counters(gpu: AmdGpu) -> tuple[str, dict[str, int]]:
-            told = gpu.ask({}, "gpu_total_ecc_count").get("uncorrectable_count")
-            return gpu.uuid, {} if told is None else {"uncorrectable memory errors": int(told)}
+            reply = gpu.query({}, "gpu_total_ecc_count").get("uncorrectable_count")
+            return gpu.uuid, {} if reply is None else {"uncorrectable memory errors": int(reply)}
 
         return dict(self._each(counters))
 
     def memory_nodes(self) -> list[int] | None:
         def node(gpu: AmdGpu) -> int:
             try:
-                told = int(gpu.smi.amdsmi_topo_get_numa_node_number(gpu.handle))
+                reply = int(gpu.smi.amdsmi_topo_get_numa_node_number(gpu.handle))
             except gpu.smi.AmdSmiException:
                 return 0
-            return told if told < 2**31 else 0
+            return reply if reply < 2**31 else 0
 
         return self._each(node) or None
 
@@ -115,12 +115,12 @@ class Amd(Platform):
         try:
             with opened(self.environ) as gpus:
                 found = tuple(GpuFacts(g.index, g.uuid, g.name, g.memory_bytes) for g in gpus)
-                told = gpus[0].ask({}, "gpu_driver_info") if gpus else {}
+                reply = gpus[0].query({}, "gpu_driver_info") if gpus else {}
         except NoDriver as error:
             return DeviceFacts(why_none=f"none: {error}")
         except (InputError, MeterError) as error:
             return DeviceFacts(why_none=str(error), broken=True)
-        return DeviceFacts(found, str(told.get("driver_version", "")))
+        return DeviceFacts(found, str(reply.get("driver_version", "")))
 
     def cluster(self, host: Host) -> Cluster | None:
         try:
@@ -137,12 +137,12 @@ def _cluster(gpus: list[AmdGpu], host: Host) -> Cluster:
     if len(names) > 1:
         raise InputError(f"this machine has different GPUs: {', '.join(names)}; show one kind only")
     first = gpus[0]
-    if (mode := first.ask("SPX", "gpu_compute_partition")) not in ("SPX", "N/A", ""):
+    if (mode := first.query("SPX", "gpu_compute_partition")) not in ("SPX", "N/A", ""):
         raise InputError(
             f"GPU {first.index} is divided (compute partition {mode}), and its parts tell one "
             "power together; set SPX"
         )
-    asic, vram = first.get("gpu_asic_info"), first.ask({}, "gpu_vram_info")
+    asic, vram = first.get("gpu_asic_info"), first.query({}, "gpu_vram_info")
     clock_MHz = int(first.get("clock_info", first.smi.AmdSmiClkType.GFX)["max_clk"])
     cap = first.get("power_cap_info")
     cap_W = (cap.get("default_power_cap") or cap["power_cap"]) / 1e6

@@ -13,11 +13,11 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.clocks.base import Governor
 from tuner.workload.meters import Meter, MeterError
-from tuner.workload.meters.own import opener_of
-from tuner.workload.meters.time_alone import REMEDY, NoEnergy, TimeMeter, permits_time_alone
+from tuner.workload.meters.time_meter import REMEDY, NoEnergy, TimeMeter, permits_time_alone
+from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.ops import TorchBuild
-from tuner.workload.node.readiness import Missing
+from tuner.workload.node.readiness import MissingItem
 from tuner.workload.probe import MeterInfo
 
 #: Numbers of faults by UUID of the device and name, as a sentence calls them.
@@ -48,7 +48,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use of a node's host; `core` is a device file's name or path."""
+    """Share of a node's host that this process may use; `core` is a device file's name or path."""
 
     memory_bytes: int
     cores: int
@@ -58,16 +58,16 @@ class Host:
 
 @dataclass(frozen=True)
 class ClockFacts:
-    """Whether clocks may be set here, and `why_not`, empty where they can."""
+    """Permission to set clocks: `why_not` is empty where they can be set."""
 
     can_set: bool
     note: str
     why_not: str = ""
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[MissingItem, ...] = ()
 
 
 class Platform:
-    """What one kind of device provides on this node.
+    """Interface of one kind of device on this node.
 
     `accelerator` is DeepSpeed's name of the devices on which ranks compute.
     """
@@ -140,7 +140,7 @@ class Platform:
         return None
 
     def memory_held(self, pids: Collection[int]) -> int | None:
-        """Return what processes hold on the device where they hold most, bytes; None if unknown."""
+        """Return the memory in use on the fullest device, bytes; None if unknown."""
         return None
 
     def wait_for_release(self) -> float:
@@ -156,7 +156,7 @@ class Platform:
         return None
 
     def capabilities(self) -> str:
-        """Return what DeepSpeed's ops are compiled for, as TORCH_CUDA_ARCH_LIST has it."""
+        """Return the targets of DeepSpeed's ops, in the form of TORCH_CUDA_ARCH_LIST."""
         return ""
 
     def why_not_torch(self, build: TorchBuild) -> str:
@@ -168,7 +168,7 @@ class Platform:
         return ""
 
     def warnings(self, ranks: int) -> Sequence[str]:
-        """Return what may slow down this number of ranks on this node, one sentence each."""
+        """Return warnings on causes that may slow down this number of ranks on this node."""
         return ()
 
     def rank_cores(self, rank: int, cores: Sequence[int], threads: int) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ from tuner.search_spaces.cluster import Cluster, Device, load_device
 from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.meters import Meter, MeterError
-from tuner.workload.meters.estimated import EstimatedMeter
-from tuner.workload.meters.own import opener_of
+from tuner.workload.meters.estimated_meter import EstimatedMeter
 from tuner.workload.meters.rapl import RaplMeter
+from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.readiness import missing_of_cores
 from tuner.workload.platforms.base import ClockFacts, Host, Platform

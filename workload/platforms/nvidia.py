@@ -22,12 +22,12 @@ from tuner.workload.meters import Meter
 from tuner.workload.meters.base import MeterError, NoDriver
 from tuner.workload.meters.gpus import (
     Gpu,
-    ask,
     cuda_numbering,
     no_gpu_wanted,
     on_twin,
     open_nvml,
     opened_gpus,
+    query,
     unusable_gpus,
     visible_gpus,
 )
@@ -59,7 +59,7 @@ from tuner.workload.probe import MeterInfo
 #: process in another container is seen by its memory only.
 HELD_SHARE = 0.05
 #: A GPU on which no process is seen is in use if it works at each of so many looks, s apart.
-LOOKS, LOOK_APART_S = 3, 0.6
+CHECKS, CHECK_APART_S = 3, 0.6
 #: Ranks that unpin hundreds of gigabytes take longer than the kill that ended them.
 RELEASE_LIMIT_S = 60.0
 #: Network interface of ranks on one node.
@@ -139,7 +139,7 @@ class Nvidia(Platform):
         try:
             found = [_others(gpu, own) for gpu in visible_gpus(nvml, environ=self.environ)]
         finally:
-            ask(nvml, None, nvml.nvmlShutdown)
+            query(nvml, None, nvml.nvmlShutdown)
         if own and not any(pids & set(own) for pids, _ in found):
             return ()
         phrases = tuple(phrase for _, phrase in found if phrase)
@@ -149,27 +149,27 @@ class Nvidia(Platform):
         # A neighbour that shares a GPU by time slices is in no list. NVML's utilisation is that of
         # up to the last second, and a display has some.
         def works(gpu: Gpu) -> str:
-            shown = gpu.ask([], "GraphicsRunningProcesses")
-            rates = None if shown else gpu.ask(None, "UtilizationRates")
+            shown = gpu.query([], "GraphicsRunningProcesses")
+            rates = None if shown else gpu.query(None, "UtilizationRates")
             return f"GPU {gpu.index} works for a process that cannot be seen from here" * bool(
                 rates and rates.gpu
             )
 
         found: list[str] = []
-        for look in range(LOOKS):
-            if look:
-                time.sleep(LOOK_APART_S)
+        for check in range(CHECKS):
+            if check:
+                time.sleep(CHECK_APART_S)
             working = [phrase for phrase in self._each(works) if phrase]
-            found = [phrase for phrase in found if phrase in working] if look else working
+            found = [phrase for phrase in found if phrase in working] if check else working
             if not found:
                 break
         return tuple(found)
 
     def memory_held(self, pids: Collection[int]) -> int | None:
-        """Return what processes hold on the fullest GPU, CUDA's context included, bytes."""
+        """Return the memory in use on the fullest GPU, CUDA's context included, bytes."""
 
         def held(gpu: Gpu) -> int:
-            running = gpu.ask([], "ComputeRunningProcesses")
+            running = gpu.query([], "ComputeRunningProcesses")
             return sum(each.usedGpuMemory or 0 for each in running if each.pid in pids)
 
         return max(self._each(held), default=0) or None
@@ -195,12 +195,12 @@ class Nvidia(Platform):
     def memory_nodes(self) -> list[int] | None:
         """Return the memory node of each GPU, in CUDA's order; 0 where there is one only."""
         with opened_gpus(self.environ) as (_, gpus):
-            return [_lowest(gpu.ask((), "MemoryAffinity", 16, 0)) for gpu in gpus]
+            return [_lowest(gpu.query((), "MemoryAffinity", 16, 0)) for gpu in gpus]
 
     def capabilities(self) -> str:
         with contextlib.suppress(MeterError), opened_gpus(self.environ) as (_, gpus):
-            told = {gpu.capability for gpu in gpus} - {(0, 0)}
-            return ";".join(sorted(f"{major}.{minor}" for major, minor in told))
+            reply = {gpu.capability for gpu in gpus} - {(0, 0)}
+            return ";".join(sorted(f"{major}.{minor}" for major, minor in reply))
         return ""
 
     def why_not_torch(self, build: TorchBuild) -> str:
@@ -211,9 +211,9 @@ class Nvidia(Platform):
             )
         try:
             with opened_gpus(self.environ) as (nvml, gpus):
-                offered = ask(nvml, 0, lambda: nvml.nvmlSystemGetCudaDriverVersion_v2())
+                offered = query(nvml, 0, lambda: nvml.nvmlSystemGetCudaDriverVersion_v2())
                 if offered and offered // 1000 < int(build.cuda.partition(".")[0]):
-                    driver = ask(nvml, "", lambda: nvml.nvmlSystemGetDriverVersion())
+                    driver = query(nvml, "", lambda: nvml.nvmlSystemGetDriverVersion())
                     return (
                         f"torch {build.version} is built with CUDA {build.cuda}, and the driver "
                         f"{driver} supports CUDA {offered // 1000}.{offered % 1000 // 10}; update "
@@ -261,7 +261,7 @@ class Nvidia(Platform):
             return unseen
         try:
             with opened_gpus(self.environ) as (nvml, gpus):
-                driver = str(ask(nvml, "", nvml.nvmlSystemGetDriverVersion))
+                driver = str(query(nvml, "", nvml.nvmlSystemGetDriverVersion))
                 unusable = unusable_gpus(nvml).items()
                 notes = [f"GPU {i} cannot be used: {why}" for i, why in unusable]
                 notes += [note for gpu in gpus for note in nvidia_health.notes(gpu)]
@@ -298,24 +298,24 @@ class Nvidia(Platform):
 
 
 def _facts(gpu: Gpu) -> GpuFacts:
-    keeps = gpu.ask(1, "PersistenceMode")
-    memory_bytes = ask(gpu.nvml, None, lambda: gpu.memory_bytes)
+    keeps = gpu.query(1, "PersistenceMode")
+    memory_bytes = query(gpu.nvml, None, lambda: gpu.memory_bytes)
     return GpuFacts(gpu.index, gpu.uuid, gpu.name, memory_bytes, bool(keeps))
 
 
 def _others(gpu: Gpu, own: Collection[int]) -> tuple[set[int], str]:
     # The compute processes on one GPU, and a phrase if others use it.
-    compute = gpu.ask([], "ComputeRunningProcesses")
-    graphics = gpu.ask([], "GraphicsRunningProcesses")
+    compute = gpu.query([], "ComputeRunningProcesses")
+    graphics = gpu.query([], "GraphicsRunningProcesses")
     pids = {process.pid for process in compute}
     # Without the driver's reserve, where NVML tells it apart.
-    memory = gpu.ask(None, "MemoryInfo", "nvmlMemory_v2") or gpu.ask(None, "MemoryInfo")
+    memory = gpu.query(None, "MemoryInfo", "nvmlMemory_v2") or gpu.query(None, "MemoryInfo")
     # A notebook's kernel that looked at the GPU and now runs tuner does nothing else.
     idle = {os.getpid()} if memory and memory.used <= HELD_SHARE * memory.total else set()
     theirs = pids - {process.pid for process in graphics} - set(own) - idle
     if others := sorted(pid for pid in theirs if not _serves(gpu, pid)):
-        what = "processes" if len(others) > 1 else "process"
-        return pids, f"GPU {gpu.index} is used by {what} {', '.join(map(str, others))}"
+        noun = "processes" if len(others) > 1 else "process"
+        return pids, f"GPU {gpu.index} is used by {noun} {', '.join(map(str, others))}"
     if pids or memory is None or not memory.total:
         return pids, ""
     # A display's memory is explained by its processes (Xorg, gnome-shell, a browser).
@@ -330,7 +330,7 @@ def _others(gpu: Gpu, own: Collection[int]) -> tuple[set[int], str]:
 
 def _serves(gpu: Gpu, pid: int) -> bool:
     # An MPS server only passes on the work of others and has none itself.
-    return "nvidia-cuda-mps" in ask(gpu.nvml, "", lambda: gpu.nvml.nvmlSystemGetProcessName(pid))
+    return "nvidia-cuda-mps" in query(gpu.nvml, "", lambda: gpu.nvml.nvmlSystemGetProcessName(pid))
 
 
 def _lowest(words: Any) -> int:

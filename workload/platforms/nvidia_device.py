@@ -64,9 +64,9 @@ def _matching(gpu: Gpu) -> Device | None:
 
 
 def _assumed(gpu: Gpu, max_clock_MHz: int, limit_W: float | None) -> Device:
-    cores = gpu.ask(0, "NumGpuCores")
-    memory_MHz = gpu.ask(0, "MaxClockInfo", "NVML_CLOCK_MEM")
-    bus_bits = gpu.ask(0, "MemoryBusWidth")
+    cores = gpu.query(0, "NumGpuCores")
+    memory_MHz = gpu.query(0, "MaxClockInfo", "NVML_CLOCK_MEM")
+    bus_bits = gpu.query(0, "MemoryBusWidth")
     geforce = GEFORCE_RATE if "GEFORCE" in gpu.name.upper() else 1
     flop = TENSOR_FLOP.get(gpu.capability, OTHER_FLOP) * geforce
     peak_flops = cores * max_clock_MHz * 1e6 * flop
@@ -95,14 +95,14 @@ def _assumed(gpu: Gpu, max_clock_MHz: int, limit_W: float | None) -> Device:
     )
 
 
-def _watts(gpu: Gpu, what: str) -> float | None:
+def _watts(gpu: Gpu, quantity: str) -> float | None:
     # None if NVML does not tell it; drivers also answer 0 for that.
-    return (gpu.ask(None, what) or 0) / 1000 or None
+    return (gpu.query(None, quantity) or 0) / 1000 or None
 
 
 def _limits_W(gpu: Gpu) -> tuple[float | None, float | None]:
     """Return the default power limit and the lowest that may be set; None where NVML tells none."""
-    low_mW, high_mW = gpu.ask((0, 0), "PowerManagementLimitConstraints")
+    low_mW, high_mW = gpu.query((0, 0), "PowerManagementLimitConstraints")
     default_W = (
         _watts(gpu, "PowerManagementDefaultLimit")
         or _watts(gpu, "EnforcedPowerLimit")
@@ -114,11 +114,11 @@ def _limits_W(gpu: Gpu) -> tuple[float | None, float | None]:
 
 def _memory(gpu: Gpu, base: Device, host_bytes: int) -> tuple[int, bool, str]:
     """Return the memory of a GPU, whether it is the host's, and its source."""
-    if (told := gpu.memory_bytes) is not None:
+    if (memory := gpu.memory_bytes) is not None:
         # A display's processes hold memory that a job does not get.
-        shown = gpu.ask([], "GraphicsRunningProcesses")
+        shown = gpu.query([], "GraphicsRunningProcesses")
         held = sum(process.usedGpuMemory or 0 for process in shown)
-        return told - held, False, f"memory: NVML, of this machine's {gpu.name}"
+        return memory - held, False, f"memory: NVML, of this machine's {gpu.name}"
     if base.memory_bytes and not base.shares_host_memory:
         return base.memory_bytes, False, f"memory: {NO_MEMORY}; that of device {base.name}"
     return host_bytes, True, f"memory: {NO_MEMORY}; this machine's, which the GPU shares"
@@ -128,8 +128,8 @@ def _device(gpu: Gpu, host_bytes: int) -> Device:
     """Describe a GPU; `host_bytes` is its share of the host's memory."""
     if gpu.whole:
         return _slice(gpu, _device(gpu.whole, host_bytes))
-    max_MHz = gpu.ask(0, "MaxClockInfo", "NVML_CLOCK_SM")
-    default_MHz = gpu.ask(0, "DefaultApplicationsClock", "NVML_CLOCK_SM")
+    max_MHz = gpu.query(0, "MaxClockInfo", "NVML_CLOCK_SM")
+    default_MHz = gpu.query(0, "DefaultApplicationsClock", "NVML_CLOCK_SM")
     if gpu.capability >= BOOSTS_FROM:
         default_MHz = max_MHz or default_MHz
     limit_W, lowest_W = _limits_W(gpu)
@@ -190,15 +190,15 @@ def _settable(device: Device, governor: Governor) -> Device:
 
 
 def _host_link_Bps(gpu: Gpu) -> float:
-    if getattr(gpu.ask(None, "C2cModeInfoV"), "isC2cEnabled", 0):
+    if getattr(gpu.query(None, "C2cModeInfoV"), "isC2cEnabled", 0):
         return C2C_BPS
-    generation = gpu.ask(3, "MaxPcieLinkGeneration")
-    return PCIE_LANE_BPS.get(generation, PCIE_LANE_BPS[3]) * gpu.ask(16, "MaxPcieLinkWidth")
+    generation = gpu.query(3, "MaxPcieLinkGeneration")
+    return PCIE_LANE_BPS.get(generation, PCIE_LANE_BPS[3]) * gpu.query(16, "MaxPcieLinkWidth")
 
 
 def _nvlink_Bps(gpu: Gpu) -> float:
     # All active links, each way; 0 without any.
-    active = sum(gpu.ask(0, "NvLinkState", link) for link in range(NVLINKS))
+    active = sum(gpu.query(0, "NvLinkState", link) for link in range(NVLINKS))
     return active * (NVLINK5_BPS if gpu.capability >= (10, 0) else NVLINK_BPS)
 
 

@@ -38,7 +38,7 @@ def unusable(gpu: Gpu) -> str:
 
 def notes(gpu: Gpu) -> Iterator[str]:
     """Yield what a user should know of a usable GPU, a sentence each."""
-    rows = gpu.ask(None, "RemappedRows")
+    rows = gpu.query(None, "RemappedRows")
     if rows and rows[2]:
         yield (
             f"GPU {gpu.index} has a memory row that is remapped at its next reset, after "
@@ -49,7 +49,7 @@ def notes(gpu: Gpu) -> Iterator[str]:
             f"power smoothing is on for GPU {gpu.index}: its power falls slowly after work, so "
             "windows are longer"
         )
-    limit, enforced = gpu.ask(None, "PowerManagementLimit"), gpu.ask(None, "EnforcedPowerLimit")
+    limit, enforced = gpu.query(None, "PowerManagementLimit"), gpu.query(None, "EnforcedPowerLimit")
     if limit and enforced and enforced < limit:
         yield (
             f"GPU {gpu.index} is held to {enforced / 1000:g} W, below its power limit of "
@@ -60,10 +60,10 @@ def notes(gpu: Gpu) -> Iterator[str]:
 def fault_counters(gpu: Gpu) -> dict[str, int]:
     """Return the counts of damage of a GPU, by name; those that NVML does not tell are left out."""
     kind = "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"
-    errors = gpu.ask(None, "TotalEccErrors", kind, "NVML_VOLATILE_ECC")  # none without ECC
+    errors = gpu.query(None, "TotalEccErrors", kind, "NVML_VOLATILE_ECC")  # none without ECC
     cause = "NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR"
-    pages = gpu.ask(None, "RetiredPages", cause)
-    rows = gpu.ask(None, "RemappedRows")
+    pages = gpu.query(None, "RetiredPages", cause)
+    rows = gpu.query(None, "RemappedRows")
     action = gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
     found = {
         "uncorrectable memory errors": errors,

@@ -58,14 +58,14 @@ class Filler:
         self, model: Any, seed: int, device: str = "cpu", dtype: torch.dtype | None = None
     ) -> None:
         self._seed, self._device, self._dtype = seed, device, dtype
-        self._known: dict[Any, tuple[str, Any]] = {}
-        self._know(model, "", model)
+        self._registered: dict[Any, tuple[str, Any]] = {}
+        self._register(model, "", model)
 
-    def _know(self, module: Any, name: str, owner: Any) -> None:
+    def _register(self, module: Any, name: str, owner: Any) -> None:
         owner = module if isinstance(module, PreTrainedModel) else owner
-        self._known[module] = name, owner
+        self._registered[module] = name, owner
         for child, part in module.named_children():
-            self._know(part, f"{name}.{child}", owner)
+            self._register(part, f"{name}.{child}", owner)
 
     def __call__(self, *modules: Any, recurse: bool = True) -> None:
         """Fill modules and, if `recurse`, their parts, except those that have weights already."""
@@ -84,8 +84,8 @@ class Filler:
         if any(tensor.is_meta for tensor in own):
             module.to_empty(device=self._device, recurse=False)
             filled = True
-        if filled and module in self._known:
-            name, owner = self._known[module]
+        if filled and module in self._registered:
+            name, owner = self._registered[module]
             torch.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
             owner._init_weights(module)
             if isinstance(module, lora.Zero):

@@ -84,8 +84,8 @@ def spread(model: Any, degree: int) -> None:
         stacked = getattr(sparse, "experts", None)
         if stacked is None:
             continue  # a dense layer among sparse ones
-        known = hasattr(stacked, "gate_up_proj") and hasattr(sparse.gate, "norm_topk_prob")
-        if not known or hasattr(sparse, "shared_expert"):
+        supported = hasattr(stacked, "gate_up_proj") and hasattr(sparse.gate, "norm_topk_prob")
+        if not supported or hasattr(sparse, "shared_expert"):
             raise NotImplementedError(f"experts of {type(model).__name__} are not spread yet")
         block.mlp = SpreadExperts(sparse, degree)
 

@@ -29,7 +29,7 @@ def mesh_of(device: str, groups: int) -> DeviceMesh:
 
 
 def policy_of(precision: str) -> MixedPrecisionPolicy:
-    """Return what is computed and communicated in which precision."""
+    """Return the precision of computation and communication."""
     if precision == "fp32":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -60,7 +60,7 @@ def shard(
 
 
 class Engine:
-    """What the training program asks of DeepSpeed's engine, for a model that torch has sharded.
+    """Replacement of DeepSpeed's engine for a model that torch has sharded.
 
     Of DeepSpeed's JSON, optimizer, clipping, micro-batch and accumulation hold.
     """

@@ -59,10 +59,12 @@ class Blocking:
         return host.to(device)
 
 
-class Saved:
+class SavedTensor:
     """Saved tensor: on its way out, on the host, or on its way back."""
 
-    def __init__(self, host: torch.Tensor, tensor: torch.Tensor, before: "Saved | None") -> None:
+    def __init__(
+        self, host: torch.Tensor, tensor: torch.Tensor, before: "SavedTensor | None"
+    ) -> None:
         self.host, self.device = host, tensor.device
         #: The device's own, while the copy out may still read it.
         self.tensor: torch.Tensor | None = tensor
@@ -84,7 +86,7 @@ class Saved:
         """Note the tensor on the device, and the event after which it is there."""
         self.back = tensor, there
 
-    def use(self) -> "tuple[torch.Tensor, Any, Saved | None]":
+    def use(self) -> "tuple[torch.Tensor, Any, SavedTensor | None]":
         """Hand over the tensor on the device, its event, and what was saved just before."""
         tensor, there = self.back
         before, self.before, self.back, self.used = self.before, None, None, True
@@ -96,14 +98,14 @@ class SideStream:
 
     def __init__(self, runtime: Any) -> None:
         self._runtime, self._stream = runtime, runtime.Stream()
-        self._leaving: deque[Saved] = deque()
-        self._last: Saved | None = None
+        self._leaving: deque[SavedTensor] = deque()
+        self._last: SavedTensor | None = None
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Start to copy a tensor to the host."""
         if not worth_moving(tensor):
             return tensor
-        saved = self._last = Saved(host_memory_for(tensor), tensor, self._last)
+        saved = self._last = SavedTensor(host_memory_for(tensor), tensor, self._last)
         self._stream.wait_stream(self._runtime.current_stream())  # it must be computed first
         with self._runtime.stream(self._stream):
             saved.host.copy_(tensor, non_blocking=True)
@@ -128,7 +130,7 @@ class SideStream:
             tensor.record_stream(stream)
         return tensor
 
-    def _fetch(self, saved: Saved) -> None:
+    def _fetch(self, saved: SavedTensor) -> None:
         if saved.back is not None:
             return
         tensor = saved.free()

@@ -152,10 +152,10 @@ def split_sequences(model: Any, group: Any) -> None:
     encode = inner.get_video_features
 
     def encode_all(*given: Any, **named: Any) -> Any:
-        told = encode(*given, **named)
-        tokens, end = told.pooler_output[:, :-1], told.pooler_output[:, -1:]
-        told.pooler_output = torch.cat([GatherFrames.apply(tokens, group), end], dim=1)
-        return told
+        encoded = encode(*given, **named)
+        tokens, end = encoded.pooler_output[:, :-1], encoded.pooler_output[:, -1:]
+        encoded.pooler_output = torch.cat([GatherFrames.apply(tokens, group), end], dim=1)
+        return encoded
 
     def keep_part(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         named = dict(named)

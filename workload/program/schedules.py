@@ -91,8 +91,8 @@ class Engine:
         tokens = torch.cat([given["input_ids"] for given, _ in micro_batches]).to(self.device)
         targets = torch.cat([wanted for _, wanted in micro_batches]).to(self.device)
         losses: list[torch.Tensor] = []
-        told: dict[str, Any] = {"target": targets, "losses": losses} if self._last else {}
-        self._schedule.step(*((tokens,) if self._first else ()), return_outputs=False, **told)
+        extra: dict[str, Any] = {"target": targets, "losses": losses} if self._last else {}
+        self._schedule.step(*((tokens,) if self._first else ()), return_outputs=False, **extra)
         self._phase("communication")
         loss = torch.stack(losses).mean().detach() if self._last else torch.zeros(())
         loss = loss.to(self.device, torch.float32)
@@ -143,7 +143,7 @@ def _groups(degree: int) -> tuple[Any, Any, Any]:
     return mine[0], mine[1], mine[2]
 
 
-class Shared(torch.nn.Module):
+class SharedTokenTable(torch.nn.Module):
     """Token table that both ends of the pipeline hold, as what it is at this end."""
 
     shared = True
@@ -162,7 +162,9 @@ class Shared(torch.nn.Module):
 
 def _built(layer: LayerSpec) -> torch.nn.Module:
     module = layer.build()
-    return Shared(module, layer.forward_fn) if isinstance(layer, TiedLayerSpec) else module
+    return (
+        SharedTokenTable(module, layer.forward_fn) if isinstance(layer, TiedLayerSpec) else module
+    )
 
 
 def _part(layers: int, parts: int, number: int, *, blocks: int) -> range:

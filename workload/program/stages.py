@@ -73,17 +73,17 @@ class Angles:
 
     def __init__(self, rotary: Any, positions: torch.Tensor | None) -> None:
         self._rotary, self._positions = rotary, positions
-        self._known: dict[Any, Any] = {}
+        self._shared: dict[Any, Any] = {}
 
     def __call__(self, hidden: torch.Tensor) -> Any:
         key = (hidden.shape[1], hidden.device, hidden.dtype)
-        if key not in self._known:
+        if key not in self._shared:
             numbers = torch.arange(hidden.shape[1]) if self._positions is None else self._positions
             numbers = numbers.to(hidden.device).unsqueeze(-2)
             with torch.no_grad():
                 rotary = self._rotary.to(hidden.device)
-                self._known[key] = rotary(hidden, position_ids=numbers)
-        return self._known[key]
+                self._shared[key] = rotary(hidden, position_ids=numbers)
+        return self._shared[key]
 
 
 class End(torch.nn.Module):

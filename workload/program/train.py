@@ -303,8 +303,8 @@ def main() -> None:
             torch.distributed.all_reduce(mean)
             norm = engine.get_global_grad_norm()
             if rank == 0:
-                told = "" if norm is None else f" gradient norm {float(norm):.6f}"
-                print(f"step {step} loss {float(mean):.6f}{told}", flush=True)
+                norm_text = "" if norm is None else f" gradient norm {float(norm):.6f}"
+                print(f"step {step} loss {float(mean):.6f}{norm_text}", flush=True)
     # Without both, an interpreter sometimes aborts at its end under live collectives (torch 2.13).
     torch.distributed.barrier()
     deepspeed.comm.destroy_process_group()

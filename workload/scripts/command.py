@@ -18,12 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
-from tuner.search_spaces.typed import whole_number
-from tuner.workload.scripts.frameworks.driven import Bound
+from tuner.search_spaces.typed_json import whole_number
+from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.keys import recognised, source_of
 from tuner.workload.scripts.job_script import JobScript
 from tuner.workload.scripts.launchers import Launcher, read_command
@@ -61,7 +61,7 @@ def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...
     return tuple(dict.fromkeys(modules))
 
 
-def asks_for_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
+def names_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
     """Return True if a script asks whether it has a rank, and trains in one process without.
 
     Under DeepSpeed it may need one: without, DeepSpeed looks for MPI's.
@@ -294,8 +294,8 @@ class Script:
 
         A command that names a rank is made for the start of single ranks.
         """
-        known = {*LAUNCH, *_EXTRA, *(knob.name for knob in self.knobs)}
-        found = [each for each in _PLACED.finditer(self.line) if each[1] in known]
+        placeholder_names = {*LAUNCH, *_EXTRA, *(knob.name for knob in self.knobs)}
+        found = [each for each in _PLACED.finditer(self.line) if each[1] in placeholder_names]
         ranks = {"rank", "local_rank", "world_size"}
         return all(self._today_of(each) and each[1] not in ranks for each in found)
 
@@ -365,7 +365,7 @@ class Start:
     def environment(
         self, rank: int, world: int, local_rank: int | None = None, node_rank: int = 0
     ) -> Mapping[str, str]:
-        """Return what is added to the environment of one rank."""
+        """Return the variables added to the environment of one rank."""
         mine = _numbers(rank, world, local_rank, node_rank)
         return {
             name: revealed(filled(value, mine), self.secrets) for name, value in self.env.items()

@@ -20,7 +20,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 
 @dataclass(frozen=True)
-class Counted:
+class BatchCount:
     """Batches of the first optimizer steps, 0 if unknown, and how that is known, a phrase."""
 
     micro_batch: int = 0
@@ -39,27 +39,27 @@ class _Group:
     ends_epoch: bool
 
 
-def batches_seen(facts: Mapping[str, Any]) -> Counted:
+def batches_seen(facts: Mapping[str, Any]) -> BatchCount:
     """Return the batches that the hook's counts of the first steps show."""
     groups = list(facts.get("groups", ()))[1:]  # the first step may be special
     if not groups:
-        return Counted(how="no second optimizer step was seen")
+        return BatchCount(how="no second optimizer step was seen")
     loaders = [{entry[0] for entry in group["drawn"]} for group in groups]
     always = set.intersection(*loaders)
     if all(len(each) == 1 for each in loaders):  # one that is made anew for each epoch, too
         always = set.union(*loaders)
         loaders = [always]
     if len(always) > 1 and loaders != [always]:
-        return Counted(how="each step draws from several loaders")
+        return BatchCount(how="each step draws from several loaders")
     if any(loaders) and not always:
-        return Counted(how="not every step draws a batch")
+        return BatchCount(how="not every step draws a batch")
     kept = [_group_of(group, always) for group in groups]
     whole = [group for group in kept if not group.ends_epoch] or kept
     if not always:
         return _without_loader(whole, facts)
     digests = facts.get("first_batches", [0])
     if facts.get("first_batch") is not None and None in digests:
-        return Counted(how="one rank reads the batches of all")
+        return BatchCount(how="one rank reads the batches of all")
     return _of_loader(whole)
 
 
@@ -73,59 +73,61 @@ def _group_of(group: Mapping[str, Any], loaders: set[int]) -> _Group:
     )
 
 
-def _of_loader(groups: Sequence[_Group]) -> Counted:
+def _of_loader(groups: Sequence[_Group]) -> BatchCount:
     sizes = {size for group in groups for size in group.samples}
     if None in sizes:
-        return Counted(how="the loader does not tell how many samples a batch holds")
+        return BatchCount(how="the loader does not tell how many samples a batch holds")
     if len(sizes) > 1:
-        told = sorted(size for size in sizes if size is not None)
-        return Counted(how=f"batches hold {told[0]} to {told[-1]} samples")
+        stated = sorted(size for size in sizes if size is not None)
+        return BatchCount(how=f"batches hold {stated[0]} to {stated[-1]} samples")
     counts = {(len(group.samples), group.passes) for group in groups}
     if len(counts) > 1:
-        told = sorted({passes for _, passes in counts})
-        return Counted(how=f"steps take {told[0]} to {told[-1]} backward passes")
+        stated = sorted({passes for _, passes in counts})
+        return BatchCount(how=f"steps take {stated[0]} to {stated[-1]} backward passes")
     ((fetches, passes),), size = counts, next(iter(sizes))
     assert size is not None
     seen = len(groups)
     if passes == 0:
-        return Counted(how="no backward pass was seen")
+        return BatchCount(how="no backward pass was seen")
     if fetches % passes == 0:
         rows = _rows(groups)
         if fetches > passes and sum(rows or ()) != fetches * size * seen:
-            return Counted(how=f"{fetches} batches are drawn for {passes} backward passes")
+            return BatchCount(how=f"{fetches} batches are drawn for {passes} backward passes")
         how = f"{fetches // passes} batches in one pass" if fetches > passes else "drawn"
-        return Counted(size * fetches // passes, passes, how, seen)
+        return BatchCount(size * fetches // passes, passes, how, seen)
     rows = _rows(groups)
     if fetches == 1 and rows is not None and len(set(rows)) == 1:
         if rows[0] * passes == size:
-            return Counted(rows[0], passes, f"{size} drawn and split by the script", seen)
+            return BatchCount(rows[0], passes, f"{size} drawn and split by the script", seen)
         if rows[0] == size:
-            return Counted(size, 1, f"one batch in {passes} passes", seen)
-    return Counted(how=f"{fetches} batches are drawn for {passes} backward passes")
+            return BatchCount(size, 1, f"one batch in {passes} passes", seen)
+    return BatchCount(how=f"{fetches} batches are drawn for {passes} backward passes")
 
 
 def _rows(groups: Sequence[_Group]) -> tuple[int, ...] | None:
     return tuple(shape[0] for group in groups for shape in group.shapes) or None
 
 
-def _without_loader(groups: Sequence[_Group], facts: Mapping[str, Any]) -> Counted:
+def _without_loader(groups: Sequence[_Group], facts: Mapping[str, Any]) -> BatchCount:
     # Return the batches where a dimension of the inputs is the one named batch.
     passes = {group.passes for group in groups}
     shapes = Counter(shape for group in groups for shape in group.shapes)
     if len(passes) > 1 or not shapes or 0 in passes:
-        return Counted(how="no loader of torch was seen")
+        return BatchCount(how="no loader of torch was seen")
     shape = max(shapes, key=lambda each: (shapes[each], len(each)))
     found = {name: n for name, n in facts.get("named", {}).items() if n in shape}
     shown = " x ".join(map(str, shape))
     if len(set(found.values())) != 1:
-        return Counted(how=f"no loader of torch was seen; inputs are {shown}")
+        return BatchCount(how=f"no loader of torch was seen; inputs are {shown}")
     name, value = next(iter(found.items()))
-    return Counted(value, passes.pop(), f"inputs are {shown}, and {name} is {value}", len(groups))
+    return BatchCount(
+        value, passes.pop(), f"inputs are {shown}, and {name} is {value}", len(groups)
+    )
 
 
 @dataclass(frozen=True)
 class Today:
-    """What a script trains today, 0 if unknown; `driver_holds` if its driver agrees."""
+    """Today's training of a script, 0 if unknown; `driver_holds` if its driver agrees."""
 
     global_batch: int
     frame: ScriptFacts
@@ -134,7 +136,7 @@ class Today:
 
 
 def seen_today(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> Today:
-    """Return what a script trains today; InputError if the user says otherwise."""
+    """Return today's training of a script; InputError if the user's options contradict it."""
     placed = "deepspeed_config" in blank.placeholders
     config = blank.file_config or ({} if placed else facts.get("config", {}))
     if "micro_batch" in facts:
@@ -173,8 +175,8 @@ def _of_steps(
     if not holds:
         assert blank.driver is not None
         notes.append(f"{blank.driver.title} trains other batches than its keys say, so they stay")
-    told = _told_by_command(blank, holds=holds)
-    _require_agreement(told, counted)
+    stated = _stated_by_command(blank, holds=holds)
+    _require_agreement(stated, counted)
     by_owner = {
         "micro_batch": int(owned.get("micro_batch") or 0),
         "accumulation": int(owned.get("gradient_accumulation") or 0),
@@ -183,8 +185,8 @@ def _of_steps(
     showed = f"{counted.steps} step{'s' * (counted.steps != 1)}: {counted.how}"
     values, sources = dict[str, int](), dict[str, str]()
     for name, seen in by_steps.items():
-        if told.get(name):
-            values[name], sources[name] = told[name], "the command"
+        if stated.get(name):
+            values[name], sources[name] = stated[name], "the command"
         elif by_owner[name] and seen and by_owner[name] != seen:
             notes.append(
                 f"{facts.get('owner') or 'the framework'} was told {name.replace('_', ' ')} "
@@ -220,15 +222,15 @@ def _of_steps(
     return Today(whole, frame, holds, tuple(notes))
 
 
-def _told_by_command(blank: ScriptJob, *, holds: bool) -> dict[str, int]:
+def _stated_by_command(blank: ScriptJob, *, holds: bool) -> dict[str, int]:
     named = {"micro_batch": "micro_batch", "accumulation": "gradient_accumulation"}
-    said = {"micro_batch": blank.frame.micro_batch, "accumulation": blank.frame.accumulation}
+    values = {"micro_batch": blank.frame.micro_batch, "accumulation": blank.frame.accumulation}
     if holds and blank.driven is not None and all(blank.driven.batches):
-        return said
-    return {name: said[name] for name, placed in named.items() if placed in blank.placeholders}
+        return values
+    return {name: values[name] for name, placed in named.items() if placed in blank.placeholders}
 
 
-def _contradicts(keys: tuple[int, int], owned: Mapping[str, Any], counted: Counted) -> bool:
+def _contradicts(keys: tuple[int, int], owned: Mapping[str, Any], counted: BatchCount) -> bool:
     found = (
         int(owned.get("micro_batch") or counted.micro_batch),
         int(owned.get("gradient_accumulation") or counted.accumulation),
@@ -236,9 +238,9 @@ def _contradicts(keys: tuple[int, int], owned: Mapping[str, Any], counted: Count
     return any(key and seen and key != seen for key, seen in zip(keys, found, strict=True))
 
 
-def _require_agreement(told: Mapping[str, int], counted: Counted) -> None:
+def _require_agreement(stated: Mapping[str, int], counted: BatchCount) -> None:
     seen = {"micro_batch": counted.micro_batch, "accumulation": counted.accumulation}
-    for name, value in told.items():
+    for name, value in stated.items():
         if value and seen[name] and value != seen[name]:
             placed = {"micro_batch": name, "accumulation": "gradient_accumulation"}[name]
             raise InputError(
@@ -254,9 +256,9 @@ def _require_global(script: Script, blank: ScriptJob, micro: int, times: int) ->
     assert whole is not None
     seen = replicas * micro * times
     if (seen and seen != whole) or whole % (replicas * (micro or 1) * (times or 1)):
-        told = f"{replicas} x {micro or '?'} x {times or '?'}"
+        stated = f"{replicas} x {micro or '?'} x {times or '?'}"
         raise InputError(
-            f"--global-batch is {whole}, but the script {script.name!r} trains {told}"
+            f"--global-batch is {whole}, but the script {script.name!r} trains {stated}"
             f"{f' = {seen}' if seen else ''} samples a step"
         )
     return whole
@@ -264,5 +266,5 @@ def _require_global(script: Script, blank: ScriptJob, micro: int, times: int) ->
 
 def _all_read_the_same(blank: ScriptJob, facts: Mapping[str, Any]) -> bool:
     digests = facts.get("first_batches", ())
-    known = None not in digests and len(digests) == blank.devices
-    return known and blank.baseline.data_parallel > 1 and len({*digests}) == 1
+    complete = None not in digests and len(digests) == blank.devices
+    return complete and blank.baseline.data_parallel > 1 and len({*digests}) == 1

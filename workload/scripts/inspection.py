@@ -18,9 +18,9 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import Precision
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
 from tuner.workload.limits import FIRST_STEP_LIMIT_S
@@ -34,7 +34,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 #: Runs one probe of a job.
 RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
@@ -52,7 +52,7 @@ def inspect_script(
     *,
     cluster: Cluster,
     folder: Path,
-    say: Say = lambda sentence: None,
+    announce: Announce = lambda sentence: None,
 ) -> ScriptJob:
     """Start a script once, and return it as a job with the knobs it supports.
 
@@ -60,42 +60,44 @@ def inspect_script(
     kind of failure and the log), or what it trains contradicts what was told. `blank` is of
     `blank_job`.
     """
-    request = look_request("inspection", blank.baseline, INSPECTIONS[0])
-    say(f"starting {script.name!r} once, to see how it trains")
+    request = inspection_request("inspection", blank.baseline, INSPECTIONS[0])
+    announce(f"starting {script.name!r} once, to see how it trains")
     record = run(blank, request)
     failure = record.failure
     if failure is not None and failure.type.split:
         record = run(blank, replace(request, purpose=INSPECTIONS[1]))
         if record.ok:
-            say(f"in other micro-batches it does not start: {failure.message}")
+            announce(f"in other micro-batches it does not start: {failure.message}")
     require_steps(script, record, folder)
-    say_cost(record, say)
+    announce_cost(record, announce)
     facts = record.environment["facts"]
     job = job_of_facts(script, blank, facts, record.environment["first_step_s"])
-    look = Look(run, folder, say)
-    return proven(job, facts, look, devices=cluster.devices_per_node)
+    inspect = LaunchInspector(run, folder, announce)
+    return proven(job, facts, inspect, devices=cluster.devices_per_node)
 
 
-class Look:
+class LaunchInspector:
     """Further launches of a script, each of which shows the facts of its first steps."""
 
-    def __init__(self, run: RunProbe, folder: Path, say: Say) -> None:
-        self._run, self._folder, self._say = run, folder, say
-        self._looks = 1
+    def __init__(self, run: RunProbe, folder: Path, announce: Announce) -> None:
+        self._run, self._folder, self._announce = run, folder, announce
+        self._launches = 1
 
     def __call__(
         self, job: ScriptJob, configuration: Configuration, *, alter: bool = False
     ) -> Mapping[str, Any] | str:
         """Return the facts of a launch, or why it did not train, a phrase."""
-        self._looks += 1
-        start = job.start(configuration, self._folder / f"probes/inspection{self._looks}")
+        self._launches += 1
+        start = job.start(configuration, self._folder / f"probes/inspection{self._launches}")
         ranks = configuration.world_size
-        self._say(
+        self._announce(
             f"starting {shlex.join(start.words)!r} on {ranks} "
             f"rank{'s' * (ranks != 1)}, to see what its arguments do"
         )
         purpose = INSPECTIONS[0 if alter else 1]
-        record = self._run(job, look_request(f"inspection{self._looks}", configuration, purpose))
+        record = self._run(
+            job, inspection_request(f"inspection{self._launches}", configuration, purpose)
+        )
         if record.failure is None:
             facts: Mapping[str, Any] = record.environment["facts"]
             return facts
@@ -114,13 +116,13 @@ def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
     )
 
 
-def say_cost(record: ProbeRecord, say: Say) -> None:
+def announce_cost(record: ProbeRecord, announce: Announce) -> None:
     """Say what an inspection took."""
     how = f" ({record.meter.mark})" if record.meter.mark else ""
-    say(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
+    announce(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
 
 
-def look_request(name: str, configuration: Configuration, purpose: str) -> ProbeRequest:
+def inspection_request(name: str, configuration: Configuration, purpose: str) -> ProbeRequest:
     """Return the request of a launch that ends after the first steps."""
     return ProbeRequest(
         name,
@@ -142,8 +144,8 @@ def _when(record: ProbeRecord) -> str:
 def _last_words(failure: Failure) -> str:
     lines = [line.strip() for line in failure.log_tail.splitlines()]
     last = next((line for line in reversed(lines) if re.search(r"\w", line)), "")
-    told = not last or last in failure.message or failure.message in last
-    return "" if told else f': "{last[:200]}"'
+    shown = not last or last in failure.message or failure.message in last
+    return "" if shown else f': "{last[:200]}"'
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
@@ -192,16 +194,16 @@ def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
     micro, times = micro_batches(blank.file_config, replicas)
     if blank.driven is not None:
         micro, times = blank.driven.batches[0] or micro, blank.driven.batches[1] or times
-    told = blank.placeholders
+    shown = blank.placeholders
     for name, found in (("micro_batch", micro), ("gradient_accumulation", times)):
-        stated = told.get(name)
+        stated = shown.get(name)
         if stated and found and blank.file_config and int(stated) != found:
             raise InputError(
                 f"the command says {{{name}={stated}}}, and its DeepSpeed configuration {found}; "
                 "make them equal, or leave the placeholder out"
             )
-    micro = int(told.get("micro_batch") or micro)
-    times = int(told.get("gradient_accumulation") or times)
+    micro = int(shown.get("micro_batch") or micro)
+    times = int(shown.get("gradient_accumulation") or times)
     whole = script.global_batch
     if whole and times and not micro:
         micro = whole // (replicas * times)
@@ -218,13 +220,13 @@ def _batches_of_command(script: Script, blank: ScriptJob) -> tuple[int, int]:
 
 def _require_todays_values(job: ScriptJob, declared: Sequence[Knob]) -> None:
     # Every saving is compared with today's values, so none is guessed.
-    known = {name for name, value in job.told.items() if value}
-    known |= {"micro_batch"} if job.frame.micro_batch else set()
-    known |= {"gradient_accumulation"} if job.frame.accumulation else set()
-    known |= {"zero_stage", *OFFLOADS} if job.file_config else set()
+    given_names = {name for name, value in job.stated_values.items() if value}
+    given_names |= {"micro_batch"} if job.frame.micro_batch else set()
+    given_names |= {"gradient_accumulation"} if job.frame.accumulation else set()
+    given_names |= {"zero_stage", *OFFLOADS} if job.file_config else set()
     named = {*LAUNCH, "gradient_accumulation"}
     named |= {knob.name for knob in declared if knob.baseline is None}
-    lacking = [name for name in job.placeholders if name in named and name not in known]
+    lacking = [name for name in job.placeholders if name in named and name not in given_names]
     if lacking:
         raise InputError(
             f"{', '.join(f'{{{name}}}' for name in lacking)} "
@@ -315,15 +317,15 @@ def job_of_facts(
 def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[int | None, str]:
     # Return the steps of the whole training, None if unknown, and where they come from.
     stated = facts.get("length") or {}
-    told, found = script.steps, int(stated.get("steps", 0)) or None
-    if told is not None and found and told - found > max(1, _SAME_STEPS * found):
+    shown, found = script.steps, int(stated.get("steps", 0)) or None
+    if shown is not None and found and shown - found > max(1, _SAME_STEPS * found):
         raise InputError(
-            f"--steps is {told:,}, but the script {script.name!r} trains {found:,} optimizer "
+            f"--steps is {shown:,}, but the script {script.name!r} trains {found:,} optimizer "
             f"steps, as {stated['by']} says; write --steps {found}, leave it out, or give the "
             "command the length that you train"
         )
-    if told is not None:
-        more = f"; at most {found:,} by {stated['by']}" if found and found > told else ""
+    if shown is not None:
+        more = f"; at most {found:,} by {stated['by']}" if found and found > shown else ""
         return blank.steps, f"--steps{more}"
     if blank.steps and blank.driver is not None:
         return blank.steps, f"{blank.driver.driver.name}'s keys"

@@ -13,7 +13,7 @@ from tuner.search_spaces.cluster import Cluster
 _ENDINGS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 #: Options of sbatch by what they ask for; the value follows "=" or a space (man sbatch).
-_ASKS = {
+_RESOURCE_OPTIONS = {
     "nodes": re.compile(r"(?:--nodes[= ]|-N ?)(\d+)"),
     "tasks": re.compile(r"(?:--ntasks[= ]|-n ?)(\d+)"),
     "tasks a node": re.compile(r"--ntasks-per-node[= ](\d+)"),
@@ -56,17 +56,25 @@ class JobScript:
         except OSError:
             return []
 
-    def asks(self) -> dict[str, int]:
-        """Return what its #SBATCH lines ask for."""
+    def requested_resources(self) -> dict[str, int]:
+        """Return the resources that its #SBATCH lines request."""
         text = "\n".join(line for line in self.lines() if line.startswith("#SBATCH"))
-        return {name: int(found[1]) for name, each in _ASKS.items() if (found := each.search(text))}
+        return {
+            name: int(found[1])
+            for name, each in _RESOURCE_OPTIONS.items()
+            if (found := each.search(text))
+        }
 
     def differences(self, cluster: Cluster) -> str:
         """Return how its #SBATCH lines differ from the machines here, one sentence, or ""."""
-        asks, here = self.asks(), cluster.devices_per_node
+        requested_resources, here = self.requested_resources(), cluster.devices_per_node
         gpus = here if cluster.device.is_gpu else 0
         has = {"nodes": cluster.nodes, "GPUs a node": gpus, "GPUs": gpus * cluster.nodes}
-        other = [f"{asks[name]} {name}" for name in has if asks.get(name, has[name]) != has[name]]
+        other = [
+            f"{requested_resources[name]} {name}"
+            for name in has
+            if requested_resources.get(name, has[name]) != has[name]
+        ]
         if not other:
             return ""
         nodes = f"{cluster.nodes} node{'s' * (cluster.nodes != 1)}"

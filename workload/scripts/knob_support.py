@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import CHANGED, with_baseline
+from tuner.search_spaces.knob_declarations import CHANGED, with_baseline
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.scripts.routes import KnobSupport, support_of, today_of
@@ -54,7 +54,7 @@ class ScriptKnobs:
                 continue
             offer, today = self.offers.get(name), self.baseline.get(name)
             if offer is None:
-                phrases.append(f"{name} is no knob of a script")
+                phrases.append(f"{name} is not a knob of a script")
             elif value != today and not offer.turned:
                 phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
             elif value != today and offer.values and value not in offer.values:

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from tuner.workload.hook.attached import program_words
+from tuner.workload.hook.attachment import program_words
 from tuner.workload.scripts.launchers.secrets import hidden
 from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher
 
@@ -32,7 +32,7 @@ _LOCAL_RANK = re.compile(r"(--local[-_]rank=)\d+")
 
 @dataclass(frozen=True)
 class Observation:
-    """What one launch of a command has shown.
+    """Facts observed in one launch of a command.
 
     Attributes:
         words: of a rank, without the interpreter; `{local_rank}` stands for its number.
@@ -55,7 +55,7 @@ class Observation:
 
     @classmethod
     def of(cls, processes: Sequence[Mapping[str, Any]]) -> Observation:
-        """Return what the descriptions of all ranks show, in their order."""
+        """Return the facts from the descriptions of all ranks, in their order."""
         first = processes[0]
         words = tuple(map(_without_number, program_words(first["words"])))
         why = _why_as_it_stands(processes, words)

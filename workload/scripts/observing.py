@@ -16,14 +16,14 @@ from tuner.workload.probe import INSPECTIONS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import batches_seen
 from tuner.workload.scripts.inspection import (
-    Look,
+    Announce,
+    LaunchInspector,
     RunProbe,
-    Say,
+    announce_cost,
     blank_job,
+    inspection_request,
     job_of_facts,
-    look_request,
     require_steps,
-    say_cost,
 )
 from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.proving import difference, proven
@@ -32,8 +32,8 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the observed launch of a command has shown.
+class ObservedLaunch:
+    """Facts from the observed launch of a command.
 
     Attributes:
         script: the command with its observation.
@@ -46,7 +46,7 @@ class Seen:
 
     @property
     def why_as_it_stands(self) -> str:
-        """Why its ranks cannot be started one by one, a phrase; "" if they may be."""
+        """Reason against starting its ranks one by one, a phrase; "" if they may be."""
         assert self.script.observation is not None
         return self.script.observation.why_as_it_stands
 
@@ -68,8 +68,13 @@ def observed_job(script: Script) -> ScriptJob:
 
 
 def observe_script(
-    script: Script, run: RunProbe, *, folder: Path, say: Say, cluster: Cluster | None = None
-) -> Seen | None:
+    script: Script,
+    run: RunProbe,
+    *,
+    folder: Path,
+    announce: Announce,
+    cluster: Cluster | None = None,
+) -> ObservedLaunch | None:
     """Start a command once as it stands, and return what its ranks report.
 
     None for a script without a launcher that needs one: it can be started as a rank. InputError if
@@ -78,33 +83,37 @@ def observe_script(
     job = observed_job(script)
     jobs = script.job_script
     if jobs is not None:
-        say(f"everything in {jobs.path.name} runs here once, until its ranks have trained 4 steps")
+        announce(
+            f"everything in {jobs.path.name} runs here once, until its ranks have trained 4 steps"
+        )
         if cluster is not None and (other := jobs.differences(cluster)):
-            say(other)
+            announce(other)
     else:
-        say(f"starting your command once, as it stands, to see how {script.name!r} trains")
-    record = run(job, look_request("inspection", job.baseline, INSPECTIONS[1]))
+        announce(f"starting your command once, as it stands, to see how {script.name!r} trains")
+    record = run(job, inspection_request("inspection", job.baseline, INSPECTIONS[1]))
     if record.failure is not None and record.failure.kind == "no_rank" and script.is_script_alone:
-        say(f"started alone, it looks for a rank, so a launcher's is set: {record.failure.message}")
+        announce(
+            f"started alone, it looks for a rank, so a launcher's is set: {record.failure.message}"
+        )
         return None
     require_steps(script, record, folder)
-    say_cost(record, say)
+    announce_cost(record, announce)
     facts = record.environment["facts"]
     first_step_s = record.environment["first_step_s"]
     if jobs is not None:
         log = folder / "probes" / record.request.probe_id / LINES
         if ran := jobs.ran(log, facts["process"]["began_s"], first_step_s):
-            say(ran)
+            announce(ran)
     observation = Observation.of(facts["processes"])
     program = facts["process"]["program"]
     if not facts.get("arguments"):  # of ranks that another process of the command has started
         facts = {**facts, **{name: program.get(name, {}) for name in ("arguments", "named")}}
     seen = script.observed(observation)
-    return Seen(seen, facts, first_step_s)
+    return ObservedLaunch(seen, facts, first_step_s)
 
 
 def inspect_observed(
-    seen: Seen, run: RunProbe, *, cluster: Cluster, folder: Path, say: Say
+    seen: ObservedLaunch, run: RunProbe, *, cluster: Cluster, folder: Path, announce: Announce
 ) -> ScriptJob:
     """Return an observed command as a job with the knobs it supports.
 
@@ -115,45 +124,45 @@ def inspect_observed(
     assert script.observation is not None
     threads = script.observation.threads
     blank, why = blank_job(script, cluster), seen.why_as_it_stands
-    look = Look(run, folder, say)
+    inspect = LaunchInspector(run, folder, announce)
     if not why:
-        job, why = _of_ranks(seen, blank, look, cluster=cluster)
+        job, why = _of_ranks(seen, blank, inspect, cluster=cluster)
         if not why:
             return replace(job, frame=replace(job.frame, threads=threads))
-    say(f"each probe starts your command as it stands: {why}")
+    announce(f"each probe starts your command as it stands: {why}")
     whole = replace(blank, whole=True)
     job = job_of_facts(script, whole, seen.facts, seen.first_step_s)
     job = replace(job, frame=replace(job.frame, ranks_stay=why, threads=threads))
-    return proven(job, seen.facts, look, devices=cluster.devices_per_node)
+    return proven(job, seen.facts, inspect, devices=cluster.devices_per_node)
 
 
 def _of_ranks(
-    seen: Seen, blank: ScriptJob, look: Look, *, cluster: Cluster
+    seen: ObservedLaunch, blank: ScriptJob, inspect: LaunchInspector, *, cluster: Cluster
 ) -> tuple[ScriptJob, str]:
     """Return the job whose ranks are started one by one, and why it is not the same, or ""."""
     facts, script, devices = seen.facts, seen.script, cluster.devices_per_node
     alone = "started one by one, its ranks"
     if "micro_batch" in facts:  # whether its batches follow DeepSpeed shows at another split
-        again = look(blank, blank.baseline, alter=True)
+        again = inspect(blank, blank.baseline, alter=True)
         if isinstance(again, str):
-            again = look(blank, blank.baseline)
+            again = inspect(blank, blank.baseline)
         if isinstance(again, str):
             return blank, f"{alone} do not train ({again})"
         if again.get("global_batch") != facts.get("global_batch"):
             return blank, f"{alone} train a global batch of {again.get('global_batch')}"
         job = job_of_facts(script, blank, again, seen.first_step_s)
-        return proven(job, again, look, devices=devices), ""
+        return proven(job, again, inspect, devices=devices), ""
     job = proven(
-        job_of_facts(script, blank, facts, seen.first_step_s), facts, look, devices=devices
+        job_of_facts(script, blank, facts, seen.first_step_s), facts, inspect, devices=devices
     )
     if job.frame.given or job.frame.keeps:  # proven by launches that trained the same otherwise
         return job, ""
-    again = look(blank, blank.baseline)
+    again = inspect(blank, blank.baseline)
     if isinstance(again, str):
         return job, f"{alone} do not train ({again})"
     if other := difference(job, facts, again):
         return job, f"{alone} {other}"
     if not job.frame.micro_batch and batches_seen(again).micro_batch:  # one look counted nothing
         job = job_of_facts(script, blank, again, seen.first_step_s)
-        job = proven(job, again, look, devices=devices)
+        job = proven(job, again, inspect, devices=devices)
     return job, ""

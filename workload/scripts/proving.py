@@ -15,12 +15,12 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook import halved
 from tuner.workload.hook.source import ACCUMULATION, BATCH
-from tuner.workload.scripts.evidence import Counted, batches_seen
+from tuner.workload.scripts.evidence import BatchCount, batches_seen
 from tuner.workload.scripts.script_job import ScriptJob
 
 #: Starts the script of a job under a configuration, and returns the facts of its first steps or, as
 #: a phrase, why there are none.
-Look = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
+Inspect = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
 
 #: Optimizer settings that differ by less are equal.
 _SAME = 0.02
@@ -56,7 +56,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class _Today:
-    """What the unchanged launch showed: the job, its facts and its batches."""
+    """Facts of the unchanged launch: the job, its facts and its batches."""
 
     job: ScriptJob
     facts: Mapping[str, Any]
@@ -66,7 +66,9 @@ class _Today:
         return self.job.frame.micro_batch, self.job.frame.accumulation
 
 
-def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int) -> ScriptJob:
+def proven(
+    job: ScriptJob, facts: Mapping[str, Any], inspect: Inspect, *, devices: int
+) -> ScriptJob:
     """Return the job with the arguments as placeholders that are proven to carry its batch."""
     if facts.get("batch_norm"):
         why = (
@@ -78,22 +80,22 @@ def proven(job: ScriptJob, facts: Mapping[str, Any], look: Look, *, devices: int
     if not _applies(today):
         # What placeholders say of the batch is the user's word; a second rank needs a proof.
         stated = {*job.placeholders} >= _PARTS and _counts(today)
-        return _on_other_ranks(today, job, look, devices) if stated else job
+        return _on_other_ranks(today, job, inspect, devices) if stated else job
     given = _PARTS & {*job.placeholders}
     found = {n: each for n, each in _arguments(today).items() if n not in given}
     if ("micro_batch" in found or "micro_batch" in given) and not job.frame.micro_batch_stays:
-        both = _at_once(today, found, look, devices)
+        both = _at_once(today, found, inspect, devices)
         if both is not None and (shown := both.shown(today)):
             return _with_sources(both.job, f"{_options(found) or 'the command'}: {shown}")
-        job, why = _by_split(today, found, look)
+        job, why = _by_split(today, found, inspect)
         if why:
             options = _options(found) or "{micro_batch}"
             note = f"{options} {'are' if len(found) > 1 else 'is'} left as today: {why}"
             return replace(job, assumed=(*job.assumed, note))
-        return _on_other_ranks(today, job, look, devices, both)
+        return _on_other_ranks(today, job, inspect, devices, both)
     elif "gradient_accumulation" in found:
         job = _placed(job, [found["gradient_accumulation"]])
-    return _on_other_ranks(today, job, look, devices)
+    return _on_other_ranks(today, job, inspect, devices)
 
 
 def _applies(today: _Today) -> bool:
@@ -106,9 +108,9 @@ def _applies(today: _Today) -> bool:
 
 def _counts(today: _Today) -> bool:
     job, facts = today.job, today.facts
-    known = job.frame.counted and bool(job.global_batch) and job.frame.kind == "torch"
+    countable = job.frame.counted and bool(job.global_batch) and job.frame.kind == "torch"
     single = all(group.get("passes") == today.split[1] for group in facts.get("groups", ())[1:])
-    return known and single and job.driver is None and job.frame.owner in ("", "accelerate")
+    return countable and single and job.driver is None and job.frame.owner in ("", "accelerate")
 
 
 def _arguments(today: _Today) -> dict[str, Argument]:
@@ -147,7 +149,7 @@ def difference(job: ScriptJob, facts: Mapping[str, Any], again: Mapping[str, Any
 
 
 @dataclass(frozen=True)
-class _Both:
+class _BatchTrial:
     """A launch on other ranks in which both parts of the batch differ from today's.
 
     `expected` is the split that it should show, and `seen` its facts or why there are none.
@@ -159,7 +161,7 @@ class _Both:
     seen: Mapping[str, Any] | str
 
     def shown(self, today: _Today) -> str:
-        """Return what proves both arguments and the ranks, a phrase; "" if something does not."""
+        """Return the proof of both arguments and the ranks, a phrase; "" if incomplete."""
         if isinstance(self.seen, str):
             return ""
         counted = batches_seen(self.seen)
@@ -179,8 +181,8 @@ class _Both:
 
 
 def _at_once(
-    today: _Today, found: Mapping[str, Argument], look: Look, devices: int
-) -> _Both | None:
+    today: _Today, found: Mapping[str, Argument], inspect: Inspect, devices: int
+) -> _BatchTrial | None:
     # Launch on other ranks with another micro-batch and another accumulation, if there are any.
     job, (micro, times) = today.job, today.split
     both, ranks = _placed(job, found.values()), _other_ranks(job, devices)
@@ -192,7 +194,7 @@ def _at_once(
         number, rest = divmod(share, max(1, other) * ranks)
         if other and not rest and other != micro and number not in (0, times):
             changed = _at(job, data_parallel=ranks, micro_batch=other)
-            return _Both(both, ranks, (other, number), look(both, changed))
+            return _BatchTrial(both, ranks, (other, number), inspect(both, changed))
     return None
 
 
@@ -209,7 +211,9 @@ def _with_sources(job: ScriptJob, how: str) -> ScriptJob:
     return _framed(job, sources={**job.frame.sources, "micro_batch": how, "accumulation": how})
 
 
-def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple[ScriptJob, str]:
+def _by_split(
+    today: _Today, found: Mapping[str, Argument], inspect: Inspect
+) -> tuple[ScriptJob, str]:
     job, (micro, times) = today.job, today.split
     both = _placed(job, found.values())
     if both is job:
@@ -219,7 +223,7 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
         return job, f"{micro} x {times} cannot be split otherwise"
     changed = _at(job, micro_batch=other[0])
     accumulates = "gradient_accumulation" in {*found, *job.placeholders, *job.frame.turns}
-    seen = look(both if accumulates else _framed(both, keeps="accumulation"), changed)
+    seen = inspect(both if accumulates else _framed(both, keeps="accumulation"), changed)
     if isinstance(seen, str):
         return job, f"split otherwise, the script does not start ({seen})"
     counted = batches_seen(seen)
@@ -240,7 +244,7 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
         and not found["micro_batch"].carries
     ):
         divided = replace(found["micro_batch"], carries="gradient_accumulation")
-        return _by_split(today, {**found, "micro_batch": divided}, look)
+        return _by_split(today, {**found, "micro_batch": divided}, inspect)
     else:
         return job, (
             f"{shown}, {counted.micro_batch or '?'} samples x {counted.accumulation or '?'} passes "
@@ -252,7 +256,7 @@ def _by_split(today: _Today, found: Mapping[str, Argument], look: Look) -> tuple
 
 
 def _on_other_ranks(
-    today: _Today, job: ScriptJob, look: Look, devices: int, both: _Both | None = None
+    today: _Today, job: ScriptJob, inspect: Inspect, devices: int, both: _BatchTrial | None = None
 ) -> ScriptJob:
     ranks, (micro, times) = job.baseline.data_parallel, today.split
     other = _other_ranks(job, devices)
@@ -270,7 +274,7 @@ def _on_other_ranks(
             return _framed(job, ranks_stay=stay)
         # Where nothing is set, the configuration only says on how many ranks to start.
         split = micro * ranks // other if unchanged else expected[0]
-        seen = look(job, _at(job, data_parallel=other, micro_batch=split))
+        seen = inspect(job, _at(job, data_parallel=other, micro_batch=split))
     if isinstance(seen, str):
         return _framed(job, ranks_stay=f"on {_ranks(other)} it does not train ({seen})")
     counted = batches_seen(seen)
@@ -290,8 +294,10 @@ def _on_other_ranks(
         return job
     if not why and (again := _with_ranks(job, expected, found, other)):
         return again
-    told = why or f"{found[0] or '?'} samples x {found[1] or '?'} passes were seen ({counted.how})"
-    return _framed(job, ranks_stay=f"on {_ranks(other)}, {told}")
+    found_text = (
+        why or f"{found[0] or '?'} samples x {found[1] or '?'} passes were seen ({counted.how})"
+    )
+    return _framed(job, ranks_stay=f"on {_ranks(other)}, {found_text}")
 
 
 def _ranks(number: int) -> str:
@@ -324,7 +330,7 @@ def _with_ranks(
 
 
 def _differs(
-    today: _Today, seen: Mapping[str, Any], counted: Counted, *, same_samples: bool
+    today: _Today, seen: Mapping[str, Any], counted: BatchCount, *, same_samples: bool
 ) -> str:
     before, after = _settings(today.facts), _settings(seen)
     for old, new in zip(before, after, strict=False):
@@ -361,8 +367,12 @@ def _settings(facts: Mapping[str, Any]) -> list[float]:
 
 
 def _losses(facts: Mapping[str, Any]) -> list[float]:
-    told = [(g.get("loss"), g.get("scale", 1.0)) for g in facts.get("groups", ())[1:]]
-    return [] if any(loss is None for loss, _ in told) else [loss / scale for loss, scale in told]
+    found_text = [(g.get("loss"), g.get("scale", 1.0)) for g in facts.get("groups", ())[1:]]
+    return (
+        []
+        if any(loss is None for loss, _ in found_text)
+        else [loss / scale for loss, scale in found_text]
+    )
 
 
 def _at(job: ScriptJob, **knobs: int) -> Configuration:

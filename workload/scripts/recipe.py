@@ -1,4 +1,4 @@
-"""What the files and flags of a command say is trained: read as text, and nothing is started."""
+"""Training as stated by a command's files and flags, read as text; nothing is started."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.program import LoRA, Program
-from tuner.search_spaces.typed import whole_number
-from tuner.workload.scripts.frameworks.driven import Bound, Driven
+from tuner.search_spaces.typed_json import whole_number
+from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
 from tuner.workload.scripts.frameworks.parts import UNSET
 from tuner.workload.scripts.frameworks.recipe_keys import RecipeKeys
 from tuner.workload.scripts.frameworks.settings import Settings
@@ -43,7 +43,7 @@ _STAGES = ("sft", "pt", "pretrain")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, as a command or its file says it.
+    """Training as a command or its file states it.
 
     Attributes:
         model: name or folder of the model; "" if the command gives its sizes.
@@ -99,7 +99,7 @@ def read_recipe(
             "trains in a job file (docs/planning.md)"
         )
     settings = Settings(bound.driver.command, tuple(words), cwd, {**os.environ, **(env or {})})
-    driven = Driven(bound, settings, ranks or devices)
+    driven = BoundDriver(bound, settings, ranks or devices)
     return _Reader(driven, keys, ranks, tuple(notes)).recipe
 
 
@@ -107,7 +107,7 @@ class _Reader:
     """One reading, with what is assumed and doubted on the way."""
 
     def __init__(
-        self, driven: Driven, keys: RecipeKeys, ranks: int, notes: tuple[str, ...]
+        self, driven: BoundDriver, keys: RecipeKeys, ranks: int, notes: tuple[str, ...]
     ) -> None:
         self.driven, self.keys, self.ranks = driven, keys, ranks
         self.settings = driven.settings
@@ -186,7 +186,7 @@ class _Reader:
         """Return the first of some keys as a text; "" if none is given."""
         key, value = self.first(keys)
         if value is not None and not isinstance(value, str):
-            raise InputError(f"{key} in {self.source} is {value!r}, which is no name")
+            raise InputError(f"{key} in {self.source} is {value!r}, which is not a name")
         return value or ""
 
     def number(self, keys: Sequence[str]) -> int:
@@ -228,7 +228,7 @@ class _Reader:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """How states are sharded."""
+        """Sharding of the states."""
         found = sharding_of(self.keys, self.get, self.settings, self.source)
         self.assumed += found.assumed
         self.doubts += found.doubts
@@ -263,7 +263,7 @@ class _Reader:
         if share and self.get(self.driven.bound.driver.knobs["gradient_accumulation"].key) is None:
             if micro and share % micro:
                 raise InputError(
-                    f"{self.keys.share[0]} {share} of {self.source} is no multiple of its "
+                    f"{self.keys.share[0]} {share} of {self.source} is not a multiple of its "
                     f"micro-batch {micro}; make it one"
                 )
             times = share // micro if micro else times
@@ -331,8 +331,8 @@ class _Reader:
         kinds = {re.sub(r"^.*?(\w+?)(_proj)?$", r"\1", name) for name in names}
         whole = {"q", "k", "v", "o"} | ({"gate", "up", "down"} if wide else set())
         if kinds != whole:
-            what = "every linear layer" if wide else "attention"
-            self.assumed.append(f"adapters on {what} in place of {', '.join(names)[:80]}")
+            modules = "every linear layer" if wide else "attention"
+            self.assumed.append(f"adapters on {modules} in place of {', '.join(names)[:80]}")
         return "all-linear" if wide else "attention"
 
     def _program(self, sharding: Sharding, precision: str, lora: LoRA | None) -> Program:
@@ -367,7 +367,7 @@ class _Reader:
         script = next(iter(self.settings.words), "")
         if _OTHER_LOSS.fullmatch(Path(script).stem) and script.endswith(".py"):
             self.doubts.append(f"{script} trains by another loss, with another model beside it")
-        read = {*self.keys.known, *self.driven.bound.driver.keys}
+        read = {*self.keys.names, *self.driven.bound.driver.keys}
         read |= {*self.driven.bound.driver.facts.values()}
         spelt = {key.replace("-", "_") for key in read}
         for key, value in self._given():

@@ -17,11 +17,11 @@ _GPT2 = {
 
 
 class Reader(Protocol):
-    """What reads the keys of a command."""
+    """Reader of a command's keys."""
 
     @property
     def source(self) -> str:
-        """What the keys are given in, for sentences."""
+        """Source of the keys, for sentences."""
 
     def number(self, keys: tuple[str, ...]) -> int:
         """Return a number of at least 1; 0 if it is not given."""

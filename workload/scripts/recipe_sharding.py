@@ -1,4 +1,4 @@
-"""How a recipe of transformers' family shards its states: DeepSpeed's file, FSDP, or neither."""
+"""Sharding of states in recipes of transformers' family: DeepSpeed's file, FSDP, or neither."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.typed import whole_number
+from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.frameworks.recipe_keys import RecipeKeys
 from tuner.workload.scripts.frameworks.settings import Settings
@@ -22,7 +22,7 @@ _STRATEGIES = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """What shards the states: the `owner` "deepspeed" or "fsdp", or "" for replicas alone.
+    """Owner of the sharding: "deepspeed" or "fsdp", or "" for replicas alone.
 
     Attributes:
         file: that says so, for sentences.
@@ -136,14 +136,14 @@ def _fsdp(
             *("SHARDING_STRATEGY", "RESHARD_AFTER_FORWARD", "OFFLOAD_PARAMS", "VERSION"),
             "ACTIVATION_CHECKPOINTING",
         )
-        told = {name.lower(): env[f"FSDP_{name}"] for name in named if f"FSDP_{name}" in env}
-        options = {**told, **options}
+        values = {name.lower(): env[f"FSDP_{name}"] for name in named if f"FSDP_{name}" in env}
+        options = {**values, **options}
     version = str(get("fsdp_version") or options.get("version") or 1)
     reshard = options.get("reshard_after_forward")
     strategy = str(options.get("sharding_strategy") or reshard or "").lower()
     strategy = _STRATEGIES.get(strategy, strategy)
-    known = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
-    strategy = next((word for word in words if word in known), strategy)
+    strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+    strategy = next((word for word in words if word in strategies), strategy)
     offload = str(options.get("offload_params", "offload" in words)).lower() == "true"
     found = _of_fsdp(version, strategy, reshard, offload=offload, source=source)
     if str(options.get("activation_checkpointing", "")).lower() != "true":

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.workload.deepspeed_file import is_deepspeed_file
 from tuner.workload.key_files import parsed_file
-from tuner.workload.scripts.frameworks.driven import Bound
+from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import recognised
 from tuner.workload.scripts.frameworks.parts import Command
@@ -43,7 +43,7 @@ def is_recipe_file(text: str) -> bool:
 
 
 def recipe_of_file(text: str, devices: int) -> Recipe:
-    """Return what a framework's file trains on so many devices.
+    """Return the training of a framework's file on this number of devices.
 
     InputError if it is missing, of no known framework, or does not say what it trains.
     """
@@ -58,7 +58,7 @@ def recipe_of_file(text: str, devices: int) -> Recipe:
 
 def _driver_of(data: Any, path: Path) -> Driver:
     if not isinstance(data, Mapping):
-        raise InputError(f"{path} holds no keys, so it is no configuration of a training")
+        raise InputError(f"{path} holds no keys, so it is not a training configuration")
     if {"apiVersion", "kind"} <= {*data}:
         raise InputError(
             f"{path} is a manifest of Kubernetes, whose command is not read; {_NEXT}, or name the "
@@ -75,14 +75,14 @@ def _driver_of(data: Any, path: Path) -> Driver:
             return driver
     if path.suffix == ".json" and is_deepspeed_file(path):
         raise InputError(f"{path} is DeepSpeed's configuration, which names no model; {_NEXT}")
-    known = ", ".join(d.name for d in shipped_drivers() if d.recipe and d.recipe.file)
-    raise InputError(f"{path} has the keys of no framework that is read ({known}); {_NEXT}")
+    formats = ", ".join(d.name for d in shipped_drivers() if d.recipe and d.recipe.file)
+    raise InputError(f"{path} has the keys of no framework that is read ({formats}); {_NEXT}")
 
 
 def recipe_of_command(
     command: Sequence[str], devices: int, *, gpus: int | None = None, cwd: Path | None = None
 ) -> Recipe:
-    """Return what a command trains, as its words and files say it; nothing is started.
+    """Return the training that a command's words and files state; nothing is started.
 
     With `gpus`, as if it started so many ranks.
 

@@ -150,8 +150,8 @@ class ScriptFacts:
     def to_json(self) -> str:
         """Return the facts that differ from the defaults, as JSON text."""
         usual, data = asdict(ScriptFacts()), asdict(replace(self, first_step_s=0.0))
-        told = {name: value for name, value in data.items() if value != usual[name]}
-        return json.dumps(told, sort_keys=True)
+        stated = {name: value for name, value in data.items() if value != usual[name]}
+        return json.dumps(stated, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ScriptFacts:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, check_knobs
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import Knob, check_knobs
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
@@ -21,7 +21,7 @@ from tuner.search_spaces.today_facts import TodayFacts
 from tuner.workload.declared_knobs import resolved
 from tuner.workload.hook import merge, split_differently
 from tuner.workload.job import LaunchableJob, UserCommand
-from tuner.workload.scripts.command import Script, Start, asks_for_a_rank, imported_frameworks
+from tuner.workload.scripts.command import Script, Start, imported_frameworks, names_a_rank
 from tuner.workload.scripts.knob_support import ScriptKnobs
 from tuner.workload.scripts.launchers.secrets import require, shell_words
 from tuner.workload.scripts.routes import (
@@ -96,13 +96,13 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         env = dict(self.launcher.env) if self.launcher and not self.whole else {}
         env |= _QUIET_ENV if probe else {}
         sets_micro_batch = BATCH_SPLIT.sets_micro_batch(self)
-        known = sets_micro_batch or bool(self.frame.micro_batch)
+        sized = sets_micro_batch or bool(self.frame.micro_batch)
         draft = Draft(
             folder,
             probe,
             self.baseline,
             self.offers,
-            splits_batch=known and BATCH_SPLIT.accumulates(self),
+            splits_batch=sized and BATCH_SPLIT.accumulates(self),
             checks_batch=sets_micro_batch and self.frame.measured,
             words=list(self.words),
             env=env,
@@ -142,7 +142,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     def bare(self) -> bool:
         """True if one process of the script is started without a rank, as its command does."""
         launched = self.launcher is not None and bool(self.launcher.words)
-        return not launched and not self.whole and asks_for_a_rank(self.words, self.cwd)
+        return not launched and not self.whole and names_a_rank(self.words, self.cwd)
 
     @property
     def as_it_stands(self) -> bool:
@@ -217,7 +217,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         return self.devices
 
     def about(self, configuration: Configuration) -> tuple[str, ...]:
-        """Return what the file does that starts the script."""
+        """Return the content of the file that starts the script."""
         return ("Your own command, as it was probed: checkpoints and loggers are yours again.",)
 
     @property
@@ -278,7 +278,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         return "the script as it is started today"
 
     def today_facts(self, today: Configuration | None = None) -> TodayFacts:
-        """Return what is trained today, by default by the command."""
+        """Return today's training, by default the command's."""
         return facts_today(self, self.baseline, today or self.baseline)
 
     def require_secrets(self) -> None:

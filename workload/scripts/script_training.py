@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tuner.search_spaces.declared import read_knobs
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.knob_declarations import read_knobs
 from tuner.search_spaces.program import Program
 from tuner.workload.deepspeed_file import is_deepspeed_file, read_deepspeed
-from tuner.workload.scripts.frameworks.driven import Bound, Driven
+from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher, ScriptFacts, names_taken
 
@@ -97,17 +97,19 @@ class ScriptTraining(TrainingJob):
         return {name: value for word in self.words for name, value in PLACEHOLDER.findall(word)}
 
     @cached_property
-    def driven(self) -> Driven | None:
+    def driven(self) -> BoundDriver | None:
         """The driver of the recognised framework, applied to this command."""
         if self.driver is None:
             return None
         env = {**os.environ, **(self.launcher.env if self.launcher else {})}
         command, given = self.driver.driver.command, self.driver.given
         settings = Settings(command, self.words, Path(self.cwd), env, given)
-        return Driven(self.driver, settings, self.devices, self.sequence_length, self.placeholders)
+        return BoundDriver(
+            self.driver, settings, self.devices, self.sequence_length, self.placeholders
+        )
 
     @cached_property
-    def told(self) -> Mapping[str, str]:
+    def stated_values(self) -> Mapping[str, str]:
         """Knobs that the command takes by a placeholder or its framework, with today's value."""
         framework = self.driven.today if self.driven else {}
         return {**{name: str(value) for name, value in framework.items()}, **self.placeholders}
@@ -135,7 +137,7 @@ class ScriptTraining(TrainingJob):
 
     @property
     def why_accumulation_stays(self) -> str:
-        """Why the accumulation cannot change while the script runs; "" if it can."""
+        """Reason against changing the accumulation while the script runs; "" if it can."""
         frame = self.frame
         if frame.owner == "transformers" or (frame.on_deepspeed and not frame.owner):
             return ""

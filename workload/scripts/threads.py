@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.scripts.script_job import THREADS, ScriptJob
 
 _VARIABLE = "OMP_NUM_THREADS"

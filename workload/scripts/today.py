@@ -17,7 +17,7 @@ def facts_today(job: ScriptTraining, own: Configuration, today: Configuration) -
     for name in knobs:
         if name in job.placeholders:
             sources[name] = "the command"
-        elif job.told.get(name) and job.driver is not None:
+        elif job.stated_values.get(name) and job.driver is not None:
             sources[name] = job.driver.driver.name
     replicas = today.data_parallel
     micro = today.micro_batch if job.frame.micro_batch else 0

@@ -29,7 +29,7 @@ from typing import Any
 from tuner.testing.guards import installed_guard
 from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks.ways import GUARD_SOCKET as SOCKET
+from tuner.workload.clocks.clock_backends import GUARD_SOCKET as SOCKET
 
 FAULTS = (
     "kill_group",

@@ -56,24 +56,24 @@ class Caller:
         own.connect(str(path))
         return cls(own)
 
-    def ask(self, **message: Any) -> dict[str, Any]:
+    def query(self, **message: Any) -> dict[str, Any]:
         """Send a message and return the answer; {} if the guard ended."""
         self.socket.sendall(json.dumps(message).encode() + b"\n")
         return self.answer()
 
-    def answer(self) -> dict[str, Any]:
+    def reply(self) -> dict[str, Any]:
         said = b""
         while not said.endswith(b"\n"):
             if not (piece := self.socket.recv(65536)):
                 return {}
             said += piece
-        answer: dict[str, Any] = json.loads(said)
-        return answer
+        reply: dict[str, Any] = json.loads(said)
+        return reply
 
     def set(self, what: str, *values: int, **more: Any) -> str:
         """Set one thing and return the refusal, or ""."""
-        answer = self.ask(verb="set", gpu=GPU, what=what, values=values, **more)
-        return str(answer.get("error", ""))
+        reply = self.query(verb="set", gpu=GPU, what=what, values=values, **more)
+        return str(reply.get("error", ""))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.base import FixedGovernor, Governor, GovernorError, UnsupportedKnob
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.guard_client import Earlier, Guard, GuardError, put_back
+from tuner.workload.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.cores import Cores
 
@@ -462,9 +462,9 @@ class TestGuard:
         problems = put_back(
             pynvml,
             [
-                Earlier("GPU-gone", "GpuLockedClocks"),
-                Earlier("GPU-a", "GpuLockedClocks", (300, 600)),
-                Earlier("GPU-b", "PowerManagementLimit", (123_000,)),
+                EarlierValues("GPU-gone", "GpuLockedClocks"),
+                EarlierValues("GPU-a", "GpuLockedClocks", (300, 600)),
+                EarlierValues("GPU-b", "PowerManagementLimit", (123_000,)),
             ],
         )
         assert len(problems) == 1

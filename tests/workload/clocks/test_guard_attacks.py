@@ -29,7 +29,7 @@ from tests.workload.clocks.guard_caller import (
 from tuner.testing.guards import installed_guard
 from tuner.testing.twin import TwinNode
 from tuner.workload.clocks import guard as guard_module
-from tuner.workload.clocks.ways import PROGRAM
+from tuner.workload.clocks.clock_backends import PROGRAM
 from tuner.workload.node.readiness import missing_clocks
 
 pytestmark = pytest.mark.slow
@@ -120,7 +120,7 @@ def _busy(caller: Caller, seconds: float) -> None:
     """Let the guard read long messages."""
     end_s = time.monotonic() + seconds
     with contextlib.suppress(OSError, ValueError):
-        while time.monotonic() < end_s and caller.ask(verb="x", a="y" * 3900):
+        while time.monotonic() < end_s and caller.query(verb="x", a="y" * 3900):
             pass
 
 

@@ -21,9 +21,9 @@ from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks import guard, locks
 from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.clock_backends import GUARD_SOCKET
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.locks import guards_of
-from tuner.workload.clocks.ways import GUARD_SOCKET
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -45,7 +45,7 @@ governor.close()
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tuner.workload.clocks.ways.END_S", 0.3)
+    monkeypatch.setattr("tuner.workload.clocks.clock_backends.END_S", 0.3)
 
 
 def made(twin_node: Make, *, root: bool) -> TwinNode:
@@ -155,7 +155,7 @@ class TestTheGuardOfRoot:
             with searching():
                 caller = Caller.of(path)
                 assert "another search" in caller.set("GpuLockedClocks", 600, 600)
-                assert "another search" in caller.ask(verb="restore", gpu=GPU)["error"]
+                assert "another search" in caller.query(verb="restore", gpu=GPU)["error"]
                 assert stands(node)[0] == (900, 900)
             assert caller.set("GpuLockedClocks", 600, 600) == ""
             with closing(NvmlGovernor(environ={})) as own:

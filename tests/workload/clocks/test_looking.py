@@ -15,9 +15,9 @@ from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks.clock_backends import has_right
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.ways import has_right
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms import platform_of
@@ -39,7 +39,7 @@ class TestOnTwin:
         """second_day_13: each look set the power limit to what it was, on every GPU."""
         cluster = detect_cluster()
         assert cluster.clock_control
-        facts = look()
+        facts = inspect_node()
         assert facts.clock_control
         assert facts.why_clocks_fixed == ""
         assert platform_of(cluster).why_fixed(cluster) == ""

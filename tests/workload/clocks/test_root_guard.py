@@ -20,12 +20,11 @@ from tests.workload.clocks.governor_faults import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.guards import installed_guard
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks import locks
-from tuner.workload.clocks import ways as ways_to_set
+from tuner.workload.clocks import clock_backends, locks
 from tuner.workload.clocks.base import GovernorError
+from tuner.workload.clocks.clock_backends import GUARD_SOCKET, RootGuardNvml, available_backends
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.clocks.locks import guards_of
-from tuner.workload.clocks.ways import GUARD_SOCKET, RootGuardNvml, ways
 from tuner.workload.meters.gpus import Gpu
 
 pytestmark = pytest.mark.twin
@@ -64,7 +63,7 @@ class Asker:
         self.socket.connect(str(path))
         self.file = self.socket.makefile("rb")
 
-    def say(self, line: bytes) -> dict[str, Any]:
+    def announce(self, line: bytes) -> dict[str, Any]:
         self.socket.sendall(line + b"\n")
         return self.answer()
 
@@ -72,11 +71,11 @@ class Asker:
         answer: dict[str, Any] = json.loads(self.file.readline())
         return answer
 
-    def ask(self, **message: Any) -> dict[str, Any]:
-        return self.say(json.dumps(message).encode())
+    def query(self, **message: Any) -> dict[str, Any]:
+        return self.announce(json.dumps(message).encode())
 
     def set(self, what: str, *values: Any, **more: Any) -> str:
-        answer = self.ask(verb="set", gpu=GPU, what=what, values=values, **more)
+        answer = self.query(verb="set", gpu=GPU, what=what, values=values, **more)
         return str(answer.get("error", ""))
 
     def close(self) -> None:
@@ -150,16 +149,22 @@ def test_a_lock_that_an_administrator_has_configured_comes_back(
 def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
     listens: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways_to_set, "DEFAULT_SOCKET", str(folder / "none"))
-    monkeypatch.setattr(ways_to_set, "PROGRAM", str(folder / "none"))
+    monkeypatch.setattr(clock_backends, "DEFAULT_SOCKET", str(folder / "none"))
+    monkeypatch.setattr(clock_backends, "PROGRAM", str(folder / "none"))
     gpu = Gpu(0, GPU, "", None, None)
     both = {GUARD_SOCKET: str(listens), "ZEUSD_SOCK_PATH": "/run/zeusd.sock"}
-    assert [way.means for way in ways(pynvml, gpu, both)] == ["locked clocks", "zeusd", "guard"]
-    assert [way.means for way in ways(pynvml, gpu, {})] == ["locked clocks"]
+    assert [way.means for way in available_backends(pynvml, gpu, both)] == [
+        "locked clocks",
+        "zeusd",
+        "guard",
+    ]
+    assert [way.means for way in available_backends(pynvml, gpu, {})] == ["locked clocks"]
     (folder / "none").touch()
     if os.geteuid() == 0:
         os.chown(folder / "none", FOREIGN, FOREIGN)
-    assert [way.means for way in ways(pynvml, gpu, {})] == ["locked clocks"]  # it is not root's
+    assert [way.means for way in available_backends(pynvml, gpu, {})] == [
+        "locked clocks"
+    ]  # it is not root's
 
 
 @pytest.mark.parametrize(
@@ -206,9 +211,9 @@ def test_what_a_gpu_does_not_offer_is_refused(
 )
 def test_whatever_is_sent_it_stays_to_restore(node: TwinNode, asker: Asker, line: bytes) -> None:
     asker.set("GpuLockedClocks", 900, 900)
-    asker.say(line)
+    asker.announce(line)
     assert node.locked_MHz() == (900, 900)
-    assert asker.ask(verb="restore") == {}
+    assert asker.query(verb="restore") == {}
     assert stands(node) == BEFORE
 
 
@@ -222,10 +227,10 @@ def test_restore_takes_back_one_thing_or_all(node: TwinNode, asker: Asker) -> No
     asker.set("GpuLockedClocks", 900, 900)
     asker.set("PowerManagementLimit", 200_000)
     asker.set("PowerManagementLimit", 250_000)
-    assert asker.ask(verb="restore", gpu=GPU, what="GpuLockedClocks") == {}
+    assert asker.query(verb="restore", gpu=GPU, what="GpuLockedClocks") == {}
     assert stands(node) == (None, None, 250.0)
     asker.set("MemoryLockedClocks", 405, 405)
-    assert asker.ask(verb="restore") == {}
+    assert asker.query(verb="restore") == {}
     assert stands(node) == BEFORE
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.clocks.clock_backends import ZeusdNvml
 from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.clocks.ways import ZeusdNvml
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -254,11 +254,11 @@ def test_the_socket_of_another_user_is_sent_nothing(tmp_path: Path) -> None:
         finally:
             os.seteuid(0)
 
-        def hear() -> None:
+        def receive_events() -> None:
             with listener.accept()[0] as connection:
                 heard.append(connection.recv(4096))
 
-        thread = threading.Thread(target=hear)
+        thread = threading.Thread(target=receive_events)
         thread.start()
         with pytest.raises(pynvml.NVMLError):
             ZeusdNvml(pynvml, path, token="SECRET-TOKEN")._request("GET", "/discover")

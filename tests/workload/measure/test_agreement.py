@@ -14,7 +14,7 @@ from benchmarks.twin.smoothing import GPU
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.limits import SEARCH_MIN_S, WindowPolicy
-from tuner.workload.measure.agreement import Agreed, Agreement, Levels, difference
+from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels, difference
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import StepEstimate, Window
 from tuner.workload.meters.base import Reading
@@ -67,11 +67,11 @@ class Bench:
         closed = self.meter.boundary(opens=False)
         return Window(opened, closed, (STEP_S,) * len(ends), tuple(ends), tuple(samples))
 
-    def settle(self, agreement: Agreement) -> Agreed:
+    def settle(self, agreement: Agreement) -> AgreedWindow:
         first = self.window(POLICY)
         return agreement.settle(first, POLICY, self.window)
 
-    def error(self, agreed: Agreed) -> float:
+    def error(self, agreed: AgreedWindow) -> float:
         return agreed.window.energy_J / self.true_J - 1
 
 
@@ -178,7 +178,7 @@ class TestGoodWindows:
         with bench_of(PLAIN) as bench:  # type: ignore[attr-defined]
             agreement = Agreement(bench.levels())
             first = bench.window(POLICY)
-            assert agreement.settle(first, POLICY, bench.window) == Agreed(first)
+            assert agreement.settle(first, POLICY, bench.window) == AgreedWindow(first)
             assert bench.windows == 1
 
 
@@ -223,13 +223,13 @@ class TestTheRule:
             return good
 
         agreed = Agreement(Levels()).settle(_window(900.0, [200.0] * 30), POLICY, again)
-        assert agreed == Agreed(good)
+        assert agreed == AgreedWindow(good)
         assert [policy.min_s for policy in asked] == [6.0]
 
     def test_both_contradicted_is_as_neither(self) -> None:
         window = _window(1500.0, [450.0] * 30)
         agreed = Agreement(Levels(most_W=400.0)).settle(window, POLICY, lambda policy: window)
-        assert agreed == Agreed(window)
+        assert agreed == AgreedWindow(window)
 
     def test_an_extrapolated_step_takes_the_share_of_the_samples(self) -> None:
         estimate = StepEstimate(

@@ -143,7 +143,7 @@ def test_on_cuda_a_step_ends_when_the_device_has_done_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(link, "time", Host)
     rank = object.__new__(link.Link)
     rank.steps, rank._until, rank._times = 0, 1, link.DeviceTimes()
-    rank._tells_phases = rank._phases = False
+    rank._reports_phases = rank._phases = False
     sent: list[str] = []
     granted = iter(["run 21", "run 1000"])
     monkeypatch.setattr(rank, "send", lambda text: sent.extend(text.splitlines()))

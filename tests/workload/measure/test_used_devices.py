@@ -14,7 +14,7 @@ from tuner.workload.measure.statistics import Window
 from tuner.workload.meters.base import Reading, device_number
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Measurement, NotApplied, WindowPolicy
+from tuner.workload.probe import Measurement, UnappliedSetting, WindowPolicy
 
 Make = Callable[..., TwinNode]
 POLICY = WindowPolicy(min_s=1.0, max_s=20.0)
@@ -62,7 +62,7 @@ def test_idle_gpus_that_ignore_a_lock_do_not_cost_the_window(twin_node: Make) ->
     assert isinstance(told, Measurement)
     assert told.as_delivered == Settings(clock_MHz=1200)
     # Judged by all of the lease, the same window would be lost.
-    assert isinstance(measurement(Settings(clock_MHz=1200), window, POLICY), NotApplied)
+    assert isinstance(measurement(Settings(clock_MHz=1200), window, POLICY), UnappliedSetting)
 
 
 def test_heat_and_throttling_of_idle_devices_are_none_of_the_jobs() -> None:

@@ -32,7 +32,7 @@ from tuner.workload.measure.window import (
 )
 from tuner.workload.meters.base import Reading
 from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Failure, Measurement, NotApplied, ProbeRecord, WindowPolicy
+from tuner.workload.probe import Failure, Measurement, ProbeRecord, UnappliedSetting, WindowPolicy
 
 POLICY = WindowPolicy(min_s=5.0, min_steps=3, max_s=15.0, target_se=0.01)
 
@@ -305,7 +305,7 @@ class TestDelivered:
     def test_a_lock_that_is_ignored_is_no_data_point(self) -> None:
         window = window_of(extra={"clock_MHz": 1410.0})
         told = measurement(Settings(clock_MHz=900), window, POLICY)
-        assert isinstance(told, NotApplied)
+        assert isinstance(told, UnappliedSetting)
         assert told.message == "clock_MHz was set to 900 and the devices ran at 1410 MHz"
         assert told.delivered == {"clock_MHz": 1410.0}
 
@@ -336,7 +336,7 @@ class TestDelivered:
         self, live: dict[str, int], extra: dict[str, float], delivered: dict[str, float] | None
     ) -> None:
         told = measurement(Settings(live), window_of(extra=extra), POLICY)
-        assert isinstance(told, NotApplied if delivered is None else Measurement)
+        assert isinstance(told, UnappliedSetting if delivered is None else Measurement)
         if isinstance(told, Measurement):
             assert told.as_delivered == Settings(delivered)
 
@@ -363,7 +363,7 @@ class TestDelivered:
         assert told.as_delivered == live
         ran["gpu3_clock_MHz"] = 1410.0
         missed = measurement(live, window_of(extra={"clock_MHz": 1128.0, **ran}), POLICY)
-        assert isinstance(missed, NotApplied)
+        assert isinstance(missed, UnappliedSetting)
         assert "of stage 1 was set to 1305" in missed.message
 
     def test_the_memory_clock_is_no_stages_sm_clock(self) -> None:
@@ -381,7 +381,7 @@ class TestDelivered:
     def test_a_power_limit_that_does_not_act_was_not_taken(self) -> None:
         window = window_of(380.0, extra={"clock_MHz": 1410.0})
         live = Settings(power_limit_W=250)
-        assert isinstance(measurement(live, window, POLICY), NotApplied)
+        assert isinstance(measurement(live, window, POLICY), UnappliedSetting)
         assert not_applied(Settings(power_limit_W=375), {}, window.samples, 380.0, 1) == ""
 
 
@@ -428,7 +428,7 @@ class TestDrift:
             (),
             MeterInfo("nvml", "gpu", "a test"),
             drift=drift_of([self.visit(1.0, 20.0), self.visit(1.1, 50.0)]),
-            missed=(NotApplied(Settings(clock_MHz=900), "not taken", {"clock_MHz": 1410.0}),),
+            missed=(UnappliedSetting(Settings(clock_MHz=900), "not taken", {"clock_MHz": 1410.0}),),
             idle_W=61.5,
             waiting_devices=3,
         )

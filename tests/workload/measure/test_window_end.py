@@ -20,13 +20,13 @@ from tuner.workload.probe import Measurement, ProbeRequest
 FAST, FRUGAL, WORSE = (0.1, 40.0), (0.3, 30.0), (0.5, 200.0)
 
 
-def run(known: Sequence[tuple[float, float]], scatter: float = 0.03) -> Window:
+def run(competitors: Sequence[tuple[float, float]], scatter: float = 0.03) -> Window:
     step, power = noise(scatter), noise(scatter, seed=1)
     scene = Scene(
         lambda n: 0.25 * abs(step(n)), lambda now_s: 300.0 * abs(power(round(now_s / 0.1)))
     )
     return scene.conductor.measure(
-        scene.meter, POLICY, 0.25, samples=scene.meter.samples, known=known
+        scene.meter, POLICY, 0.25, samples=scene.meter.samples, competitors=competitors
     )
 
 
@@ -36,11 +36,11 @@ def test_a_window_that_is_beaten_on_both_axes_ends_at_its_first_look() -> None:
     assert window.beaten_by == FAST
 
 
-@pytest.mark.parametrize("known", [[FRUGAL], [WORSE], [(0.249, 74.8)], []])
+@pytest.mark.parametrize("competitors", [[FRUGAL], [WORSE], [(0.249, 74.8)], []])
 def test_what_may_be_on_the_front_is_measured_to_its_target(
-    known: list[tuple[float, float]],
+    competitors: list[tuple[float, float]],
 ) -> None:
-    window = run(known)
+    window = run(competitors)
     assert window.length_s >= POLICY.min_s
     assert window.beaten_by is None
     assert window.step_time_se_s <= 1.1 * POLICY.target_se * 0.25
@@ -63,7 +63,7 @@ def test_its_flag_says_why_it_ended_and_its_error_is_that_of_the_short_window() 
 
 def test_a_window_without_power_samples_does_not_end_early() -> None:
     scene = Scene()
-    window = scene.conductor.measure(scene.meter, POLICY, 0.25, known=[FAST])
+    window = scene.conductor.measure(scene.meter, POLICY, 0.25, competitors=[FAST])
     assert window.length_s >= POLICY.min_s
 
 

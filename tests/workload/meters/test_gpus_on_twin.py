@@ -25,7 +25,7 @@ from tuner.workload.meters.gpus import (
     visible_gpus,
     why_not_binding,
 )
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 
 pytestmark = pytest.mark.twin
@@ -123,7 +123,7 @@ def test_second_day_3_doctor_notes_a_broken_gpu(twin_node: Make) -> None:
     nvml = open_nvml()
     assert unusable_gpus(nvml) == {1: "GPU is lost"}
     nvml.nvmlShutdown()
-    facts = look(environ={})
+    facts = inspect_node(environ={})
     assert [gpu.index for gpu in facts.gpus] == [0, 2]
     assert "GPU 1 cannot be used: GPU is lost" in facts.notes
 
@@ -152,14 +152,14 @@ class TestNvmlThatDoesNotStart:
         twin_node(TwinGpu(), TwinGpu()).fail("nvmlInit", code)
         with pytest.raises(InputError, match=says):
             detect_cluster()
-        facts = look()
+        facts = inspect_node()
         assert facts.kind == ""
         assert says in facts.refusals()[0]
         assert main(["dev", "probe", "--quiet"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
         assert "--cluster cpu-2" in line
-        assert not look().ready
+        assert not inspect_node().ready
 
     def test_second_day_4_unless_cores_are_asked_for(
         self, twin_node: Make, monkeypatch: pytest.MonkeyPatch
@@ -226,13 +226,13 @@ def test_second_day_16_nodes_under_other_power_profiles_are_of_another_kind(
     """second_day_16: under Max-Q a GPU has other clocks and powers under the same settings."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     node = twin_node(TwinGpu(power_profiles=0), TwinGpu(power_profiles=0))
-    plain = look().kind
+    plain = inspect_node().kind
     assert plain == "A100-SXM-80GB"
     node.set(power_profiles=1 << pynvml.NVML_POWER_PROFILE_MAX_Q)
-    assert look().kind == f"{plain} (MAX_Q)"
+    assert inspect_node().kind == f"{plain} (MAX_Q)"
     assert device_elsewhere(detect_cluster()) is None
     node.set(0, power_profiles=0)
-    (sentence,) = look().refusals()
+    (sentence,) = inspect_node().refusals()
     assert "different GPUs" in sentence
     assert "(MAX_Q)" in sentence
 

@@ -20,11 +20,11 @@ from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters import Meter, MeterError
-from tuner.workload.meters.estimated import EstimatedMeter
+from tuner.workload.meters.estimated_meter import EstimatedMeter
 from tuner.workload.meters.gpus import Gpu, cuda_numbering, visible_gpus
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.rapl import RaplMeter
-from tuner.workload.meters.time_alone import NoEnergy
+from tuner.workload.meters.time_meter import NoEnergy
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.platforms import PLATFORMS
 from tuner.workload.power_sample import PowerSample

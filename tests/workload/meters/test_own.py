@@ -19,8 +19,8 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.testing.meters import MeterContract
 from tuner.workload.meters import MeterError, Reading
-from tuner.workload.meters.own import METER, CheckedMeter, meter_class, own_meter, variables
-from tuner.workload.node.facts import look
+from tuner.workload.meters.user_meter import METER, CheckedMeter, meter_class, own_meter, variables
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.cores import Cores
@@ -189,7 +189,11 @@ def test_an_agent_in_another_folder_finds_the_module(
     assert not variables(os.environ)
     with pytest.raises(InputError, match="module 'nowhere' cannot be imported"):
         Cores({METER: "nowhere:Pdu"}).open_meter(cluster)
-    assert look(environ={METER: "nowhere:Pdu"}).meters[0].note.startswith("meter 'nowhere:Pdu'")
+    assert (
+        inspect_node(environ={METER: "nowhere:Pdu"})
+        .meters[0]
+        .note.startswith("meter 'nowhere:Pdu'")
+    )
 
 
 @pytest.fixture
@@ -223,10 +227,10 @@ def test_a_search_that_measures_nothing_takes_no_meter(capsys: pytest.CaptureFix
 def test_doctor_shows_it_or_why_it_does_not_open(
     chosen: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (shown,) = look().meters
+    (shown,) = inspect_node().meters
     assert (shown.name, shown.available) == (NAME, True)
     monkeypatch.setattr(Pdu, "__init__", raising)
-    facts = look()
+    facts = inspect_node()
     assert not facts.meters[0].available
     assert any(f"meter {NAME}: opening failed" in line for line in facts.lines())
 

@@ -17,7 +17,7 @@ import pytest
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.workload.clocks.base import Applied, GovernorError
+from tuner.workload.clocks.base import AppliedSettings, GovernorError
 from tuner.workload.meters import Reading
 from tuner.workload.multi_node.peer import Peer, PeerLost, interface_of
 from tuner.workload.multi_node.probe import (
@@ -60,13 +60,13 @@ class FarNode:
     def sample(self) -> PowerSample:
         return PowerSample(self.clock_s(), self.power_W, {"clock_MHz": 1400.0})
 
-    def apply(self, live: Settings, ranks: int) -> Applied:
+    def apply(self, live: Settings, ranks: int) -> AppliedSettings:
         if self.lost:
             raise PeerLost("node far is gone")
         if self.refuses:
             raise GovernorError("GPU 0 refuses 1300 MHz")
         self.set.append(live)
-        return Applied(live)
+        return AppliedSettings(live)
 
     def restore(self) -> None:
         self.restored += 1
@@ -100,9 +100,9 @@ class NearGovernor:
         self.set: list[Settings] = []
         self.restored = 0
 
-    def apply(self, live: Settings, *, ranks: int | None = None) -> Applied:
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         self.set.append(live)
-        return Applied(live)
+        return AppliedSettings(live)
 
     def restore(self) -> None:
         self.restored += 1

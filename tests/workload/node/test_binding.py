@@ -154,14 +154,14 @@ def test_second_day_6_offload_is_measured_unbound_where_no_binding_is_possible(
         raise ServerError("RuntimeError: numactl CLI is required for NUMA binding\nmore")
 
     server = cast(RankServer, SimpleNamespace(bind=bind))
-    found = bound_ranks(OFFLOAD_RULE, server, 2, platform=Nvidia(), asked=False)
+    found = bound_ranks(OFFLOAD_RULE, server, 2, platform=Nvidia(), by_command=False)
     assert found == ([], "RuntimeError: numactl CLI is required for NUMA binding")
     assert given == [(OFFLOAD_RULE, 2, [3, 1, 0])]
     with pytest.raises(InputError, match="--numa-binding exclusive cannot be applied"):
-        bound_ranks(OFFLOAD_RULE, server, 2, platform=Nvidia(), asked=True)
+        bound_ranks(OFFLOAD_RULE, server, 2, platform=Nvidia(), by_command=True)
     given_away = cast(RankServer, SimpleNamespace(bind=lambda *_: [{"cpus": [4000, 4001]}]))
     with pytest.raises(InputError, match="cores 4000-4001 are not among"):
-        bound_ranks("cores:4000-4001", given_away, 1, platform=Nvidia(), asked=True)
+        bound_ranks("cores:4000-4001", given_away, 1, platform=Nvidia(), by_command=True)
 
 
 def test_second_day_6_a_binding_is_kept_with_the_job() -> None:

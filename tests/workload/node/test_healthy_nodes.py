@@ -19,7 +19,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.study.session import _check_question
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import DeviceWatch
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.probe import Failure
@@ -56,7 +56,7 @@ class TestCoresOfAGpuNode:
     @pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles"])
     def test_doctor_misses_no_gpu_that_is_not_wanted(self, twin_node: Make, hidden: str) -> None:
         twin_node(TwinGpu()).fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-        facts = look(environ={"CUDA_VISIBLE_DEVICES": hidden})
+        facts = inspect_node(environ={"CUDA_VISIBLE_DEVICES": hidden})
         assert not [thing for thing in facts.missing if "usable GPUs" in str(thing)]
 
 

@@ -57,10 +57,10 @@ def test_a_machine_that_cannot_import_is_not_called_ready(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(facts, "import_errors", errors)
     monkeypatch.setattr(facts, "installed_version", lambda name: "5.24.0")
-    found = facts.look(imports=True)
+    found = facts.inspect_node(imports=True)
     assert asked == [*NEEDED]
     assert not found.ready
     text = "\n".join(found.lines())
     assert "cannot train: transformers cannot be imported" in text
     assert f"transformers 5.24.0 that can be imported: {why}" in text
-    assert facts.look().import_errors == {}
+    assert facts.inspect_node().import_errors == {}

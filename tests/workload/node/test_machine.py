@@ -14,7 +14,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.testing.commands import finished
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.host import host_memory, usable_cores
 from tuner.workload.node.machine import detect_cluster
 
@@ -241,12 +241,12 @@ class TestGpuCluster:
 
 class TestFacts:
     def test_without_gpus(self, no_gpus: None, host: Host, tmp_path: Path) -> None:
-        facts = look(
+        facts = inspect_node(
             proc=host.proc,
             cgroup=host.cgroup,
             sys=host.cgroup,
             core=str(host.core),
-            which=lambda name: None,
+            find_program=lambda name: None,
         )
         assert facts.gpus == ()
         assert [(meter.name, meter.available) for meter in facts.meters] == [
@@ -272,7 +272,7 @@ class TestFacts:
     ) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         node = twin_node(TwinGpu(), TwinGpu(has_counter=False), root=root)
-        facts = look(
+        facts = inspect_node(
             proc=host.proc,
             cgroup=host.cgroup,
             sys=host.cgroup,
@@ -293,15 +293,15 @@ class TestFacts:
         self, twin_node: Callable[..., TwinNode], tmp_path: Path
     ) -> None:
         twin_node(TwinGpu(), TwinGpu()).set(1, persistence=0)
-        facts = look(sys=tmp_path)
+        facts = inspect_node(sys=tmp_path)
         assert [gpu.persistence_mode for gpu in facts.gpus] == [True, False]
         (line,) = [line for line in facts.lines(verbose=True) if "persistence mode off" in line]
         assert line.startswith("GPU 1")
 
     def test_no_framework_is_imported(self) -> None:
         code = (
-            "import sys; from tuner.workload.node.facts import look; "
-            "look().lines(); "
+            "import sys; from tuner.workload.node.facts import inspect_node; "
+            "inspect_node().lines(); "
             "print([m for m in ('torch', 'deepspeed', 'ray', 'optuna') if m in sys.modules])"
         )
         done = finished([sys.executable, "-c", code])

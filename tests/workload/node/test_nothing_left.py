@@ -127,7 +127,7 @@ def test_a_server_answers_after_its_agent_has_spoken_much(tmp_path: Path) -> Non
     server._optional = ()
     server.start()
     for _ in range(50):
-        assert server._ask({"op": "kill", "more": "x" * 100_000}, timeout_s=10)["killed"]
+        assert server._request_reply({"op": "kill", "more": "x" * 100_000}, timeout_s=10)["killed"]
     assert server.alive
     server.close()
 

@@ -16,7 +16,7 @@ import pytest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.testing.sysfs import make_proc
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.node.facts import NodeFacts, look
+from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.platforms.nvidia import Nvidia
 
 pytestmark = pytest.mark.twin
@@ -33,7 +33,9 @@ def proc(tmp_path: Path) -> Path:
 def seen(proc: Path, **more: Any) -> NodeFacts:
     cgroup = proc.parent / "cgroup"
     cgroup.mkdir(exist_ok=True)
-    return look(proc=proc, cgroup=cgroup, environ=NO_ENV, **({"affinity": range(64)} | more))
+    return inspect_node(
+        proc=proc, cgroup=cgroup, environ=NO_ENV, **({"affinity": range(64)} | more)
+    )
 
 
 def test_a_node_of_gpus_tells_what_a_study_needs(proc: Path, twin_node: Make) -> None:
@@ -139,7 +141,7 @@ def test_a_driver_that_does_not_answer_is_trouble_and_no_traceback(
 
 def test_a_node_without_gpus_or_compiler_is_one_of_cores(proc: Path, twin_node: Make) -> None:
     twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    facts = seen(proc, which=lambda name: None)
+    facts = seen(proc, find_program=lambda name: None)
     assert facts.kind == "cpu-core"
     assert facts.driver == ""
     assert facts.compilers["g++"] is None
@@ -186,8 +188,8 @@ def test_second_day_5_devices_that_are_cores_have_one_each(proc: Path, twin_node
 def test_second_day_5_a_process_on_one_core_of_a_node_is_refused(tmp_path: Path) -> None:
     """As srun starts it: bound to one core, on this machine and on a node that has 16."""
     code = (
-        "from tuner.workload.node.facts import look\n"
-        "facts = look(); print(facts.cores, [s for s in facts.refusals() if 'cores' in s])"
+        "from tuner.workload.node.facts import inspect_node\n"
+        "facts = inspect_node(); print(facts.cores, [s for s in facts.refusals() if 'cores' in s])"
     )
     for cores, bound, told in ((0, "0", True), (16, "3", True), (16, "3-6", False)):
         path = tmp_path / f"node-{cores}-{bound}"

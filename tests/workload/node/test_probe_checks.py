@@ -14,7 +14,7 @@ from tuner.search_spaces.job import load_job
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.meters import MeterError
 from tuner.workload.node.probe_checks import failure_of, prepare_ops
-from tuner.workload.node.rank_group import NoAnswer, ServerError
+from tuner.workload.node.rank_group import NoReply, ServerError
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.probe import ProbeRequest
 
@@ -22,7 +22,7 @@ from tuner.workload.probe import ProbeRequest
 @pytest.mark.parametrize(
     ("error", "kind", "launch"),
     [
-        (NoAnswer("the fork server did not answer 'prepare' in 900 s"), "node", False),
+        (NoReply("the fork server did not answer 'prepare' in 900 s"), "node", False),
         (ServerError("No module named 'x'", "Traceback", kind="ImportError"), "crash", True),
         (InputError("the job needs two GPUs"), "refused", True),
         (MeterError("GPU 0 is lost"), "node", False),
@@ -80,8 +80,8 @@ def test_a_probe_without_ops_waits_for_no_build() -> None:
 
 def test_the_time_of_a_failed_build_is_noted_too() -> None:
     environment: dict[str, Any] = {}
-    node = Node(NoAnswer("the fork server did not answer 'prepare' in 900 s"))
-    with pytest.raises(NoAnswer):
+    node = Node(NoReply("the fork server did not answer 'prepare' in 900 s"))
+    with pytest.raises(NoReply):
         prepare_ops(node, OFFLOAD, environment, lambda phase: None)  # type: ignore[arg-type]
     assert environment["built_s"] > 0
 
@@ -90,7 +90,7 @@ def test_a_fork_server_that_does_not_answer_is_told_apart() -> None:
     server = RankServer(needs=("json",))
     try:
         server.start()
-        with pytest.raises(NoAnswer, match="did not answer 'prepare' in 0 s"):
-            server._ask({"op": "prepare", "libraries": []}, timeout_s=0.0)
+        with pytest.raises(NoReply, match="did not answer 'prepare' in 0 s"):
+            server._request_reply({"op": "prepare", "libraries": []}, timeout_s=0.0)
     finally:
         server.close()

@@ -204,7 +204,7 @@ def test_second_day_5_ranks_need_cores_and_gpus_without_ranks_do_not(
     """`torchrun --nproc-per-node 2` on a node of 8 GPUs of which a batch system gave 4 cores."""
     twin_node(*[TwinGpu()] * 8)
     said: list[str] = []
-    runner = LocalRunner(load_job(), detect_cluster(), run_dir=tmp_path, say=said.append)
+    runner = LocalRunner(load_job(), detect_cluster(), run_dir=tmp_path, announce=said.append)
     monkeypatch.setattr(runner.node.server, "start", lambda: None)
     monkeypatch.setattr("tuner.workload.node.rank_launch.granted_cores", lambda: 4.0)
     monkeypatch.setattr("tuner.workload.platforms.nvidia.granted_cores", lambda: 4.0)

@@ -70,7 +70,7 @@ class TestParts:
                 {**PACKAGES, "torch": None}, {"g++": None}, gpus=0, cores=1, shm_bytes=GIB
             )
         )
-        assert [thing.what.partition(",")[0] for thing in found] == ["torch", "g++ and ninja"]
+        assert [thing.subject.partition(",")[0] for thing in found] == ["torch", "g++ and ninja"]
         assert found[0].lines == (install_command("train"),)
 
     def test_finding_13_a_torch_that_cannot_use_the_gpus(self, twin_node: Make) -> None:
@@ -92,7 +92,7 @@ class TestParts:
             )
         )
         assert len(found) == 1
-        assert "is built without CUDA" in found[0].what
+        assert "is built without CUDA" in found[0].subject
 
     def test_finding_13_shared_memory_of_a_container(self) -> None:
         """finding_13: Docker's 64 MiB are too small for two ranks, and one needs none."""

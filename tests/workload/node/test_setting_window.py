@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tuner.workload.limits import WindowPolicy
-from tuner.workload.measure.agreement import Agreed, Agreement, Levels
+from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels
 from tuner.workload.measure.statistics import Window
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters.base import Reading
@@ -41,7 +41,7 @@ class Conductor:
 
 
 def agreed(conductor: Conductor, *, independent: bool = True, left_s: float = 100.0) -> Any:
-    kept: list[Agreed] = []
+    kept: list[AgreedWindow] = []
     meter = SimpleNamespace(info=SimpleNamespace(independent=independent))
     setting = SettingWindow(conductor, meter, SimpleNamespace(samples=()))  # type: ignore[arg-type]
     try:
@@ -59,7 +59,7 @@ AGREES = window_of(1800.0, length_s=6.0)
 
 def test_it_is_measured_again_over_twice_the_time() -> None:
     conductor = Conductor(DIFFERS, AGREES)
-    assert agreed(conductor) == ([], Agreed(AGREES))
+    assert agreed(conductor) == ([], AgreedWindow(AGREES))
     assert [policy.min_s for policy in conductor.policies] == [3.0, 6.0]
 
 
@@ -75,11 +75,11 @@ def test_it_is_not_measured_again_without_reason_or_time(
     window: Window, more: dict[str, Any]
 ) -> None:
     conductor = Conductor(window)
-    assert agreed(conductor, **more) == ([], Agreed(window))
+    assert agreed(conductor, **more) == ([], AgreedWindow(window))
 
 
 def test_a_program_that_ends_meanwhile_loses_no_window() -> None:
     ended = ProbeFailed(Failure("ended", "the program ended by itself"))
     kept, failed = agreed(Conductor(DIFFERS, ended))
-    assert kept == [Agreed(DIFFERS)]
+    assert kept == [AgreedWindow(DIFFERS)]
     assert failed is ended

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tuner.workload.node.facts import MeterFacts, NodeFacts, look
+from tuner.workload.node.facts import MeterFacts, NodeFacts, inspect_node
 from tuner.workload.platforms.base import GpuFacts
 
 
 @pytest.fixture
 def facts(tmp_path: Path) -> NodeFacts:
-    found = look(sys=tmp_path)
+    found = inspect_node(sys=tmp_path)
     found = replace(found, missing=())
     versions = {"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.23.0", "ray": None}
     return replace(found, packages=versions)

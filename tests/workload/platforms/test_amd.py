@@ -15,7 +15,7 @@ from tuner.testing.amdsmi_stub import Stub, StubGpu
 from tuner.testing.fake_clock import FakeClock
 from tuner.workload.meters.amd import AmdMeter, opened
 from tuner.workload.meters.base import Meter, MeterError
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.ops import TorchBuild
 from tuner.workload.platforms import platform_of
@@ -250,9 +250,11 @@ def test_doctor_lists_amdsmi_only_where_there_are_such_gpus(
     torch = TorchBuild("2.9.0+cpu", "")
     monkeypatch.setattr("tuner.workload.node.facts.installed_torch", lambda: torch)
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    assert "amdsmi" not in {meter.name for meter in look(environ=hidden, sys=tmp_path).meters}
+    assert "amdsmi" not in {
+        meter.name for meter in inspect_node(environ=hidden, sys=tmp_path).meters
+    }
     made()
-    facts = look(environ={}, sys=tmp_path)
+    facts = inspect_node(environ={}, sys=tmp_path)
     assert [gpu.name for gpu in facts.gpus] == ["AMD Instinct MI300X"] * 2
     assert not facts.ready
     assert "without ROCm" in "\n".join(facts.lines())

@@ -20,11 +20,11 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.node.device_watch import new_faults
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms.nvidia import Nvidia
-from tuner.workload.probe import NotApplied
+from tuner.workload.probe import UnappliedSetting
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -116,7 +116,7 @@ def test_third_day_4_one_memory_for_host_and_gpu(proc: Path, twin_node: Make) ->
     assert cluster.device.name == "GB10"
     assert cluster.device.memory_bytes == 128 * GIB
     assert cluster.device.shares_host_memory
-    text = "\n".join(look(proc=proc, cgroup=proc, environ=NO_ENV).lines(verbose=True))
+    text = "\n".join(inspect_node(proc=proc, cgroup=proc, environ=NO_ENV).lines(verbose=True))
     assert "the host's memory" in text
 
 
@@ -183,7 +183,7 @@ def test_third_day_3_doctor_refuses_what_a_study_refuses(
 ) -> None:
     """third_day_3: doctor was ready on nodes on which every study is refused."""
     twin_node(*gpus)
-    facts = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
+    facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert not facts.ready
     assert sum(sentence in line for line in facts.lines() if line.startswith("missing")) == 1
     assert not facts.lines()[0].startswith("verdict   ready")
@@ -203,7 +203,7 @@ def test_third_day_13_doctor_notes_what_lowers_or_smooths_power(
 ) -> None:
     """third_day_13: neither smoothing nor a lower enforced limit was ever asked."""
     twin_node(gpu)
-    facts = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
+    facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
     assert "; ".join(facts.notes) == note or (note and note in facts.notes[0])
 
@@ -211,7 +211,7 @@ def test_third_day_13_doctor_notes_what_lowers_or_smooths_power(
 def test_third_day_13_a_pending_remap_is_noted(proc: Path, twin_node: Make) -> None:
     """third_day_13: after an uncorrectable error doctor said nothing."""
     twin_node(TwinGpu(), TwinGpu()).ecc_error(1)
-    (note,) = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64)).notes
+    (note,) = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64)).notes
     assert "GPU 1 has a memory row that is remapped at its next reset" in note
 
 
@@ -223,7 +223,7 @@ def test_third_day_6_a_gpu_that_lists_nothing_to_set_is_left_alone(
 ) -> None:
     """third_day_6: root's clocks were "searched" on a GPU that takes none."""
     node = twin_node(TwinGpu(lists_clocks=False, tells_limit=False))
-    facts = look(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
+    facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
     assert not facts.cluster.clock_control
     assert "clocks    left as they are" in facts.lines()
@@ -256,7 +256,7 @@ def refused(live: dict[str, int]) -> str:
     """Apply a live setting as a probe does; return the knob that is unsupported, or ""."""
     with closing(NvmlGovernor(environ=NO_ENV, guarded=False)) as governor:
         done = apply_live(governor, lambda _: [], (), Settings(live), ranks=2)
-        return ",".join(done.unsupported) if isinstance(done, NotApplied) else ""
+        return ",".join(done.unsupported) if isinstance(done, UnappliedSetting) else ""
 
 
 def test_third_day_6_a_refusal_is_the_knobs_and_leaves_nothing_set(twin_node: Make) -> None:

@@ -15,9 +15,9 @@ from tuner.workload.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter
-from tuner.workload.meters.estimated import EstimatedMeter
+from tuner.workload.meters.estimated_meter import EstimatedMeter
 from tuner.workload.node.device_watch import DeviceWatch
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
@@ -67,7 +67,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestAnotherVendor:
     def test_the_machine_is_its_devices_for_study_doctor_and_preflight(self) -> None:
         assert detect_cluster().device.name == "X1"
-        facts = look()
+        facts = inspect_node()
         assert [gpu.name for gpu in facts.gpus] == ["X1", "X1"]
         assert (facts.driver, facts.clock_control) == ("1.0", False)
         assert "2 x X1" in "\n".join(facts.lines())

@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload import releases
 from tuner.workload.built_in_job import training_program
-from tuner.workload.node.facts import look
+from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.ops import release_of
 
 #: Names that are younger than the releases of pyproject.toml, and the need that stands for each;
@@ -74,7 +74,7 @@ def test_third_day_1_an_older_transformers_is_one_sentence(
 ) -> None:
     """third_day_1: below 5 the first look at the model was an AttributeError."""
     pretend(transformers=transformers)
-    notes = [note for note in look().notes if "built-in program" in note]
+    notes = [note for note in inspect_node().notes if "built-in program" in note]
     assert bool(notes) == refused
     if not refused:
         return

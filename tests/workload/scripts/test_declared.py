@@ -17,9 +17,9 @@ from tuner.problem.configuration_names import named_configurations
 from tuner.problem.job_request import job_with_knobs
 from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob, parse_knob
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.knob_declarations import Knob, parse_knob
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
 from tuner.workload.declared_knobs import export_words, program_knobs, read_at_start
@@ -309,5 +309,5 @@ def test_a_variable_that_is_a_command_is_refused() -> None:
     """Review 2, finding 13: names reached launch.sh unquoted."""
     assert export_words({"A_1": "$(id)"}) == ["A_1='$(id)'"]
     for name in ("X=1; touch x; Y", "a b", "1A", "", "A\n", "$(id)"):
-        with pytest.raises(InputError, match="no name of an environment variable"):
+        with pytest.raises(InputError, match="not a valid name of an environment variable"):
             export_words({name: "1"})

@@ -13,7 +13,7 @@ import pytest
 from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.scripts import inspected
 from tuner.testing.studies import run_optimize
 from tuner.workload.node.machine import detect_cluster

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.scripts import inspected
 from tuner.testing.studies import run_optimize
 from tuner.workload.node.machine import detect_cluster

@@ -17,7 +17,7 @@ from tuner.workload.node import command_group
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.observing import Seen, observe_script, observed_job
+from tuner.workload.scripts.observing import ObservedLaunch, observe_script, observed_job
 
 CLUSTER = replace(detect_cluster(), devices_per_node=2)
 pytestmark = pytest.mark.real
@@ -62,13 +62,13 @@ def _this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
-def observe(folder: Path, command: str, program: str = TRAIN) -> Seen:
+def observe(folder: Path, command: str, program: str = TRAIN) -> ObservedLaunch:
     (folder / "train.py").write_text(dedent(program))
     script = Script(command, cwd=folder)
     script.require_startable()
     runs = folder / "run"
     with closing(LocalRunner(observed_job(script), CLUSTER, run_dir=runs)) as runner:
-        seen = observe_script(script, runner.run_of, folder=runs, say=lambda sentence: None)
+        seen = observe_script(script, runner.run_of, folder=runs, announce=lambda sentence: None)
     assert seen is not None
     return seen
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import parse_knob
+from tuner.search_spaces.knob_declarations import parse_knob
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
 from tuner.workload.hook.counting import GROUPS
@@ -204,7 +204,7 @@ def test_a_failure_on_other_ranks_leaves_the_split_that_one_rank_shows(tmp_path:
 
 
 def test_the_loss_of_other_samples_on_other_ranks_is_no_proof_at_once(tmp_path: Path) -> None:
-    class Elsewhere(Program):
+    class NvmlProxy(Program):
         """A loader that draws other samples on each number of ranks."""
 
         def look(self, job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
@@ -213,7 +213,7 @@ def test_the_loss_of_other_samples_on_other_ranks_is_no_proof_at_once(tmp_path: 
                 self.seen = {"groups": lambda m, a: [facts(m, a)["groups"][0] | {"loss": 2.2}] * 4}
             return super().look(job, configuration)
 
-    program = Elsewhere()
+    program = NvmlProxy()
     job = proven(job_of(tmp_path), facts(8, 4), program.look, devices=2)
     assert [words.split()[-3] for words in program.started] == ["2", "4"]
     assert turned(job) == {"micro_batch", "data_parallel"}

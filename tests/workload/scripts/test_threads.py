@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.declared import Knob
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.scripts import CPU, script_job
 from tuner.workload.platforms.cores import Cores
 from tuner.workload.scripts.script_facts import ScriptFacts

@@ -16,8 +16,8 @@ from tuner.problem.problem import steps_a_job_step
 from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
 from tuner.search.regret import RegretEstimate
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.study.request import StudyRequest
 from tuner.study.rules import not_repaid, reason_to_stop
 from tuner.testing.scripts import CPU, script_job

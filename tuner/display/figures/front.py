@@ -140,15 +140,15 @@ def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> 
     if band is None or len(band.time_s) < 2 or len(result.front_points) < 3:
         return
     columns = (band.time_s, band.energy_kJ_10, band.energy_kJ_50, band.energy_kJ_90)
-    known = [
+    costed = [
         [time_s / units.s, *(energy / units.kJ for energy in energies)]
         for time_s, *energies in zip(*columns, strict=True)
         if all(math.isfinite(v) for v in energies) and time_s / units.s <= x_axis.high
     ]
-    if len(known) < 2:
+    if len(costed) < 2:
         return
     times, low, middle, high = (
-        [round(v, 6) for v in column] for column in zip(*known, strict=True)
+        [round(v, 6) for v in column] for column in zip(*costed, strict=True)
     )
     edge = {"shape": "hv", "width": 0, "color": BLUE}
     hidden = {"visible": "legendonly"}

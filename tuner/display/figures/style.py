@@ -53,8 +53,8 @@ class Axis:
     """
 
     def __init__(self, values: Iterable[float], soft: Iterable[float] = ()) -> None:
-        known = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
-        low, high = min(known), max(known)
+        finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+        low, high = min(finite), max(finite)
         self.log = low > 0 and high / low > _LOG_RATIO
         span = (high - low) or abs(high) * 0.2 or 1.0
         for value in soft:
@@ -70,7 +70,7 @@ class Axis:
         else:
             pad = 0.07 * ((high - low) or span)
             self.low, self.high = low - pad, high + pad
-            if min(known) >= 0:
+            if min(finite) >= 0:
                 self.low = max(self.low, 0.0)
 
     def holds(self, value: float) -> bool:
@@ -141,7 +141,7 @@ def translucent(colour: str) -> str:
 
 
 def dark_palette() -> dict[str, str]:
-    """Return what each colour of a figure, and its translucent form, becomes on a dark page."""
+    """Map each colour of a figure, and its translucent form, to its colour on a dark page."""
     fills = {translucent(light): translucent(dark) for light, dark in DARK.items()}
     return {**DARK, **fills}
 
@@ -152,13 +152,13 @@ def wrapped(text: str, width: int = 46) -> str:
 
 
 def scatter_trace(
-    x: Sequence[Any], y: Sequence[Any], *, name: str = "", hover: Sequence[str] = (), **look: Any
+    x: Sequence[Any], y: Sequence[Any], *, name: str = "", hover: Sequence[str] = (), **style: Any
 ) -> dict[str, Any]:
     """Return a trace of lines, markers or both, by which of `line` and `marker` is given.
 
     It is in the legend if it is named, and has hover labels if there are any.
     """
-    trace = {"mode": "+".join(f"{each}s" for each in ("line", "marker") if each in look), **look}
+    trace = {"mode": "+".join(f"{each}s" for each in ("line", "marker") if each in style), **style}
     trace |= {"name": name} if name else {"showlegend": False}
     trace |= {"hoverinfo": "text", "hovertext": hover} if hover else {"hoverinfo": "skip"}
     return {"type": "scatter", "x": x, "y": y, **trace}

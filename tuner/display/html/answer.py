@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.display.advice import details, evidence_sentence
-from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, told_columns
+from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, energy_columns
 from tuner.display.html.environment import macro
 from tuner.display.view import View
 from tuner.formatting import change, counted, duration, label, number, percent, probability, short
@@ -73,13 +73,13 @@ def _figures_of(view: View, point: Point) -> list[Tile]:
     units, changes, mark = view.units, _changes(view, point), point.meter.mark
     of = "" if view.result.length else " of a step"
     tiles = []
-    for column in told_columns((TIME, ENERGY), view):
+    for column in energy_columns((TIME, ENERGY), view):
         lines = [changes[column.name]] if column.name in changes else []
         if below := column.below(view, point):
             lines.append(Line(f"{below} {column.unit(units)}", "interval"))
         own = mark if column.metered else ""
         tiles.append(Tile(f"{column.heading}{of}", column.text(view, point), lines, own))
-    if not view.tells_energy:
+    if not view.has_energy:
         return tiles
     lines = [changes["power"]] if "power" in changes else []
     return [*tiles, Tile("Average power", f"{number(point.power_W)} W", lines, mark)]
@@ -148,19 +148,19 @@ def _facts(view: View) -> str:
 
 def _price_tiles(view: View, best: Point) -> list[Tile]:
     # What the choice and today cost and emit, where prices or the grid were given.
-    asked, base = view.result.request.constraints, view.result.baseline
+    constraints, base = view.result.request.constraints, view.result.baseline
     tiles = []
 
     def add(name: str, now: float, before: float | None, text: Callable[[float], str]) -> None:
         today = [Line(f"today {text(before)}", "muted")] if before is not None else []
         tiles.append(Tile(name, text(now), today, best.meter.mark))
 
-    if any(asked.prices):
-        before = cost_of(base, asked) if base is not None else None
-        add("Cost at your prices", cost_of(best, asked), before, number)
-    if asked.grid_gCO2_per_kWh is not None:
-        before = carbon_g(base, asked) if base is not None else None
-        add("Emissions of its energy", carbon_g(best, asked), before, _mass_text)
+    if any(constraints.prices):
+        before = cost_of(base, constraints) if base is not None else None
+        add("Cost at your prices", cost_of(best, constraints), before, number)
+    if constraints.grid_gCO2_per_kWh is not None:
+        before = carbon_g(base, constraints) if base is not None else None
+        add("Emissions of its energy", carbon_g(best, constraints), before, _mass_text)
     return tiles
 
 
@@ -178,7 +178,7 @@ def _spent_tile(view: View) -> Tile:
         past = Line(f"{len(result.points)} settings of past runs", "muted")
         return Tile("Search spent", "nothing", [past])
     title = "A real search would take" if view.is_predicted else "Search spent"
-    if not view.tells_energy:
+    if not view.has_energy:
         return Tile(title, duration(spent.time_s), [Line(counted(spent.probes, "probe"), "muted")])
     failed = f", {spent.failed} failed" if spent.failed else ""
     lines = [Line(counted(spent.probes, "probe") + failed, "muted")]
@@ -198,14 +198,14 @@ def front_values(view: View) -> dict[str, Any]:
     shown = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
     if result.baseline and view.today not in view.front:
         shown.append(result.baseline)
-    known = any(p.peak_memory_bytes for p in every)
+    has_memory = any(p.peak_memory_bytes for p in every)
     others = sorted(result.points, key=lambda p: p.energy_to_solution_kJ)
     return {
         "names": names,
         "fixed": [name for name in present if name not in names],
         "shown": shown,
         "others": others[:_MOST_POINTS],
-        "columns": [c for c in told_columns(PAGE, view) if known or c is not MEMORY],
+        "columns": [c for c in energy_columns(PAGE, view) if has_memory or c is not MEMORY],
         "meters": list({p.meter for p in every}),
         "flags_of": _flags_of,
         "source_text": _source_text,
@@ -227,7 +227,7 @@ def limit_values(view: View) -> dict[str, Any]:
     """Return the sliders for deadline and energy budget, with the choices that the page's script
     looks up; no sliders if there is nothing to choose."""
     result, units = view.result, view.units
-    grid = choice_grid(result, units) if view.tells_energy else None
+    grid = choice_grid(result, units) if view.has_energy else None
     if grid is None:
         return {"sliders": []}
     limits = result.limits

@@ -15,11 +15,11 @@ from tuner.display.view import View, figure_texts
 from tuner.formatting import Units, energy_text, label, number, percent, signed_percent
 from tuner.problem.limits import LIMITS
 from tuner.results.parts import Explanation
-from tuner.workload.measure.parts import PARTS, part_rows, parts_told
+from tuner.workload.measure.parts import PARTS, named_parts, part_rows
 from tuner.workload.measure.stragglers import words
 from tuner.workload.probe import ProbeRecord
 
-_ASKED = {
+_LIMIT_LABELS = {
     **{limit.name: limit.label for limit in LIMITS},
     "probe_budget_kJ": "energy budget of the search (kJ)",
     "max_probes": "most probes",
@@ -76,12 +76,12 @@ def detail_values(
         "size_units": Units.of([size.best for size in plan.sizes]) if plan else view.units,
         "figure_texts": figure_texts,
         "own_energy_text": energy_text,
-        "asked": _asked(view),
+        "asked": _given_limits(view),
     }
 
 
 def _power_by_part(parts_W: Mapping[str, float]) -> dict[str, Any]:
-    heads = ["Phase", *(PARTS[part] for part in parts_told(parts_W))]
+    heads = ["Phase", *(PARTS[part] for part in named_parts(parts_W))]
     return {"power_heads": heads, "power_rows": part_rows(parts_W)}
 
 
@@ -105,9 +105,9 @@ def _parts_note(view: View, explanation: Explanation) -> str:
         return "Predicted shares of the choice's step, along the busiest pipeline stage."
     errors = explanation.model_error.items()
     off = ", ".join(f"{name} {signed_percent(share)}" for name, share in errors)
-    what = "time and energy" if explanation.energy_J else "time"
+    quantity = "time and energy" if explanation.energy_J else "time"
     return (
-        f"Measured {what} of the choice's step, by the analytic models' shares along the "
+        f"Measured {quantity} of the choice's step, by the analytic models' shares along the "
         f"busiest pipeline stage; the models alone would have been off by {off}."
     )
 
@@ -128,14 +128,18 @@ def _spent_rows(view: View) -> list[tuple[str, str]]:
     return rows
 
 
-def _asked(view: View) -> dict[str, Any]:
+def _given_limits(view: View) -> dict[str, Any]:
     # Limits, space, job and cluster.
     result = view.result
     given = {**result.limits.to_json(), **result.request.to_json()}
-    asked = {_ASKED[name]: f"{value:,.10g}" for name, value in given.items() if name in _ASKED}
+    limits = {
+        _LIMIT_LABELS[name]: f"{value:,.10g}"
+        for name, value in given.items()
+        if name in _LIMIT_LABELS
+    }
     scopes = sorted(
         {
-            (f"{p.meter.name}: {p.meter.scope} scope, " if view.tells_energy else "time alone: ")
+            (f"{p.meter.name}: {p.meter.scope} scope, " if view.has_energy else "time alone: ")
             + p.meter.source
             + label(p.meter.mark)
             + (f"; charged: {p.meter.host}" if p.meter.host else "")
@@ -144,12 +148,12 @@ def _asked(view: View) -> dict[str, Any]:
     )
     rest = {name: value for name, value in result.about.items() if name not in _SHOWN_ELSEWHERE}
     return {
-        **(asked or {"constraints": "none"}),
+        **(limits or {"constraints": "none"}),
         "chosen by": result.choice.rule,
         f"{view.unit_of_work}s to the solution": f"{result.length:,}"
         if result.length
         else "unknown",
-        ("energy from" if view.tells_energy else "metered"): scopes or ["nothing was measured"],
+        ("energy from" if view.has_energy else "metered"): scopes or ["nothing was measured"],
         **{name: _unpacked(value) for name, value in rest.items()},
     }
 

@@ -68,5 +68,5 @@ def render(name: str, **values: Any) -> str:
 
 
 def macro(name: str, *arguments: Any) -> str:
-    """Return what a macro of `macros.html` makes of its arguments."""
+    """Render a macro of `macros.html` with its arguments."""
     return str(getattr(environment().get_template("macros.html").module, name)(*arguments))

@@ -1,8 +1,8 @@
 """Driver of a framework: one TOML file that says where it takes the knobs.
 
 `docs/adding-a-framework.md` explains each key. A driver is data: its conditions are those of
-`tuner.search_spaces.when`, and a key or a table that is not listed here is refused. What it makes
-run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
+`tuner.search_spaces.conditions`, and a key or a table that is not listed here is refused. What it
+makes run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tuner.search_spaces.conditions import check_condition
 from tuner.search_spaces.data_files import read_toml
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.program import PARTITIONS, Program
-from tuner.search_spaces.typed import plain_text, whole_number
-from tuner.search_spaces.when import check_condition
+from tuner.search_spaces.typed_json import plain_text, whole_number
 from tuner.workload.hook import merge
 from tuner.workload.scripts.frameworks.parts import (
     TEMPLATE,
     UNSET,
     Command,
-    Recognised,
+    FrameworkSigns,
     Route,
     Rule,
     Wrapper,
@@ -50,12 +50,12 @@ Made = TypeVar("Made")
 class Table:
     """Table of a parsed TOML file, named for sentences; InputError for an unknown key."""
 
-    def __init__(self, data: Any, where: str, *known: str) -> None:
+    def __init__(self, data: Any, where: str, *keys: str) -> None:
         if not isinstance(data, Mapping):
             raise InputError(f"{where} must be a table")
         for key in data:
-            if known and key not in known:
-                raise UnknownName("key", str(key)[:80], known, where=f" in {where}")
+            if keys and key not in keys:
+                raise UnknownName("key", str(key)[:80], keys, where=f" in {where}")
         self.data, self.where, self.file = data, where, where.rpartition(" of ")[2]
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -110,16 +110,16 @@ class Table:
                 values[item.name] = value is True if item.type == "bool" else value
         return kind(**values)
 
-    def part(self, key: str, *known: str) -> Table:
+    def part(self, key: str, *keys: str) -> Table:
         """Return a table inside this one; empty by default."""
-        return Table(self.data.get(key, {}), f"[{key}] of {self.file}", *known)
+        return Table(self.data.get(key, {}), f"[{key}] of {self.file}", *keys)
 
-    def parts(self, key: str, *known: str) -> list[Table]:
+    def parts(self, key: str, *keys: str) -> list[Table]:
         """Return the tables of a list; empty by default."""
         value = self.data.get(key, [])
         if not isinstance(value, list):
             raise InputError(f"{key} in {self.where} must be a list of tables, [[{key}]]")
-        return [Table(item, f"[[{key}]] of {self.file}", *known) for item in value]
+        return [Table(item, f"[[{key}]] of {self.file}", *keys) for item in value]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Driver:
     what: str
     package: str
     versions: str
-    recognised: Recognised
+    recognised: FrameworkSigns
     command: Command
     knobs: Mapping[str, Route] = field(hash=False)
     declared: Mapping[str, Knob] = field(hash=False)
@@ -178,7 +178,7 @@ def read_driver(data: Any, where: str) -> Driver:
     table = Table(data, where, *_TOP)
     name = table.text("framework")
     signs = table.part("recognise", "modules", "scripts", "launchers", *_WITH)
-    recognised = signs.made(Recognised)
+    recognised = signs.made(FrameworkSigns)
     if not (recognised.modules or recognised.scripts or recognised.launchers or recognised.imports):
         raise InputError(f"[recognise] of {where} must have modules, scripts, launchers or imports")
     knobs = table.part("knobs", *ROUTED)
@@ -192,7 +192,7 @@ def read_driver(data: Any, where: str) -> Driver:
     for degree in world:
         if degree not in routes:
             raise InputError(
-                f"divide in [world] of {where} names {degree!r}, which is no knob of it"
+                f"divide in [world] of {where} names {degree!r}, which is not one of its knobs"
             )
     facts = table.part("facts")
     versions = table.text("versions", "")

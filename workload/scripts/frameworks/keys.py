@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.frameworks.driven import Bound
+from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
     check_version,
     load_drivers,
     shipped_drivers,
 )
-from tuner.workload.scripts.frameworks.parts import Recognised
+from tuner.workload.scripts.frameworks.parts import FrameworkSigns
 from tuner.workload.scripts.frameworks.settings import read_function
 
 #: Limits of what one pattern of a driver has read; the largest sources have some hundred KiB.
@@ -32,7 +32,7 @@ _MOST_FILES, _MOST_BYTES = 200, 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Checked:
+class KeyCheck:
     """Result of the comparison of a driver's keys with a framework's sources."""
 
     version: str = ""
@@ -48,7 +48,7 @@ def search_path(cwd: Path, words: Sequence[str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(folders))
 
 
-def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
+def check_keys(driver: Driver, path: Sequence[Path]) -> KeyCheck:
     """Compare a driver's keys with the framework that a path leads to, by the words of its files.
 
     A key that no file names is gone; one that it names may still be of another table.
@@ -59,15 +59,15 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> Checked:
     installed = importlib.metadata.distributions(name=driver.package, path=folders)
     version = next((found.version for found in installed), "") if driver.package else ""
     if not files:
-        return Checked(version)
+        return KeyCheck(version)
     words = frozenset[str]().union(*map(_words, files))
     found = tuple(key for key in driver.keys if _stands(key, words))
     # What a file that is not installed may declare is not gone.
     gone = tuple(key for key in driver.keys if key not in found) if all(named) else ()
-    return Checked(version, found, gone, tuple(files))
+    return KeyCheck(version, found, gone, tuple(files))
 
 
-def best_fit(drivers: Sequence[Driver], path: Sequence[Path]) -> tuple[Driver, Checked]:
+def best_fit(drivers: Sequence[Driver], path: Sequence[Path]) -> tuple[Driver, KeyCheck]:
     """Return the driver with the fewest keys that the installed framework lacks."""
     checked = [(driver, check_keys(driver, path)) for driver in drivers]
     return min(checked, key=lambda pair: len(pair[1].gone))
@@ -138,8 +138,8 @@ def recognised(
     driver, found = min(fitting, key=lambda pair: len(pair[1].gone))
     held: dict[str, Any] = {}
     if driver.wrapper is not None and calls:
-        told = [key for key in driver.program.values() if isinstance(key, str)]
-        keys = [*driver.keys, *driver.facts.values(), *told]
+        key_names = [key for key in driver.program.values() if isinstance(key, str)]
+        keys = [*driver.keys, *driver.facts.values(), *key_names]
         held = read_function(driver.wrapper, words, keys, path, cwd)
     return Bound(driver, found.version, found.gone, held)
 
@@ -150,7 +150,7 @@ def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
     imported = set(re.findall(r"^\s*(?:import|from)\s+([\w.]+)", text, re.M))
     module = words[1] if words[0] == "-m" else ""
     path = f"/{module.replace('.', '/')}.py" if module else str((cwd / words[0]).resolve())
-    ways: tuple[Callable[[Recognised], bool], ...] = (
+    ways: tuple[Callable[[FrameworkSigns], bool], ...] = (
         lambda signs: (
             any(fnmatch(path, pattern) for pattern in signs.scripts)
             or _below(module, signs.modules)

@@ -16,7 +16,7 @@ UNSET = "<unset>"
 
 
 @dataclass(frozen=True)
-class Recognised:
+class FrameworkSigns:
     """Signs of a framework in a command; one of the first four is enough.
 
     Beside these the script must hold each of `mentions`, or one of "A|B", and the command one of

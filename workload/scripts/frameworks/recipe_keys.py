@@ -67,7 +67,7 @@ class RecipeKeys:
     sizes: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
-    def known(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """Every key that is read, named or harmless."""
         listed = (*self.model, *self.length, *self.rank, *self.targets, *self.deepspeed, *self.fsdp)
         read = [key for case in self.cases for key in case.when]

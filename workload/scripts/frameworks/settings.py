@@ -21,8 +21,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.declared import FILE_KINDS
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import FILE_KINDS
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.key_files import changed_text, parsed_file, read_text, renamed
 from tuner.workload.node.rights import without_secrets
@@ -243,28 +243,28 @@ def read_function(
     """
     named = _named(wrapper, words)
     module, function = named[wrapper.module][1], named[wrapper.function][1]
-    asked = {
+    question = {
         "search": [name.format(module=module) for name in wrapper.search],
         "function": function,
         "keys": list(keys),
         "path": [str(folder) for folder in path],
     }
-    answer, why = ask_interpreter(
-        ["-c", _READ], asked, "joulefront-given ", cwd, without_secrets(os.environ)
+    reply, why = query_interpreter(
+        ["-c", _READ], question, "joulefront-given ", cwd, without_secrets(os.environ)
     )
-    if answer is None:
+    if reply is None:
         raise InputError(f"{function} of {module} cannot be read: {why or 'no answer'}")
-    return answer
+    return reply
 
 
-def ask_interpreter(
+def query_interpreter(
     program: Sequence[str],
     question: Mapping[str, Any],
     mark: str,
     cwd: Path,
     environment: Mapping[str, str],
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return what a program of Python answers on a line behind `mark`, or None and why not.
+    """Return the reply of a Python program on a line behind `mark`, or None and the reason.
 
     It gets the question as JSON on standard input; the reason is the last line of its errors.
     """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.frameworks.settings import ask_interpreter
+from tuner.workload.scripts.frameworks.settings import query_interpreter
 from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.script_facts import ASSIGNMENT, Launcher, names_taken
 
@@ -29,7 +29,7 @@ Read = tuple[tuple[str, ...], Launcher]
 
 
 @dataclass(frozen=True)
-class Typed:
+class LauncherCommand:
     """Command that begins with a launcher, whose arguments follow `skip` words."""
 
     words: tuple[str, ...]
@@ -63,8 +63,8 @@ class Kind:
         if cls.commands or cls.modules:
             KINDS.append(cls())
 
-    def read(self, typed: Typed) -> Read:
-        """Return what a command starts; InputError if it is refused, or cannot be honoured."""
+    def read(self, typed: LauncherCommand) -> Read:
+        """Return the launch of a command; InputError if it is refused or cannot be honoured."""
         raise NotImplementedError
 
     def reaches_nodes(self, launcher: Launcher) -> bool:
@@ -80,10 +80,10 @@ class Vendor(Kind):
         """The command, for sentences."""
         return " ".join((self.commands or self.modules)[:1] + self.own)
 
-    def read(self, typed: Typed) -> Read:
+    def read(self, typed: LauncherCommand) -> Read:
         """Read the arguments by the launcher's own parser; InputError if it refuses them."""
         words = typed.words
-        read = _answer(self.name, words[typed.skip :], typed.cwd, typed.environment)
+        read = _reply(self.name, words[typed.skip :], typed.cwd, typed.environment)
         if "refuse" in read:
             raise InputError(f"{self.shown}: {' '.join(str(read['refuse']).split())}")
         given = len(words) - int(read["given"])
@@ -144,11 +144,11 @@ class _Starter(Kind):
     takes_hook = False
 
     def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-        """Return what it starts with the arguments given; InputError for one that is not read."""
+        """Return the launch for these arguments; InputError for one that is not read."""
         raise NotImplementedError
 
-    def read(self, typed: Typed) -> Read:
-        """Return what that launcher starts."""
+    def read(self, typed: LauncherCommand) -> Read:
+        """Return the launch of that launcher."""
         words, at = typed.words, typed.skip
         command = self.command(words[at:], typed.environment)
         script, launcher = read_words(command, typed.cwd, typed.environment)
@@ -167,7 +167,7 @@ class _LlamaFactory(_Starter):
         start = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={each}"]
         return [*start, "-m", "llamafactory.launcher", *given]
 
-    def read(self, typed: Typed) -> Read:
+    def read(self, typed: LauncherCommand) -> Read:
         """Return the same with what it sets for torch's DDP."""
         script, launcher = super().read(typed)
         if typed.environment.get("OPTIM_TORCH", "1").lower() in ("true", "y", "1"):
@@ -195,15 +195,15 @@ class _Axolotl(_Starter):
         return [*start, *given[:at]]
 
 
-def _answer(
+def _reply(
     name: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     given = {name: text for name, text in environment.items() if not names_taken([text])}
     question = {"launcher": name, "arguments": list(arguments)}
-    answer, why = ask_interpreter([vendor.__file__], question, vendor.MARK, cwd, given)
+    reply, why = query_interpreter([vendor.__file__], question, vendor.MARK, cwd, given)
     # argparse says what is wrong in its last line and ends the process.
     why = why.partition("error: ")[2] or why or "it answered this command with its help"
-    return {"refuse": why} if answer is None else answer
+    return {"refuse": why} if reply is None else reply
 
 
 def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -280,7 +280,7 @@ def read_words(
                 shown = " ".join((name, *kind.own))
                 raise InputError(f"of {name}'s commands only `{shown}` trains")
             skip += len(kind.own)
-        return kind.read(Typed(tuple(words), skip, cwd, environment))
+        return kind.read(LauncherCommand(tuple(words), skip, cwd, environment))
     return (_as_module(bare, cwd) if len(bare) == len(words) else bare), None
 
 

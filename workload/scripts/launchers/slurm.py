@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed import whole_number
+from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.scripts.launchers.kinds import (
     PYTHON,
     Kind,
+    LauncherCommand,
     Read,
-    Typed,
     assignments,
     read_words,
     without_python,
@@ -61,22 +61,22 @@ class Srun(Kind):
         """Return True: its tasks are on all nodes."""
         return True
 
-    def read(self, typed: Typed) -> Read:
-        """Return what it starts, in an allocation by Slurm's own figures; or InputError."""
+    def read(self, typed: LauncherCommand) -> Read:
+        """Return the launch, in an allocation by Slurm's own figures; or InputError."""
         words = list(typed.words)
-        told, at = options_of_srun(words)
-        _check_options(words[at:], told)
-        nodes, tasks = _tasks(told, typed.environment)
-        chdir = told.get("chdir", "")
+        options, at = options_of_srun(words)
+        _check_options(words[at:], options)
+        nodes, tasks = _tasks(options, typed.environment)
+        chdir = options.get("chdir", "")
         if (typed.cwd / chdir).resolve() != typed.cwd.resolve():
             raise InputError(f"srun starts in {chdir}; start tuner there, without --chdir")
-        env, notes = _exported(told.get("export", "ALL"))
-        if "cpus-per-task" in told:
-            env["SLURM_CPUS_PER_TASK"] = told["cpus-per-task"]
+        env, notes = _exported(options.get("export", "ALL"))
+        if "cpus-per-task" in options:
+            env["SLURM_CPUS_PER_TASK"] = options["cpus-per-task"]
         notes += [
             f"srun --{option} is not applied in probes"
             for option in ("cpu-bind", "mem-bind", "distribution", "hint")
-            if option in told
+            if option in options
         ]
         inner, rest = assignments(words[at:])
         if not without_python(rest):
@@ -113,25 +113,25 @@ class Srun(Kind):
         )
 
 
-def _check_options(command: Sequence[str], told: Mapping[str, str]) -> None:
+def _check_options(command: Sequence[str], options: Mapping[str, str]) -> None:
     if not command:
         raise InputError("srun must be followed by a command, e.g. srun -n 2 python train.py")
     if ":" in command:
         raise InputError("srun of a heterogeneous job (`:`) starts several programs; give one")
     for option in ("multi-prog", "pty"):
-        if option in told:
+        if option in options:
             raise InputError(f"srun --{option} is not for a training script; leave it out")
-    if "gpus-per-task" in told or told.get("gpu-bind", "none") != "none":
-        option = "gpus-per-task" if "gpus-per-task" in told else "gpu-bind"
+    if "gpus-per-task" in options or options.get("gpu-bind", "none") != "none":
+        option = "gpus-per-task" if "gpus-per-task" in options else "gpu-bind"
         raise InputError(
             f"srun --{option} shows each task its own GPU alone, and a rank of a probe sees those "
             "of all; give --gpus-per-node and let the script take the GPU of its local rank"
         )
 
 
-def _tasks(told: Mapping[str, str], environment: Mapping[str, str]) -> tuple[int, int]:
-    nodes = _nodes(told, environment)
-    each, tasks = _number(told, "ntasks-per-node"), _number(told, "ntasks")
+def _tasks(options: Mapping[str, str], environment: Mapping[str, str]) -> tuple[int, int]:
+    nodes = _nodes(options, environment)
+    each, tasks = _number(options, "ntasks-per-node"), _number(options, "ntasks")
     if not each and not tasks:
         each = _first_number(environment.get("SLURM_NTASKS_PER_NODE", ""))
         tasks = _first_number(environment.get("SLURM_NTASKS", ""))
@@ -186,7 +186,7 @@ def is_srun(words: Sequence[str]) -> bool:
 
 def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
     """Return srun's options, and the place of the command; InputError if a value is missing."""
-    told: dict[str, str] = {}
+    options: dict[str, str] = {}
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         word = words[at]
@@ -197,7 +197,7 @@ def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
             name, equals, value = word[2:].partition("=")
             if not equals and name not in _ALONE.split():
                 value, at = _value(words, at, word)
-            told["ntasks-per-node" if name == "tasks-per-node" else name] = value
+            options["ntasks-per-node" if name == "tasks-per-node" else name] = value
             continue
         letters = word[1:]
         while letters:
@@ -206,10 +206,10 @@ def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
                 value, letters = letters, ""
                 if not value:
                     value, at = _value(words, at, f"-{letter}")
-                told[_LONG_OF.get(letter, letter)] = value
+                options[_LONG_OF.get(letter, letter)] = value
             elif letter in _SHORT_MAY:
                 letters = ""
-    return told, at
+    return options, at
 
 
 def _value(words: Sequence[str], at: int, option: str) -> tuple[str, int]:
@@ -218,24 +218,24 @@ def _value(words: Sequence[str], at: int, option: str) -> tuple[str, int]:
     return words[at], at + 1
 
 
-def _nodes(told: Mapping[str, str], environment: Mapping[str, str]) -> int:
-    text = told.get("nodes", "")
+def _nodes(options: Mapping[str, str], environment: Mapping[str, str]) -> int:
+    text = options.get("nodes", "")
     if not text:
-        one = told.get("ntasks") == "1"
+        one = options.get("ntasks") == "1"
         return 1 if one else _first_number(environment.get("SLURM_NNODES", "")) or 1
     words = re.findall(r"\d+", text.partition(":")[0])
     nodes = whole_number(words[-1]) if words else None
     if not nodes:
-        raise InputError(f"srun's --nodes={text} is no number of nodes")
+        raise InputError(f"srun's --nodes={text} is not a number of nodes")
     return nodes
 
 
-def _number(told: Mapping[str, str], name: str) -> int:
-    if name not in told:
+def _number(options: Mapping[str, str], name: str) -> int:
+    if name not in options:
         return 0
-    number = whole_number(told[name])
+    number = whole_number(options[name])
     if not number:
-        raise InputError(f"srun's --{name}={told[name]} is no number of tasks")
+        raise InputError(f"srun's --{name}={options[name]} is not a number of tasks")
     return number
 
 

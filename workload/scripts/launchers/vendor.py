@@ -1,4 +1,4 @@
-"""What torchrun, deepspeed, accelerate or trl would start, by their own parsers.
+"""Launches of torchrun, deepspeed, accelerate and trl, read by their own parsers.
 
 `tuner.workload.scripts.launchers.kinds` runs this file in an interpreter of its own, because the
 parsers import torch and may end the process. It gets the launcher's name and arguments as JSON on
@@ -33,16 +33,16 @@ class Refused(Exception):
 
 def main() -> None:
     """Answer one question from standard input."""
-    asked = json.load(sys.stdin)
+    question = json.load(sys.stdin)
     try:
-        answer = READERS[asked["launcher"]](asked["arguments"])
+        reply = READERS[question["launcher"]](question["arguments"])
     except Refused as error:
-        answer = {"refuse": str(error)}
+        reply = {"refuse": str(error)}
     except ImportError as error:
-        answer = {"refuse": f"it cannot be imported here ({error})"}
+        reply = {"refuse": f"it cannot be imported here ({error})"}
     except (Exception, AssertionError) as error:
-        answer = {"refuse": f"it refuses this command: {error or type(error).__name__}"}
-    print("\n" + MARK + json.dumps(answer), flush=True)
+        reply = {"refuse": f"it refuses this command: {error or type(error).__name__}"}
+    print("\n" + MARK + json.dumps(reply), flush=True)
 
 
 def torchrun(arguments: Sequence[str]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _accelerate(args: argparse.Namespace) -> dict[str, Any]:
     notes: list[str] = []
     processes = int(args.num_processes or 0)
     if processes % nodes:
-        raise Refused(f"num_processes {processes} is no multiple of the {nodes} machines")
+        raise Refused(f"num_processes {processes} is not a multiple of the {nodes} machines")
     processes //= nodes  # it counts those of all machines
     if args.use_deepspeed and not args.cpu:
         fields = list(defaults.deepspeed_config) if defaults else []

@@ -9,7 +9,7 @@ from tuner.search_spaces.knobs import Value
 from tuner.workload.scripts.routes.base import SPLIT, Draft, KnobSupport, Route
 from tuner.workload.scripts.routes.batch_split import BatchSplit, today_by
 from tuner.workload.scripts.routes.deepspeed import DeepSpeedConfig
-from tuner.workload.scripts.routes.hooked import FrameworkArguments, HookValues, ModelSwitch
+from tuner.workload.scripts.routes.hook_routes import FrameworkArguments, HookValues, ModelSwitch
 from tuner.workload.scripts.routes.words import DriverKeys, KeyFiles, Placeholders, Variables
 from tuner.workload.scripts.script_training import ScriptTraining
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.typed import whole_number
+from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.declared_knobs import environment, framework_settings, text_values, with_files
 from tuner.workload.scripts.routes.base import (
     ACCUMULATION,

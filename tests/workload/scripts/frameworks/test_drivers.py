@@ -58,7 +58,7 @@ mode = "none"
 
 @pytest.fixture(autouse=True)
 def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_reply", answer_here)
 
 
 def looked_at(script: Script, **seen: Any) -> ScriptJob:
@@ -111,7 +111,7 @@ GOOD: dict[str, Any] = {
         (lambda d: d["knobs"].update(zero_stage={"levels": {"7": {"a": 1}}}), "zero_stage"),
         (lambda d: d["command"].update(option="--x"), "must hold {key} and {value}"),
         (lambda d: d["command"].update(truth="yes"), "unknown truth 'yes'"),
-        (lambda d: d.update(world={"divide": ["pipeline_parallel"]}), "no knob of it"),
+        (lambda d: d.update(world={"divide": ["pipeline_parallel"]}), "not one of its knobs"),
         (lambda d: d.update(versions="2.x"), "must be like"),
         (lambda d: d.update(rules=[{"why": "w"}]), "either require, or divide and of"),
         (lambda d: d.update(rules=[{"why": "w", "require": "zero > 1"}]), "unknown knob 'zero'"),

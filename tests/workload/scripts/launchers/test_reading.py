@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     for name in ("OMP_NUM_THREADS", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
     if "bogus" not in request.node.name:  # that one asks an interpreter of its own
-        monkeypatch.setattr(kinds, "_answer", answer_here)
+        monkeypatch.setattr(kinds, "_reply", answer_here)
     return tmp_path
 
 
@@ -226,7 +226,7 @@ def test_accelerate_without_several_gpus_starts_one_process() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--multi_gpu --num_processes 15 --num_machines 2 train.py", "no multiple of the 2"),
+        ("--multi_gpu --num_processes 15 --num_machines 2 train.py", "not a multiple of the 2"),
         ("--multi_gpu --num_processes 2 --gpu_ids 2,3 train.py", "CUDA_VISIBLE_DEVICES"),
         ("--no_python --num_processes 1 train.sh", "another program"),
     ],
@@ -372,7 +372,7 @@ def test_axolotl(folder: Path) -> None:
         ("srun", "followed by a command"),
         ("srun --nodes=2 -n 5 python train.py", "5 tasks over 2 nodes"),
         ("srun -N2 torchrun --nproc-per-node 2 train.py", "2 nodes and torchrun asks for 1"),
-        ("srun -n x python train.py", "no number of tasks"),
+        ("srun -n x python train.py", "not a number of tasks"),
         ("srun -n 2 --gpus-per-task=1 python train.py", "its own GPU alone"),
         ("srun -n 2 --gpu-bind=closest python train.py", "its own GPU alone"),
         ("srun ./run.sh", "paste the command"),
@@ -447,5 +447,5 @@ def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> N
     "options", ["-N 0", "--nodes=00", "-N 999999999999999999999", "-n ²", "--ntasks=0"]
 )
 def test_numbers_that_srun_cannot_mean_are_refused(tmp_path: Path, options: str) -> None:
-    with pytest.raises(InputError, match="is no number of"):
+    with pytest.raises(InputError, match="is not a number of"):
         kinds.read_command(shlex.split(f"srun {options} python train.py"), tmp_path)

@@ -11,8 +11,8 @@ import pytest
 
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.commands import finished
 from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
@@ -31,7 +31,7 @@ COMMAND += " --wandb-key zebra3 --hf_token=zebra4 --lr 0.1"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(kinds, "_answer", answer_here)
+    monkeypatch.setattr(kinds, "_reply", answer_here)
     return tmp_path
 
 

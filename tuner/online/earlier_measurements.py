@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from tuner.online.response import Studied
+from tuner.online.response import StudiedSetting
 from tuner.online.settings import mean_value
 from tuner.online.windows import Window
 from tuner.problem.problem import steps_a_job_step
@@ -49,12 +49,12 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierMeasurements:
     """Earlier measurements of one launch, of the run or folder that it is named after."""
 
     name: str
     setup: Setup
-    points: Mapping[Settings, Studied]
+    points: Mapping[Settings, StudiedSetting]
 
     def why_not(self, now: Setup) -> str:
         """Return why these are of no use for a training of this setup, or ""."""
@@ -73,12 +73,12 @@ class Earlier:
         clocks = (live.get("clock_MHz") for live in self.points)
         return {each for each in clocks if isinstance(each, int | float)}
 
-    def studied(self, settings: Sequence[Settings], top_MHz: float) -> dict[int, Studied]:
+    def studied(self, settings: Sequence[Settings], top_MHz: float) -> dict[int, StudiedSetting]:
         """Return those measurements that are of one of these settings; of two, the surer.
 
         A setting that names no clock has `top_MHz`.
         """
-        found: dict[int, Studied] = {}
+        found: dict[int, StudiedSetting] = {}
         for live, studied in sorted(self.points.items(), key=lambda each: -each[1].error):
             same = (_same(each, live, settings[0], top_MHz) for each in settings)
             if (at := next((i for i, is_same in enumerate(same) if is_same), None)) is not None:
@@ -94,7 +94,7 @@ def _same(one: Settings, other: Settings, first: Settings, top_MHz: float) -> bo
     return a == b and apart <= SAME_CLOCK_MHZ
 
 
-def of_study(result: Result, point: str) -> Earlier:
+def of_study(result: Result, point: str) -> EarlierMeasurements:
     """Return what a study measured of a point's launch at each of its live settings; InputError if
     it measured none of them."""
     chosen = result.point(point)
@@ -109,7 +109,7 @@ def of_study(result: Result, point: str) -> Earlier:
         ends = (each.time_interval_s, each.power_interval_W or (each.power_W, each.power_W))
         error = max(math.log(high / low) / (2 * 1.645) for low, high in ends)
         step_time_s = each.time_to_solution_s / steps
-        points[live] = Studied(step_time_s, each.power_W, max(error, LEAST_ERROR))
+        points[live] = StudiedSetting(step_time_s, each.power_W, max(error, LEAST_ERROR))
     sure = bool(points) and all(math.isfinite(each.error) for each in points.values())
     if not sure or cluster is None:
         raise InputError(
@@ -117,17 +117,17 @@ def of_study(result: Result, point: str) -> Earlier:
             "there is nothing to begin with; leave it out"
         )
     setup = Setup.of(cluster.device.name, chosen.meter, chosen.configuration.world_size)
-    return Earlier(f"run {result.name}", setup, points)
+    return EarlierMeasurements(f"run {result.name}", setup, points)
 
 
-def earlier_of(folder: Path, point: str = "recommended") -> Earlier:
+def earlier_of(folder: Path, point: str = "recommended") -> EarlierMeasurements:
     """Return what a study's folder (of a point), or that of a tuned training, tells; InputError if
     it holds nothing of use."""
     run = RunFolder(folder)
     return of_study(result_of(run), point) if run.read_study() is not None else read_earlier(folder)
 
 
-def read_earlier(folder: Path) -> Earlier:
+def read_earlier(folder: Path) -> EarlierMeasurements:
     """Read what a tuned training measured between two changes, where it measured most settings;
     InputError if that cannot be read."""
     path = folder / FILE
@@ -162,8 +162,8 @@ def read_earlier(folder: Path) -> Earlier:
     for live, pairs in visits.items():
         time_s, power_W = (math.exp(statistics.fmean(each)) for each in zip(*pairs, strict=True))
         error = max(LEAST_ERROR, WINDOW_ERROR / math.sqrt(len(pairs)))
-        points[live] = Studied(time_s, power_W, error)
-    return Earlier(str(folder), setup, points)
+        points[live] = StudiedSetting(time_s, power_W, error)
+    return EarlierMeasurements(str(folder), setup, points)
 
 
 class Record:

@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.conditions import holds, names_in
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.declared import Knob
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.program import Program
-from tuner.search_spaces.when import holds, names_in
 from tuner.workload.scripts.frameworks.driver import Driver, read_driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
 from tuner.workload.scripts.frameworks.settings import Settings, wrapped
@@ -63,7 +63,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Driven:
+class BoundDriver:
     """Driver and the command that it applies to; `taken` knobs have placeholders of their own."""
 
     bound: Bound
@@ -95,8 +95,8 @@ class Driven:
                 today["data_parallel"] = max(1, self.devices // inside)
         return today, against
 
-    def _today(self, name: str, route: Route, known: Mapping[str, Value]) -> Value:
-        values = self._values({"data_parallel": self.devices, **known})
+    def _today(self, name: str, route: Route, read_values: Mapping[str, Value]) -> Value:
+        values = self._values({"data_parallel": self.devices, **read_values})
         gone = [key for key in route.keys if key in self.bound.gone]
         if gone and not self.levels(name):
             raise InputError(f"{self.bound.title} has no {gone[0]}")
@@ -104,7 +104,7 @@ class Driven:
             if not self._is(key, any_of, values):
                 raise InputError(f"{key} is not {any_of[0]} today")
         for other in (*route.over, *(names_in(route.when) if route.when else ())):
-            if other in self.bound.driver.knobs and other not in known:
+            if other in self.bound.driver.knobs and other not in read_values:
                 raise InputError(f"it depends on {other}, which is kept")
         if route.when and not holds(route.when, values):
             default: Value = values[name]
@@ -171,7 +171,7 @@ class Driven:
 
     @property
     def program(self) -> Program:
-        """What the framework's program does, with today's settings."""
+        """Behaviour of the framework's program with today's settings."""
         facts: dict[str, Any] = {
             name: self.settings.get(value) is True if isinstance(value, str) else value
             for name, value in self.bound.driver.program.items()
@@ -262,14 +262,14 @@ class Driven:
         for rule in self.bound.driver.rules:
             if rule.require:
                 broken = not holds(rule.require, values)
-                what = f"{rule.require} does not hold"
+                reason = f"{rule.require} does not hold"
             else:
                 whole = values.get(rule.of) or self.settings.get(rule.of) or rule.default
                 degree = math.prod(int(values[name]) for name in rule.divide)
                 broken = type(whole) is int and whole % degree != 0
-                what = f"{' x '.join(rule.divide)} = {degree} does not divide {rule.of} = {whole}"
+                reason = f"{' x '.join(rule.divide)} = {degree} does not divide {rule.of} = {whole}"
             if broken:
-                phrases.append(f"{what}: {rule.why}")
+                phrases.append(f"{reason}: {rule.why}")
         return phrases
 
     def start(

@@ -24,7 +24,7 @@ from tuner.workload.scripts.script_training import ScriptTraining
 
 
 class HookValues(Route):
-    """What the script reads by `joulefront_hook.configuration()`."""
+    """Values that the script reads by `joulefront_hook.configuration()`."""
 
     def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the values that the script itself gives where it reads a knob."""
@@ -47,14 +47,16 @@ class HookValues(Route):
 
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Give the hook the whole configuration, and live knobs where no agent sets them."""
-        asked = {name: configuration.get(name) for name in LAUNCH}
-        asked[ACCUMULATION] = configuration.accumulation(job.global_batch)
+        requested = {name: configuration.get(name) for name in LAUNCH}
+        requested[ACCUMULATION] = configuration.accumulation(job.global_batch)
         if not job.global_batch:  # the script's own values hold
-            del asked[ACCUMULATION], asked["micro_batch"]
-        asked |= native_values(configuration, job.knobs)
-        draft.options["configuration"] = asked
+            del requested[ACCUMULATION], requested["micro_batch"]
+        requested |= native_values(configuration, job.knobs)
+        draft.options["configuration"] = requested
         if not draft.probe:
-            draft.options["live"] = {knob.name: asked[knob.name] for knob in job.knobs if knob.live}
+            draft.options["live"] = {
+                knob.name: requested[knob.name] for knob in job.knobs if knob.live
+            }
 
 
 class FrameworkArguments(Route):
@@ -71,10 +73,10 @@ class FrameworkArguments(Route):
         turns = job.frame.turns
         if job.driven is None or not job.driven.accumulates:
             return turns
-        told = {*job.driven.today, *job.placeholders}
-        if "micro_batch" not in told:
+        given = {*job.driven.today, *job.placeholders}
+        if "micro_batch" not in given:
             return turns
-        return tuple(name for name in turns if name not in (*told, ACCUMULATION))
+        return tuple(name for name in turns if name not in (*given, ACCUMULATION))
 
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Have the hook set the arguments."""

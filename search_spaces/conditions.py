@@ -1,8 +1,9 @@
 """Conditions over knobs, such as `zero_stage >= 1 and optimizer_offload != "none"`.
 
-A condition says when a declared knob (`tuner.search_spaces.declared`) applies. It is parsed by
-Python's own parser and compiled node by node: names of knobs, numbers, texts, `true`, `false`,
-comparisons, `in` with a list, `and`, `or`, `not` and parentheses. Nothing is evaluated by Python.
+A condition says when a declared knob (`tuner.search_spaces.knob_declarations`) applies. It is
+parsed by Python's own parser and compiled node by node: names of knobs, numbers, texts, `true`,
+`false`, comparisons, `in` with a list, `and`, `or`, `not` and parentheses. Nothing is evaluated by
+Python.
 """
 
 from __future__ import annotations
@@ -114,15 +115,15 @@ def names_in(text: str) -> frozenset[str]:
     return _parsed(text)[1]
 
 
-def check_condition(text: str, known: Collection[str], where: str) -> None:
+def check_condition(text: str, allowed: Collection[str], where: str) -> None:
     """Check that a condition can be read and that the knobs it names exist."""
     try:
         names = names_in(text)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     for name in sorted(names):
-        if name not in known:
-            raise UnknownName("knob", name, known, where=f" in {where}")
+        if name not in allowed:
+            raise UnknownName("knob", name, allowed, where=f" in {where}")
 
 
 def holds(text: str, values: Values) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 from tuner.search_spaces.errors import InvalidValue
 from tuner.workload.clocks import guard, locks
 from tuner.workload.clocks.guard_client import END_S, GpuHeld
-from tuner.workload.meters.gpus import Gpu, ask, on_twin
+from tuner.workload.meters.gpus import Gpu, on_twin, query
 
 #: Number of the capability that NVIDIA's driver asks for (linux/capability.h).
 CAP_SYS_ADMIN = 21
@@ -55,7 +55,7 @@ _ZEUSD = {
 }
 
 
-class Elsewhere:
+class NvmlProxy:
     """Substitute for the pynvml module: queries are NVML's, a subclass makes the changes."""
 
     def __init__(self, nvml: Any) -> None:
@@ -67,12 +67,12 @@ class Elsewhere:
                 return partial(self._changed, verb, name.removeprefix(f"nvmlDevice{verb}"))
         return getattr(self._nvml, name)
 
-    def _changed(self, verb: str, what: str, handle: Any, *values: int) -> None:
-        if what not in guard.NAMES:
+    def _changed(self, verb: str, setting: str, handle: Any, *values: int) -> None:
+        if setting not in guard.NAMES:
             raise self._nvml.NVMLError(self._nvml.NVML_ERROR_NOT_SUPPORTED)
-        self._change(verb, what, self._nvml.nvmlDeviceGetUUID(handle), values)
+        self._change(verb, setting, self._nvml.nvmlDeviceGetUUID(handle), values)
 
-    def _change(self, verb: str, what: str, uuid: str, values: Sequence[int]) -> None:
+    def _change(self, verb: str, setting: str, uuid: str, values: Sequence[int]) -> None:
         raise NotImplementedError
 
 
@@ -82,8 +82,10 @@ def connected(path: str, timeout_s: float) -> socket.socket:
     try:
         connection.settimeout(timeout_s)
         connection.connect(path)
-        who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        uid = struct.unpack("3i", who)[1]
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
+        uid = struct.unpack("3i", credentials)[1]
         if uid not in (0, os.geteuid()):
             raise PermissionError(f"UID {uid} listens at {path}, who is neither root nor this user")
     except BaseException:
@@ -102,7 +104,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock = connected(self._path, ZEUSD_S)
 
 
-class ZeusdNvml(Elsewhere):
+class ZeusdNvml(NvmlProxy):
     """Substitute for the pynvml module whose setters go through Zeus's daemon, from release 0.5 on.
 
     The daemon numbers the GPUs of the host: in a container that sees some of them, an index is
@@ -120,8 +122,8 @@ class ZeusdNvml(Elsewhere):
         connection = _Connection(self._path)
         try:
             connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            reply = connection.getresponse()
+            return reply.status, reply.read()
         except (OSError, http.client.HTTPException) as error:
             raise self._nvml.NVMLError(self._nvml.NVML_ERROR_UNKNOWN) from error
         finally:
@@ -135,35 +137,37 @@ class ZeusdNvml(Elsewhere):
             if isinstance(error.__cause__, PermissionError):
                 return str(error.__cause__)
             raise
-        told: Any = None
+        status_text: Any = None
         if status == 200:
             with contextlib.suppress(ValueError):
-                told = json.loads(body)
-        if not isinstance(told, dict) or "gpus" not in told:
+                status_text = json.loads(body)
+        if not isinstance(status_text, dict) or "gpus" not in status_text:
             return "it does not tell its GPUs' PCI addresses, as releases before 0.5"
-        if told.get("auth_required") and not self._token:
+        if status_text.get("auth_required") and not self._token:
             return "it asks for a token; set ZEUSD_TOKEN"
-        if "gpu-control" not in told.get("enabled_api_groups", ()):
+        if "gpu-control" not in status_text.get("enabled_api_groups", ()):
             return "it does not control GPUs; start it with --enable gpu-control,gpu-read"
         nvml = self._nvml
-        for gpu in told["gpus"]:
+        for gpu in status_text["gpus"]:
             address = gpu["pci_address"]
-            found = ask(nvml, None, partial(nvml.nvmlDeviceGetHandleByPciBusId, address))
+            found = query(nvml, None, partial(nvml.nvmlDeviceGetHandleByPciBusId, address))
             if found is not None:
                 self._ids[nvml.nvmlDeviceGetUUID(found)] = int(gpu["id"])
         return "" if self._ids else "it has none of the GPUs that NVML shows here"
 
-    def _change(self, verb: str, what: str, uuid: str, values: Sequence[int]) -> None:
+    def _change(self, verb: str, setting: str, uuid: str, values: Sequence[int]) -> None:
         nvml = self._nvml
         if (not self._ids and self.why_not()) or uuid not in self._ids:
             raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
-        command, names = _ZEUSD[what]
+        command, names = _ZEUSD[setting]
         words = {"gpu_ids": self._ids[uuid], **dict(zip(names, values, strict=False))}
         query = "&".join(f"{word}={value}" for word, value in words.items())
-        status, told = self._request("POST", f"/gpu/{verb.lower()}_{command}?{query}&block=true")
+        status, status_text = self._request(
+            "POST", f"/gpu/{verb.lower()}_{command}?{query}&block=true"
+        )
         if status in (401, 403):
             raise nvml.NVMLError(nvml.NVML_ERROR_NO_PERMISSION)
-        if status in (404, 405) or any(text in told.lower() for text in _NOT_SUPPORTED):
+        if status in (404, 405) or any(text in status_text.lower() for text in _NOT_SUPPORTED):
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
         if status >= 400:
             raise nvml.NVMLError(nvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -176,7 +180,7 @@ def zeusd_from_environment() -> ZeusdNvml:
     return ZeusdNvml(pynvml, os.environ[ZEUSD_SOCKET], token=os.environ.get("ZEUSD_TOKEN", ""))
 
 
-class RootGuardNvml(Elsewhere):
+class RootGuardNvml(NvmlProxy):
     """Substitute for pynvml whose setters a guard of root makes.
 
     `lock_MHz` is the earlier lock by the user's word, which the guard believes of an administrator
@@ -201,12 +205,12 @@ class RootGuardNvml(Elsewhere):
     def why_not(self) -> str:
         """Return the reason why this guard does nothing for this process; empty if it does."""
         try:
-            if not (why := str(self.ask(verb="restore").get("error", ""))):
+            if not (why := str(self.query(verb="restore").get("error", ""))):
                 return self._why_not_lock()
         except OSError as error:
             why = str(error)
         self._drop()
-        return self._sudo_said() or why
+        return self._sudo_check() or why
 
     def _why_not_lock(self) -> str:
         if list(self._lock_MHz) in ([], locks.configured().get(_LOCK)):
@@ -234,27 +238,27 @@ class RootGuardNvml(Elsewhere):
             )
         return ours
 
-    def ask(self, **message: Any) -> dict[str, Any]:
+    def query(self, **message: Any) -> dict[str, Any]:
         """Send one message and return the answer; a guard that was killed is replaced once."""
         fresh = self._socket is None
         try:
             self._socket = self._socket or self._connect()
             self._socket.sendall(json.dumps(message).encode() + b"\n")
-            said = b""
-            while not said.endswith(b"\n"):
+            received = b""
+            while not received.endswith(b"\n"):
                 piece = self._socket.recv(65536)
                 if not piece:
                     raise ConnectionError("the guard ended")
-                said += piece
-            answer: dict[str, Any] = json.loads(said)
-            return answer
+                received += piece
+            reply: dict[str, Any] = json.loads(received)
+            return reply
         except (OSError, ValueError) as error:
             self._drop()
             if fresh:
                 raise OSError(str(error)) from error
-        return self.ask(**message)
+        return self.query(**message)
 
-    def _sudo_said(self) -> str:
+    def _sudo_check(self) -> str:
         # As did the guard that it started, which ends without the socket.
         sudo, self._sudo = self._sudo, None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -266,36 +270,36 @@ class RootGuardNvml(Elsewhere):
             self._socket.close()
             self._socket = None
 
-    def _change(self, verb: str, what: str, uuid: str, values: Sequence[int]) -> None:
+    def _change(self, verb: str, setting: str, uuid: str, values: Sequence[int]) -> None:
         nvml, end_s = self._nvml, time.monotonic() + END_S
-        message = {"verb": "set" if verb == "Set" else "restore", "gpu": uuid, "what": what}
+        message = {"verb": "set" if verb == "Set" else "restore", "gpu": uuid, "what": setting}
         while True:
             try:
-                answer = self.ask(**message, values=values)
+                reply = self.query(**message, values=values)
             except OSError as error:
                 raise nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN) from error
-            if answer.get("nvml") != guard.IN_USE:
+            if reply.get("nvml") != guard.IN_USE:
                 break
             if verb == "Reset":  # nothing of this search stands on a GPU that another holds
                 return
             if time.monotonic() > end_s:  # a guard that is about to end had its moment
                 raise GpuHeld(locks.why_held(uuid, locks.device_of(nvml, uuid)))
             time.sleep(guard.WAIT_S)
-        if "error" in answer:
-            raise nvml.NVMLError(answer.get("nvml", nvml.NVML_ERROR_UNKNOWN))
+        if "error" in reply:
+            raise nvml.NVMLError(reply.get("nvml", nvml.NVML_ERROR_UNKNOWN))
 
     def nvmlShutdown(self) -> None:
         """End the guard, which restores what still differs, and NVML."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self.ask(verb="restore")
+                self.query(verb="restore")
             self._drop()
-        self._sudo_said()
+        self._sudo_check()
         self._nvml.nvmlShutdown()
 
 
 @dataclass(frozen=True)
-class Way:
+class ClockBackend:
     """One way to set clocks; `why_not` returns the reason against it, or "".
 
     `library` is NVML or what stands in for it. `guard` says where the guard process finds it, empty
@@ -309,22 +313,22 @@ class Way:
     why_not: Callable[[], str]
 
 
-def ways(nvml: Any, gpu: Gpu, environ: Mapping[str, str]) -> Iterator[Way]:
+def available_backends(nvml: Any, gpu: Gpu, environ: Mapping[str, str]) -> Iterator[ClockBackend]:
     """Return the ways to lock clocks that this environment offers."""
-    yield Way(
+    yield ClockBackend(
         "locked clocks", nvml, "pynvml", "NVML", lambda: "" if has_right() else needs_root(gpu)
     )
     if path := environ.get(ZEUSD_SOCKET):
         daemon = ZeusdNvml(nvml, path, token=environ.get("ZEUSD_TOKEN", ""))
-        found = "tuner.workload.clocks.ways:zeusd_from_environment"
-        yield Way("zeusd", daemon, found, f"zeusd at {path}", daemon.why_not)
+        found = "tuner.workload.clocks.clock_backends:zeusd_from_environment"
+        yield ClockBackend("zeusd", daemon, found, f"zeusd at {path}", daemon.why_not)
     root = RootGuardNvml(nvml, environ.get(GUARD_SOCKET, ""), earlier_lock(environ))
     if root.installed:
-        yield Way("guard", root, "", "joulefront's guard", root.why_not)
+        yield ClockBackend("guard", root, "", "joulefront's guard", root.why_not)
 
 
 def needs_root(gpu: Gpu) -> str:
-    """Return what an administrator can do where the driver permits no settings."""
+    """Return advice to the administrator where the driver permits no settings."""
     return (
         f"setting clocks and power limits of GPU {gpu.index} needs root; let an administrator "
         f"start zeusd and name its socket in {ZEUSD_SOCKET}, install joulefront's guard (tuner "

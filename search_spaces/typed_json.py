@@ -70,18 +70,18 @@ TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_fields(
-    made: Made, what: str, *, positive: Sequence[str] = (), finite: Sequence[str] = ()
+    made: Made, subject: str, *, positive: Sequence[str] = (), finite: Sequence[str] = ()
 ) -> Made:
     """Return an object if its fields have their declared types."""
     for item in fields(made):  # type: ignore[arg-type]
         value = getattr(made, item.name)
         check, legal = TYPES.get(str(item.type), (lambda value: True, ""))
         if not check(value):
-            raise InvalidValue(f"{item.name} of a {what}", shortened(value), legal)
+            raise InvalidValue(f"{item.name} of a {subject}", shortened(value), legal)
         if item.name in positive and not 0 < value < math.inf:
-            raise InvalidValue(f"{item.name} of a {what}", value, "a number above 0")
+            raise InvalidValue(f"{item.name} of a {subject}", value, "a number above 0")
         if item.name in finite and not math.isfinite(value):
-            raise InvalidValue(f"{item.name} of a {what}", value, "a finite number")
+            raise InvalidValue(f"{item.name} of a {subject}", value, "a finite number")
     return made
 
 
@@ -121,7 +121,7 @@ def dump_fields(made: Any) -> dict[str, Any]:
 def read_fields(
     kind: type[Made],
     data: Mapping[str, Any],
-    what: str,
+    subject: str,
     *,
     positive: Sequence[str] = (),
     finite: Sequence[str] = (),
@@ -150,7 +150,7 @@ def read_fields(
         elif str(item.type).startswith("tuple["):
             value = tuple(value)
         values[item.name] = value
-    return check_fields(kind(**values), what, positive=positive, finite=finite)
+    return check_fields(kind(**values), subject, positive=positive, finite=finite)
 
 
 def whole_number(text: str) -> int | None:
@@ -170,21 +170,21 @@ def names_a_file(path: Path | Traversable) -> bool:
         return False
 
 
-def plain_setting(data: Any, what: str) -> Mapping[str, Any]:
+def plain_setting(data: Any, subject: str) -> Mapping[str, Any]:
     """Check a table of knob values (numbers, texts, or lists of them) and return it."""
 
     def plain(value: Any) -> bool:
         return value is None or isinstance(value, bool | str) or _is_number(value)
 
     if not isinstance(data, Mapping):
-        raise InputError(f"{what} is {shortened(data)!r}; it must be a table of knobs")
+        raise InputError(f"{subject} is {shortened(data)!r}; it must be a table of knobs")
     for name, value in data.items():
         parts = value if isinstance(value, list | tuple) else [value]
         if not isinstance(name, str) or not all(map(plain, parts)):
-            raise InvalidValue(f"{name} in {what}", shortened(value), "a value of a knob")
+            raise InvalidValue(f"{name} in {subject}", shortened(value), "a value of a knob")
         for text in (name, *parts):
             if isinstance(text, str):
-                plain_text(text, f"a knob's name or value in {what}")
+                plain_text(text, f"a knob's name or value in {subject}")
     return data
 
 
@@ -195,11 +195,11 @@ _NOT_PLAIN = re.compile(
 )
 
 
-def plain_text(text: str, what: str) -> str:
+def plain_text(text: str, subject: str) -> str:
     """Check that a text is displayed as one line, in its own order, and return it."""
     if _NOT_PLAIN.search(text):
         raise InvalidValue(
-            what, shortened(text), "text without line breaks, control or direction characters"
+            subject, shortened(text), "text without line breaks, control or direction characters"
         )
     return text
 

@@ -100,7 +100,7 @@ def attach(path: str) -> None:
     if address := spec.get("address"):
         state.attachment, state.probed = Attachment(address), True
         folder = os.path.dirname(address)
-        frames.WhenImported((LAUNCHER,), lambda _, launcher: keep_agents_store(launcher, folder))
+        frames.ImportHook((LAUNCHER,), lambda _, launcher: keep_agents_store(launcher, folder))
     prepare(spec.get("options") or {})
     words = (spec.get("options") or {}).get("words")
     changed = words is not None and _change_words(words["typed"], words["set"])
@@ -108,7 +108,7 @@ def attach(path: str) -> None:
         _confirm(spec)
     confirm = spec if words is None else {}
     _report_lack_of_torch(str(spec.get("python") or ""))
-    frames.WhenImported(("torch",), lambda _, torch: _torch_imported(torch, confirm))
+    frames.ImportHook(("torch",), lambda _, torch: _torch_imported(torch, confirm))
 
 
 def _confirm(spec: Mapping[str, Any]) -> None:
@@ -163,9 +163,9 @@ def _report_lack_of_torch(other: str) -> None:
 
     def excepthook(kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            which = f"{sys.executable}, the Python of the command, has no torch"
+            problem = f"{sys.executable}, the Python of the command, has no torch"
             also = f"; tuner runs in {other}" if other != sys.executable else ""
-            attachment.report(state.NotAsAsked(f"{which}{also}"))
+            attachment.report(state.NotAsRequested(f"{problem}{also}"))
         plain(kind, error, trace)
 
     sys.excepthook = excepthook

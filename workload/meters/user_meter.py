@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import Meter, MeterError, Reading
-from tuner.workload.meters.time_alone import TIME_ALONE
+from tuner.workload.meters.time_meter import TIME_ALONE
 from tuner.workload.power_sample import PowerSample
 from tuner.workload.probe import ENERGY_SCOPES, MeterInfo
 
@@ -40,7 +40,7 @@ TAKEN = ("nvml", "superchip", "rapl", "estimated", "simulated", "time")
 #: Parts of the protocol that must be callable.
 _CALLS = ("read", "boundary", "sample", "close")
 
-Answer = TypeVar("Answer")
+Returned = TypeVar("Returned")
 
 
 def meter_class(name: str, folder: str | None = None) -> type:
@@ -53,8 +53,10 @@ def meter_class(name: str, folder: str | None = None) -> type:
     if not colon:
         found = {each.name: each.value for each in entry_points(group=GROUP)}
         if name not in found:
-            known = f"; entry points of {GROUP} here: {', '.join(sorted(found)) or 'none'}"
-            raise InputError(f"meter is {name!r}; it must be MODULE:CLASS or an entry point{known}")
+            choices = f"; entry points of {GROUP} here: {', '.join(sorted(found)) or 'none'}"
+            raise InputError(
+                f"meter is {name!r}; it must be MODULE:CLASS or an entry point{choices}"
+            )
         module, _, attribute = found[name].partition(":")
     try:
         with _importable_from(folder or os.getcwd()):
@@ -154,8 +156,8 @@ class CheckedMeter:
             self.close()
             raise
 
-    def _error(self, what: str) -> MeterError:
-        return MeterError(f"meter {self._name}: {what}")
+    def _error(self, method: str) -> MeterError:
+        return MeterError(f"meter {self._name}: {method}")
 
     def _checked_info(self) -> MeterInfo:
         info = self._meter.info
@@ -169,24 +171,24 @@ class CheckedMeter:
             )
         return info
 
-    def _number(self, what: str, value: Any) -> float:
+    def _number(self, method: str, value: Any) -> float:
         if not isinstance(value, Real) or isinstance(value, bool):
             hint = ": the sum over all devices" if hasattr(value, "__len__") else ""
             raise self._error(
-                f"{what} is of type {type(value).__name__}; it must be one number{hint}"
+                f"{method} is of type {type(value).__name__}; it must be one number{hint}"
             )
         if not math.isfinite(value):
-            raise self._error(f"{what} is {value}; it must be a finite number")
+            raise self._error(f"{method} is {value}; it must be a finite number")
         return float(value)
 
-    def _call(self, what: str, call: Callable[[], Answer]) -> Answer:
+    def _call(self, method: str, call: Callable[[], Returned]) -> Returned:
         # In a thread of its own, which is left behind if it never returns.
-        answers: list[Answer] = []
+        results: list[Returned] = []
         errors: list[BaseException] = []
 
         def run() -> None:
             try:
-                answers.append(call())
+                results.append(call())
             except BaseException as error:
                 errors.append(error)
 
@@ -194,20 +196,20 @@ class CheckedMeter:
         thread.start()
         thread.join(self._limit_s)
         if errors:
-            raise self._error(f"{what} failed with {_described(errors[0])}") from errors[0]
-        if not answers:
-            raise self._error(f"{what} did not return within {self._limit_s:g} s")
-        return answers[0]
+            raise self._error(f"{method} failed with {_described(errors[0])}") from errors[0]
+        if not results:
+            raise self._error(f"{method} did not return within {self._limit_s:g} s")
+        return results[0]
 
-    def _reading(self, what: str, call: Callable[[], Any]) -> Reading:
+    def _reading(self, method: str, call: Callable[[], Any]) -> Reading:
         if self._closed:
             raise self._error("it is closed")
         began_s = self._clock()
-        given = self._call(what, call)
+        given = self._call(method, call)
         if not isinstance(given, Reading):
-            raise self._error(f"{what} returned a {type(given).__name__} instead of a Reading")
-        time_s = self._time(what, given.time_s, began_s)
-        energy_J = self._number(f"energy_J of {what}", given.energy_J)
+            raise self._error(f"{method} returned a {type(given).__name__} instead of a Reading")
+        time_s = self._time(method, given.time_s, began_s)
+        energy_J = self._number(f"energy_J of {method}", given.energy_J)
         reading = Reading(time_s, energy_J)
         with self._lock:
             last = self._last
@@ -219,11 +221,11 @@ class CheckedMeter:
             )
         return reading
 
-    def _time(self, what: str, value: Any, began_s: float) -> float:
-        time_s = self._number(f"time_s of {what}", value)
+    def _time(self, method: str, value: Any, began_s: float) -> float:
+        time_s = self._number(f"time_s of {method}", value)
         if not began_s - OLDEST_S <= time_s <= self._clock() + 1.0:
             raise self._error(
-                f"time_s of {what} is {time_s:.10g} while time.monotonic() is "
+                f"time_s of {method} is {time_s:.10g} while time.monotonic() is "
                 f"{self._clock():.10g}; it must be of that clock"
             )
         return time_s

@@ -83,7 +83,7 @@ def measure_accumulated(
     *,
     micro_batch_s: float,
     samples: Callable[[], Sequence[PowerSample]] = tuple,
-    known: Sequence[Reached] = (),
+    competitors: Sequence[Reached] = (),
 ) -> Window:
     """Measure steps of the accumulations in turn until the extrapolated step is known well enough.
 
@@ -114,7 +114,7 @@ def measure_accumulated(
         low_s = estimate.step_time_s * math.exp(-Z90 * time_rse)
         low_J = estimate.step_time_s * estimate.power_W
         low_J *= math.exp(-Z90 * math.hypot(time_rse, power_rse))
-        beaten_by = ahead_of(low_s, low_J, known)
+        beaten_by = ahead_of(low_s, low_J, competitors)
         if length_s >= policy.max_s or beaten_by:
             break
     conductor.set_accumulation(accumulations[0])
@@ -228,10 +228,10 @@ def _time_errors(
 
 def _power_errors(points: Sequence[AccumulationPoint]) -> np.ndarray:
     """Return the relative standard error of each window's power."""
-    known = [p.power_rse for p in points if not math.isnan(p.power_rse)]
-    usual = max(known, default=POWER_FLOOR)
-    told = np.array([usual if math.isnan(p.power_rse) else p.power_rse for p in points])
-    return np.asarray(np.maximum(told, POWER_FLOOR))
+    competitors = [p.power_rse for p in points if not math.isnan(p.power_rse)]
+    usual = max(competitors, default=POWER_FLOOR)
+    errors = np.array([usual if math.isnan(p.power_rse) else p.power_rse for p in points])
+    return np.asarray(np.maximum(errors, POWER_FLOOR))
 
 
 def _wider(residuals: np.ndarray, free: int) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tuner.search_spaces.conditions import check_condition, holds, names_in
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -30,8 +31,7 @@ from tuner.search_spaces.knobs import (
     value_of,
 )
 from tuner.search_spaces.options import check_options, limited
-from tuner.search_spaces.typed import plain_text
-from tuner.search_spaces.when import check_condition, holds, names_in
+from tuner.search_spaces.typed_json import plain_text
 
 #: Setting that marks a launch which learns something else than the baseline, wherever it is shown.
 CHANGED, MARK = "training", "changed"
@@ -66,7 +66,7 @@ class Knob:
             recognised framework), or "hook" (the script reads
             `joulefront_hook.configuration()`). Empty: a placeholder if the command has it, else
             the hook.
-        when: condition over other knobs under which it applies (`tuner.search_spaces.when`);
+        when: condition over other knobs under which it applies (`tuner.search_spaces.conditions`);
             otherwise it stays at the baseline.
         optional: where the script does not take it, leave it out instead of refusing to start.
         live: it changes while the job runs: between steps, by a function that the script registers
@@ -141,13 +141,13 @@ class Knob:
 
     def check(self, value: object) -> Value:
         """Return a value as this knob has it; raise InvalidValue if it has none like it."""
-        known = [level for level in self.levels if level is not None]
+        levels = [level for level in self.levels if level is not None]
         try:
             made = value_of(value, self.kind, self.name)
         except InputError:
             made = None
-        if made is None or made not in known:
-            raise invalid(self.name, value, "one of " + ", ".join(map(str, known)))
+        if made is None or made not in levels:
+            raise invalid(self.name, value, "one of " + ", ".join(map(str, levels)))
         return made
 
     def reads_as(self, read: object, value: Value) -> bool:
@@ -275,11 +275,11 @@ def check_knobs(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
         if by_name.setdefault(knob.name, knob) != knob:
             raise InputError(f"knob {knob.name!r} is declared twice")
     # A launch is chosen before its live settings, so no condition reads those.
-    known = [n for n, standard in KNOBS.items() if standard.kind == "launch"]
-    known += [name for name, knob in by_name.items() if not knob.live]
+    levels = [n for n, standard in KNOBS.items() if standard.kind == "launch"]
+    levels += [name for name, knob in by_name.items() if not knob.live]
     for knob in by_name.values():
         if knob.when:
-            check_condition(knob.when, known, f"the condition of knob {knob.name!r}")
+            check_condition(knob.when, levels, f"the condition of knob {knob.name!r}")
     ordered: dict[str, Knob] = {}
     left = dict(by_name)
     while left:

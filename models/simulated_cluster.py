@@ -22,7 +22,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import why_it_cannot_run
 from tuner.workload.accumulation import accumulation_plan, steps_take_too_long
-from tuner.workload.measure.accumulated import (
+from tuner.workload.measure.accumulated_step import (
     LEAST_STEPS,
     SHARES,
     AccumulationPoint,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How the simulated cluster differs from the models; all zero for the models themselves."""
+    """Deviations of the simulated cluster from the models; all zero for the models themselves."""
 
     # time_noise, power_noise: relative standard deviation of one window (time 0.02 to 0.2 %, power
     # 1 to 3 %: three repeats on two A100, 1,000 repeats of one product on an A4000).
