@@ -36,7 +36,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.callbacks import Progress
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session
-from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 #: What the made-up launches save, a share, and which of them do.
 SAVING, GOOD = 0.73, range(2, 7)

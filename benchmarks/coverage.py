@@ -50,7 +50,7 @@ from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session
-from tuner.workload.table import load_table
+from tuner.workload.records.table import load_table
 
 #: Standard deviations of the launches' effects.
 LAUNCH_SD = (0.0, 0.01, 0.02, 0.05)

@@ -17,7 +17,7 @@ from benchmarks.figures import Figure, arguments, publish
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.settings import SearchSettings
 from tuner.testing.studies import LONG_JOB, ModelRunner
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 
 def cpu_s_of_search(seed: int, probes: int = 8) -> float:

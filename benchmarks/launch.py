@@ -17,7 +17,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
 
 QUICK = WindowPolicy(min_s=0.5, min_steps=3, max_s=1.0)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 METER = MeterInfo("drawn", "node", "a benchmark's draws")
 CONFIGURATIONS = tuple(

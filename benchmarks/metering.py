@@ -32,7 +32,7 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms import platform_of
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 #: Keeps one core busy until it is ended, or its parent is gone.
 BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))\n"

@@ -22,9 +22,9 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.measure.foreign_load import ForeignLoad
 from tuner.workload.measure.statistics import standard_error
-from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Runner
-from tuner.workload.table import load_table
+from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Runner
+from tuner.workload.records.table import load_table
 
 METER = MeterInfo("drawn", "gpu", "a benchmark's draws")
 COST = ProbeCost(launch_s=20.0, launch_power=0.5, settle_s=1.0, window_s=5.0, min_steps=3)

@@ -61,7 +61,9 @@ FINDINGS = (
     Finding(8, "dashboard on a shared node", ((_DASHBOARD, "printed_address or note_escapes"),)),
     Finding(9, "secrets on the command line", ((_RIGHTS, "command_line or closed_to_others"),)),
     Finding(
-        10, "power samples without a limit", (("tests/workload/test_trace.py", "up_to_a_limit"),)
+        10,
+        "power samples without a limit",
+        (("tests/workload/records/test_trace.py", "up_to_a_limit"),),
     ),
     Finding(11, "root's rights of training scripts", ((_RIGHTS, "sudo"),)),
     Finding(
@@ -92,7 +94,7 @@ FINDINGS = (
     ),
     Finding(20, "linked folders in a bundle", (("tests/evidence/test_bundle.py", "link"),)),
     Finding(22, "code in a file from a stranger", ((_TRUST, "trust_is or yes or dry_run"),)),
-    Finding(24, "a trace without a limit", (("tests/workload/test_trace.py", "stranger"),)),
+    Finding(24, "a trace without a limit", (("tests/workload/records/test_trace.py", "stranger"),)),
     Finding(
         25,
         "names of variables in scripts",
@@ -111,7 +113,7 @@ FINDINGS = (
         (
             (_RIGHTS, "secret_of_the_search"),
             (_STORAGE, "password"),
-            ("tests/workload/test_trace.py", "in_place_of_a_number"),
+            ("tests/workload/records/test_trace.py", "in_place_of_a_number"),
         ),
     ),
     Finding(30, "what a file turns on in the program", ((_TRUST, "driver or key or run_lists"),)),

@@ -31,8 +31,8 @@ from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session
-from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import read_trace
 
 PROBES = (3, 4, 5)
 #: Steps of the trainings that follow, which repay every probe.

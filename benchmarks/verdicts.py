@@ -39,7 +39,7 @@ from tuner.results.recommendation import advise
 from tuner.results.state import points_of
 from tuner.results.windows import Windows
 from tuner.study.rules import REPEAT_AFTER
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 #: Energy of a launch over that of the training.
 LAUNCH_SHARE = 1 / 2000

@@ -21,14 +21,14 @@ from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import why_it_cannot_run
-from tuner.workload.accumulation import accumulation_plan, steps_take_too_long
 from tuner.workload.measure.accumulated_step import (
     LEAST_STEPS,
     SHARES,
     AccumulationPoint,
     fit_accumulation,
 )
-from tuner.workload.probe import (
+from tuner.workload.records.accumulation import accumulation_plan, steps_take_too_long
+from tuner.workload.records.probe import (
     Failure,
     Measurement,
     MeterInfo,
@@ -38,8 +38,8 @@ from tuner.workload.probe import (
     WindowPolicy,
     shown_by,
 )
-from tuner.workload.replay import draws
-from tuner.workload.runners import Runner
+from tuner.workload.records.replay import draws
+from tuner.workload.records.runners import Runner
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prediction

@@ -24,7 +24,7 @@ from tuner.storage import open_storage, storage_trouble
 from tuner.study.recorder import StudyRecorder
 from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
-from tuner.workload.trace import compact, read_trace, recover_pending
+from tuner.workload.records.trace import compact, read_trace, recover_pending
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 

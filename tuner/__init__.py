@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tuner.search_spaces.knob_declarations import Knob
     from tuner.study.callbacks import Progress
     from tuner.study.session import Interrupted
-    from tuner.workload.probe import WindowPolicy
+    from tuner.workload.records.probe import WindowPolicy
     from tuner.workload.scripts.command import Script
 
 __all__ = [
@@ -73,7 +73,7 @@ _NAMES = {
     "tuner.search_spaces.job": ("TrainingJob",),
     "tuner.study.callbacks": ("Progress",),
     "tuner.study.session": ("Interrupted",),
-    "tuner.workload.probe": ("WindowPolicy",),
+    "tuner.workload.records.probe": ("WindowPolicy",),
     "tuner.workload.scripts.command": ("Script",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

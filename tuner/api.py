@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tuner.study.callbacks import Show
     from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
-    from tuner.workload.replay import RecordingRunner
+    from tuner.workload.records.replay import RecordingRunner
 
 __all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
 

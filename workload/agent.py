@@ -20,9 +20,9 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.platforms import platform_of
-from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation, Runner
-from tuner.workload.trace import partial_record, save_partial
+from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.records.trace import partial_record, save_partial
 
 if TYPE_CHECKING:
     from tuner.workload.multi_node.peer import Peer

@@ -17,8 +17,8 @@ from tuner.workload.meters.base import Meter
 from tuner.workload.multi_node.peer import Peer
 from tuner.workload.multi_node.probe import MultiNodeTimeline, Nodes
 from tuner.workload.multi_node.samples import with_shared_states
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 NODES, GPUS = 1024, 8
 #: Samples of a window of four seconds, and windows of a probe.

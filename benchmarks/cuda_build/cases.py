@@ -36,7 +36,7 @@ from tuner.workload.node.rank_server import (
     control_socket,
 )
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import INSPECTIONS, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import INSPECTIONS, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import _FRAMEWORKS, Script
 
 #: Commands in the folder of the tests' scripts.

@@ -23,7 +23,7 @@ from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.nvml_recording import NvmlRecording, record_nvml
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
 
 #: No check begins after this time: a command may have ten minutes, and packs evidence at its end.
 LAST_START_S = 510.0

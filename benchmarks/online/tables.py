@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.table import TablePoint, load_table
+from tuner.workload.records.table import TablePoint, load_table
 
 #: Most settings of a problem; of more, evenly spaced ones are taken.
 MOST = 12

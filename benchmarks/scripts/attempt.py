@@ -18,7 +18,7 @@ from benchmarks.scripts.programs import Program, environment_of, prepare
 from tuner.api import load_result
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 NOTHING = "nothing can be turned"
 #: Wait for the end of a program that cannot train here; one that updates by hand does not end.

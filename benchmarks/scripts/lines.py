@@ -20,7 +20,7 @@ from benchmarks.figures import ROOT
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.observing import observe_script, observed_job

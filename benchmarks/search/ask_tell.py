@@ -17,7 +17,7 @@ from tuner.problem.probe_cost import ProbeCost
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from tuner.search.observations import Observations

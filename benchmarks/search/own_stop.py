@@ -30,8 +30,8 @@ from tuner.problem.study_spec import StudySpec
 from tuner.search_spaces.candidates import Candidates
 from tuner.study.loop import SearchLoop
 from tuner.study.rules import StopReason
-from tuner.workload.probe import ProbeRecord
-from tuner.workload.replay import TableRunner
+from tuner.workload.records.probe import ProbeRecord
+from tuner.workload.records.replay import TableRunner
 
 
 @dataclass(frozen=True)

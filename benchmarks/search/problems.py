@@ -21,7 +21,13 @@ from pathlib import Path
 import numpy as np
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.table import RecordedTable, TableGroup, TableNoise, TablePoint, load_table
+from tuner.workload.records.table import (
+    RecordedTable,
+    TableGroup,
+    TableNoise,
+    TablePoint,
+    load_table,
+)
 
 #: Share of a group's launches that a jackknifed table leaves out.
 DROPPED = 0.25

@@ -23,8 +23,8 @@ from tuner.search.planner import PlanningState
 from tuner.search.question import Question
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.replay import TableRunner
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.records.replay import TableRunner
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.stock import StockPlanner
 from tuner.search_spaces.candidates import Candidates
-from tuner.workload.table import PredictedBy
+from tuner.workload.records.table import PredictedBy
 
 #: Samplers that may sweep the live settings of a launch.
 SWEEPING = tuple(name for name, entry in PEERS.items() if entry.sweeps)

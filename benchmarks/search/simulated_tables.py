@@ -28,7 +28,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 #: Job, cluster, space.
 PROBLEMS = (("lmm-7b", "gh200-32", "default"), ("opt-350m", "a100-8", "parallelism"))

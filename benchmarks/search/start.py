@@ -15,7 +15,7 @@ from benchmarks.search.ask_tell import level_order
 from benchmarks.search.problems import Problem, load_problem
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 
 def start_of(problem: Problem, seed: int) -> Configuration:

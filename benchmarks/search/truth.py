@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from benchmarks.search.problems import Problem, load_problem
 from tuner.pareto import hypervolume, nondominated, reference_point
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.table import TableCost, TablePoint
+from tuner.workload.records.table import TableCost, TablePoint
 
 #: The front is found when this share of its hypervolume at most is missing.
 WITHIN = 0.01

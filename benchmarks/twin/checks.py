@@ -19,7 +19,7 @@ from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.platforms.nvidia import Nvidia
-from tuner.workload.probe import Failure
+from tuner.workload.records.probe import Failure
 
 
 @contextlib.contextmanager

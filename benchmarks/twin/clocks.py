@@ -20,7 +20,7 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.measure.measurement import delivered_of, not_applied, of_used_devices
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
 
 SETTLE_S, WINDOW_S, SAMPLE_S = 1.0, 5.0, 0.1
 

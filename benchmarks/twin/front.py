@@ -27,8 +27,8 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.testing.studies import problem_of_job
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.probe import WindowPolicy
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import WindowPolicy
+from tuner.workload.records.trace import read_trace
 
 SPACE = """what = "a small space of a twin node"
 [knobs]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.limits import SEARCH_MIN_S, WindowPolicy
 from tuner.workload.measure.statistics import Window, missing_s
 from tuner.workload.meters.base import Reading
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.power_sample import PowerSample
+from tuner.workload.records.limits import SEARCH_MIN_S, WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
 
 #: Rates (W/s) and hysteresis (s) of the audit; 0 W/s: none.
 RAMPS = ((0, 0), (2000, 0), (500, 0), (200, 0), (100, 0), (50, 0), (200, 0.5), (200, 2.0))

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tuner.workload.meters.base import CounterMeter, MeterError, Reading
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Seconds after which the latest line is too old to be the present power.
 STALE_S = 10.0

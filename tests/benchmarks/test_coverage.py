@@ -11,7 +11,7 @@ import pytest
 from benchmarks.coverage import judge, study
 from benchmarks.noisy_cluster import Noise, NoisyRunner, flat_truth, made_up_truth
 from tuner.results.parts import Interval
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
 
 
 def test_windows_of_one_launch_share_its_effect() -> None:

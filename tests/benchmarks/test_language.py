@@ -77,6 +77,6 @@ def test_a_message_that_denies_by_no_is_found(tmp_path: Path) -> None:
 def test_an_import_against_the_order_inside_workload_is_found(tmp_path: Path) -> None:
     path = tmp_path / "probe.py"
     path.write_text("from tuner.workload.node import agent\nimport tuner.workload.hook.link\n")
-    assert workload_violations([Module("tuner.workload.probe", path)]) == [
-        "tuner.workload.probe imports tuner.workload.node"
+    assert workload_violations([Module("tuner.workload.records.probe", path)]) == [
+        "tuner.workload.records.probe imports tuner.workload.node"
     ]

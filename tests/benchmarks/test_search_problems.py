@@ -23,7 +23,7 @@ from benchmarks.search.problems import (
 from benchmarks.search.runner import run
 from benchmarks.search.truth import MATCHED, WITHIN, lower_bound, truth_of
 from tuner.testing.studies import write_table
-from tuner.workload.table import load_table
+from tuner.workload.records.table import load_table
 
 LIMITS = (100, 150, 200, 250, 300)
 TOML = """

@@ -19,7 +19,7 @@ from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
-from tuner.workload.table import load_table
+from tuner.workload.records.table import load_table
 
 JOB, CLUSTER, SPACE = "opt-350m", "a100-8", "parallelism"
 

@@ -15,7 +15,7 @@ from tuner.cli.main import main
 from tuner.cli.parser import GROUPS
 from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.testing.studies import record, write_table
-from tuner.workload.trace import TraceWriter, read_trace
+from tuner.workload.records.trace import TraceWriter, read_trace
 
 
 @pytest.fixture(autouse=True)
@@ -345,7 +345,7 @@ def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
 
 def test_a_failed_probe_is_exit_code_1_with_its_log(capsys, monkeypatch):
     import tuner.workload.node.runner
-    from tuner.workload.probe import Failure
+    from tuner.workload.records.probe import Failure
 
     class Fake:
         meter = record().meter
@@ -374,7 +374,7 @@ def test_a_failed_probe_is_exit_code_1_with_its_log(capsys, monkeypatch):
 def test_an_interrupt_is_exit_code_130_and_says_how_to_go_on(
     capsys, monkeypatch, tmp_path, table, how
 ):
-    from tuner.workload.replay import TableRunner
+    from tuner.workload.records.replay import TableRunner
 
     trace = tmp_path / "runs" / "cut" / "trace" / "probes.jsonl"
     answer = TableRunner.run

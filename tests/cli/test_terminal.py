@@ -33,8 +33,8 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.safe_files import write_text
 from tuner.terminal import VisibleStream, raw_stream, visible
 from tuner.testing.studies import TOML, record, write_table
-from tuner.workload.probe import Failure, ProbeRequest
-from tuner.workload.trace import TraceWriter
+from tuner.workload.records.probe import Failure, ProbeRequest
+from tuner.workload.records.trace import TraceWriter
 
 #: A window title ended by BEL, a cleared screen, a colour by the C1 introducer, a link, a new line
 #: over the old one.

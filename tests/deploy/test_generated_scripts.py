@@ -22,10 +22,10 @@ from tuner.search_spaces.job import load_job
 from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU
 from tuner.testing.studies import TOML, modelled_study, request, write_table
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
+from tuner.workload.records.table import load_table
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.table import load_table
 
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2

@@ -46,9 +46,9 @@ from tuner.testing.results import (
     small_result,
 )
 from tuner.testing.studies import TOML, run_replay, write_table
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.trace import read_trace
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import read_trace
 
 
 def test_a_timeline_keeps_its_windows_and_idle(tmp_path: Path) -> None:

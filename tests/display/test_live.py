@@ -20,7 +20,7 @@ from tuner.display.progress import EventLines, ProgressPrinter
 from tuner.search_spaces.configuration import Settings
 from tuner.study.callbacks import Progress
 from tuner.testing.results import ESTIMATED, failed, large_result
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 pytest.importorskip("rich")
 

@@ -26,7 +26,7 @@ from tuner.testing.results import (
     result_of_phased,
     small_result,
 )
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 pytestmark = pytest.mark.browser
 

@@ -31,9 +31,9 @@ from tuner.workload import agent as node_agent
 from tuner.workload.agent import NodeStatus, run_safely
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.platforms.base import GpuFacts
-from tuner.workload.probe import Failure, Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation
-from tuner.workload.trace import TraceWriter, recover_pending
+from tuner.workload.records.probe import Failure, Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Continuation
+from tuner.workload.records.trace import TraceWriter, recover_pending
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -20,10 +20,10 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import measured, run_replay, write_table
 from tuner.workload.node.probe_run import Probe
-from tuner.workload.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
-from tuner.workload.replay import TableRunner
-from tuner.workload.table import load_table
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
+from tuner.workload.records.replay import TableRunner
+from tuner.workload.records.table import load_table
+from tuner.workload.records.trace import read_trace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

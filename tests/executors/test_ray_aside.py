@@ -17,7 +17,7 @@ from tuner.executors.ray_leases import Leases
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.study.rules import node_failures
 from tuner.testing.studies import record, request
-from tuner.workload.probe import Failure, MeterInfo
+from tuner.workload.records.probe import Failure, MeterInfo
 
 ray = pytest.importorskip("ray")
 

@@ -152,7 +152,7 @@ from tuner.search_spaces.job import load_job
 from tuner.executors.ray_cluster import survey
 from tuner.executors.ray_executor import RayExecutor
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 said = []
 answers = {"said": said}

@@ -21,8 +21,8 @@ from tuner.workload import agent
 from tuner.workload.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.runners import Continuation
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.runners import Continuation
 
 pytestmark = [pytest.mark.real, pytest.mark.ray]
 

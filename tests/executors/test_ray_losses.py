@@ -14,7 +14,7 @@ from tuner.executors.ray_losses import Losses
 from tuner.executors.ray_nodes import Slot
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import node_failures
-from tuner.workload.probe import Failure, MeterInfo, ProbeRequest
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
 
 ray = pytest.importorskip("ray")
 ONE, OTHER = Settings(data_parallel=1), Settings(data_parallel=2)

@@ -20,7 +20,7 @@ from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 folder = Path(tempfile.mkdtemp()) / "qwen"
 cluster = replace(detect_cluster(), devices_per_node=1, nodes=1)

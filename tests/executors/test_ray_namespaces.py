@@ -30,7 +30,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
 from tuner.executors.ray_executor import RayExecutor
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
 executor = RayExecutor(load_job(), cluster, run_dir=sys.argv[1], address="{HEAD}:6399")
@@ -56,7 +56,7 @@ from tuner.deploy.launch_files import write_launch_files
 from tuner.executors import ray_flights
 from tuner.problem.settings import SearchSettings
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 run = Path(sys.argv[1]) / "runs" / "two"
 

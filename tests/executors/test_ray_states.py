@@ -35,8 +35,8 @@ from tuner.search_spaces.job import load_job
 from tuner.testing.studies import METER
 from tuner.workload.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
-from tuner.workload.probe import ProbeRequest
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import ProbeRequest
+from tuner.workload.records.trace import read_trace
 
 pytest.importorskip("ray")
 

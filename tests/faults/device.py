@@ -22,7 +22,7 @@ from tests.faults.probe import keep_server, real_runner, recorded, server_mark, 
 from tuner.problem.run_folder import RunFolder
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 CLOCKS = (900, 1410)
 SPACE = """what = "of the fault tests"

@@ -35,8 +35,8 @@ from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.testing.studies import LONG_JOB, ModelRunner
-from tuner.workload.probe import ProbeRequest
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import ProbeRequest
+from tuner.workload.records.trace import read_trace
 
 #: Probes of a study; the fault strikes at the third.
 PROBES, AT = 5, 2
@@ -181,9 +181,9 @@ def killed_at(owner: type, name: str, when: str, at: int = AT, of: int = 0) -> C
             if when == "before":
                 _kill()
             if when == "half":
-                import tuner.workload.trace
+                import tuner.workload.records.trace
 
-                tuner.workload.trace.os = _OsThat(write=_half_line)  # type: ignore[attr-defined]
+                tuner.workload.records.trace.os = _OsThat(write=_half_line)  # type: ignore[attr-defined]
             result = plain(self, *args, **kwargs)
             _kill()
             return result
@@ -234,7 +234,7 @@ def _loop() -> type:
 
 
 def _writer() -> type:
-    from tuner.workload.trace import TraceWriter
+    from tuner.workload.records.trace import TraceWriter
 
     return TraceWriter
 

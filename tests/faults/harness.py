@@ -26,9 +26,9 @@ from pathlib import Path
 
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.runners import Continuation, Runner
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.records.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Variable that marks every process of a fault.

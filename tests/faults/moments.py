@@ -47,7 +47,7 @@ from tests.faults.harness import (
 from tuner.executors.base import Executor
 from tuner.search_spaces.temporary import PREFIX, SHORT_PREFIX
 from tuner.testing.studies import ModelRunner, measured
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 CLUSTER = "h200-8"
 SPACE = """what = "of the faults at random moments"

@@ -35,7 +35,7 @@ from tests.faults.harness import (
 from tests.faults.probe import keep_server, recorded, server_mark, study
 from tuner.study.loop import SearchLoop
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 #: Where the search goes on in its launches: the model's GPUs take any of these clocks.
 CLUSTER = "h200-8"

@@ -42,7 +42,7 @@ from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
 
 PROBES = 3
 #: `BODY` runs in the study's second probe, after some steps; `START` in the same one, before any.
@@ -173,7 +173,7 @@ def study(
 
 def recorded(folder: Path) -> dict[str, ProbeRecord]:
     """Return the records of a fault's study by probe."""
-    from tuner.workload.trace import read_trace
+    from tuner.workload.records.trace import read_trace
 
     trace = RunFolder(folder / "runs" / "study").trace
     return {record.request.probe_id: record for record in read_trace(trace).records}

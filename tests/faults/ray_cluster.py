@@ -31,9 +31,9 @@ from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
 from tuner.testing.studies import ModelRunner
-from tuner.workload.probe import ProbeRequest
-from tuner.workload.runners import Runner
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import ProbeRequest
+from tuner.workload.records.runners import Runner
+from tuner.workload.records.trace import read_trace
 
 #: Probes of a study, and how long each takes, seconds.
 PROBES, PROBE_S = 6, 1.0

@@ -35,8 +35,8 @@ from tests.faults.harness import (
 from tests.faults.moments import Kind, LawRunner, Missed, Search
 from tests.faults.ray_cluster import runner, started
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import read_trace
 
 #: Time for a search to begin, seconds, and for its agents to end.
 BEGIN_S, END_S = 120.0, 10.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.faults.driver import AT, optimize, verdict
 from tests.faults.harness import Fault, Outcome, in_child
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
 
 
 def _server_stops(folder: Path) -> Outcome:

@@ -241,7 +241,7 @@ def _studies(folder: Path) -> Callable[[random.Random], Any]:
 
 
 def _powers(folder: Path) -> Callable[[random.Random], Any]:
-    from tuner.workload.trace import read_power
+    from tuner.workload.records.trace import read_power
 
     path = folder / "p0000.csv.gz"
     rows = ["time_s,power_W,clock_MHz,phase"] + [f"{t / 10:.1f},{200 + t},1410," for t in range(20)]
@@ -261,8 +261,8 @@ def _tables(folder: Path) -> Callable[[random.Random], Any]:
     import optuna_dashboard  # noqa: F401 - it imports torch, which no alarm should interrupt
 
     from tuner.testing.studies import write_table
-    from tuner.workload.replay import TableRunner
-    from tuner.workload.table import load_table
+    from tuner.workload.records.replay import TableRunner
+    from tuner.workload.records.table import load_table
 
     table = write_table(folder / "table", shapes=(1, 2))
     layout = tomllib.loads((table / "table.toml").read_text())

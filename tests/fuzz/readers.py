@@ -99,7 +99,7 @@ def _knob_words(folder: Path) -> Try:
 
 
 def _csv(folder: Path) -> Try:
-    from tuner.workload.table import read_csv
+    from tuner.workload.records.table import read_csv
 
     path = folder / "t.csv"
 
@@ -111,7 +111,7 @@ def _csv(folder: Path) -> Try:
 
 
 def _pending(folder: Path) -> Try:
-    from tuner.workload.trace import recover_pending
+    from tuner.workload.records.trace import recover_pending
 
     probe = folder / "probes" / "p0000"
     probe.mkdir(parents=True)
@@ -124,7 +124,7 @@ def _pending(folder: Path) -> Try:
 
 
 def _tails(folder: Path) -> Try:
-    from tuner.workload.trace import read_trace, repair_torn_tail
+    from tuner.workload.records.trace import read_trace, repair_torn_tail
 
     sound = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
     path = folder / "probes.jsonl"

@@ -31,9 +31,9 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space
 from tuner.workload import hook
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.table import load_table
-from tuner.workload.trace import read_trace, write_power_samples
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.table import load_table
+from tuner.workload.records.trace import read_trace, write_power_samples
 
 DATA = Path(__file__).parents[1] / "data"
 #: A folder elsewhere, of one test.
@@ -342,7 +342,7 @@ def test_the_dashboard_is_on_loopback_unless_told_otherwise() -> None:
 
 
 def test_power_samples_stay_in_the_run_folder(tmp_path: Path) -> None:
-    from tuner.workload.power_sample import PowerSample
+    from tuner.workload.records.power_sample import PowerSample
 
     path = write_power_samples(tmp_path, "p0000", [PowerSample(0.0, 1.0)])
     assert path is not None

@@ -23,7 +23,7 @@ from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.observations import Observations
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
 
 
 @dataclass(frozen=True)

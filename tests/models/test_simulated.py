@@ -17,8 +17,8 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import run_optimize as optimize
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.runners import Runner
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Runner
 
 JOB = load_job("opt-350m")
 CLUSTER = load_cluster("gh200-32")

@@ -28,8 +28,8 @@ from tuner.online.marks import Mark
 from tuner.online.metrics import Metrics, families
 from tuner.search_spaces.errors import InputError
 from tuner.workload.platforms.base import GpuFacts
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 GPUS = (GpuFacts(2, "GPU-b", "A100", 1), GpuFacts(0, "GPU-a", "A100", 1))
 

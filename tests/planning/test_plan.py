@@ -14,7 +14,7 @@ from tuner.results.result import Result
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.job import TrainingJob
 from tuner.testing.studies import LONG_JOB
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 
 @pytest.fixture(scope="module")

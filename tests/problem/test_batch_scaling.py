@@ -20,7 +20,7 @@ from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import SearchSpace, load_space
 from tuner.testing.studies import record
 from tuner.workload.deepspeed_config import render_deepspeed_config
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
 
 CLUSTER = load_cluster("a100-8")
 JOB = replace(load_job("opt-350m"), global_batch=64, steps=1000, steps_at={32: 1800, 64: 1000})
@@ -125,7 +125,7 @@ def test_a_study_answers_in_steps_of_each_configuration(tmp_path: Path) -> None:
     """On a simulated cluster: energy to solution is a measured step's, times the steps there."""
     from tuner.api import load_result
     from tuner.testing.studies import run_optimize as optimize
-    from tuner.workload.trace import read_trace
+    from tuner.workload.records.trace import read_trace
 
     space = tmp_path / "sizes.toml"
     space.write_text('[knobs]\nglobal_batch = "auto"\ndata_parallel = [8]\nmicro_batch = [2, 4]\n')

@@ -15,8 +15,8 @@ from tuner.search_spaces.space import Candidates
 from tuner.study.load import load_spec
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import record, write_table
+from tuner.workload.records.trace import TraceWriter
 from tuner.workload.scripts.script_facts import ScriptFacts
-from tuner.workload.trace import TraceWriter
 
 
 @pytest.fixture

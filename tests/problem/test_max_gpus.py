@@ -15,9 +15,9 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import LONG_JOB, METER, measured, problem_of_job, run_optimize
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.runners import Runner
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Runner
+from tuner.workload.records.trace import read_trace
 
 TWO = Configuration.of(data_parallel=2, micro_batch=1)
 

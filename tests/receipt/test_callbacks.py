@@ -12,7 +12,7 @@ import tuner
 from tuner.callbacks import EnergyLog, log_energy
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters import MeterError, Reading
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 
 class Meter:

@@ -20,8 +20,8 @@ from tuner.testing.twin import TwinGpu, TwinNode
 FAILS = """
 import time
 from tuner.workload.meters import MeterError, Reading
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 class Fails:
     info = MeterInfo("fails", "node", "a meter that fails after its third reading")

@@ -20,8 +20,8 @@ from tuner.receipt.trainings import RankCount, Training, read_counts, trainings_
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.meters import Reading
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 
 def rank(number: int = 0, world: int = 1, parent: int = 1, *, first_s: float = 10.0) -> RankCount:

@@ -20,7 +20,7 @@ from tuner.results.state import StudyState, points_of
 from tuner.results.windows import Windows
 from tuner.testing.results import NVML
 from tuner.testing.results import point as drawn_point
-from tuner.workload.probe import Failure, ProbeRecord
+from tuner.workload.records.probe import Failure, ProbeRecord
 
 STEPS = 1000
 

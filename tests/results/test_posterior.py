@@ -13,7 +13,7 @@ from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import METER, measured
 from tuner.workload.measure.statistics import Z90
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 WINDOW_SD = 0.005
 

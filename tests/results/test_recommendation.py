@@ -21,7 +21,7 @@ from tuner.results.parts import Evidence, Point, ResolvedRequest, SearchCost, Ve
 from tuner.results.recommendation import EVEN
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 METER = MeterInfo("nvml", "gpu", "NVML total-energy counter")
 TODAY = Configuration.of(data_parallel=2, zero_stage=2, optimizer_offload="cpu")

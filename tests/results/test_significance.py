@@ -13,7 +13,7 @@ from tests.results.test_recommendation import point, result_of
 from tuner.results.judge import Judge
 from tuner.results.significance import Difference
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 
 def test_a_difference_that_is_not_shown_is_not_called_one() -> None:

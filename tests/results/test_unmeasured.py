@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.results.choice import never_measured
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 SLOW, FAST = Configuration.of(micro_batch=1), Configuration.of(micro_batch=2, data_parallel=4)
 

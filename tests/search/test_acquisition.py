@@ -22,7 +22,7 @@ from tuner.search.acquisition import (
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import measured, record
-from tuner.workload.probe import Failure
+from tuner.workload.records.probe import Failure
 
 CANDIDATES = Candidates.from_configurations(
     Configuration.of(micro_batch=b, clock_MHz=c)

@@ -15,7 +15,7 @@ from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import METER, measured
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 LIMITS_W = (100, 150, 200, 250)
 

@@ -20,7 +20,7 @@ from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import METER, TRACES, measured, probe_with
-from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 CANDIDATES = Candidates.from_configurations(
     Configuration.of(

@@ -18,7 +18,7 @@ from tuner.search.candidate_pool import (
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import probe_with
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 KNOBS = {"a": range(12), "b": range(10), "c": ("x", "y", "z")}
 CANDIDATES = Candidates.from_configurations(

@@ -12,7 +12,7 @@ from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.studies import METER, measured
-from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 EVERY = [Configuration.of(data_parallel=r, micro_batch=m) for r in (1, 2) for m in (1, 2, 4)]
 ONE, TWO = 0, 3  # the first launch on one rank and on two

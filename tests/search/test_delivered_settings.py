@@ -19,7 +19,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import METER, measured, record, request
-from tuner.workload.probe import ProbeRecord, UnappliedSetting
+from tuner.workload.records.probe import ProbeRecord, UnappliedSetting
 
 CLOCKS = (900, 1200, 1410)
 LIVE = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)

@@ -11,7 +11,7 @@ from tuner.problem.configuration_names import first_tries
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import run_replay, write_table
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 
 def test_a_name_and_a_configuration_are_tried_in_their_order() -> None:

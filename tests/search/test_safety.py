@@ -17,7 +17,7 @@ from tuner.search.put_off import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit,
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import probe_with
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 POWER = np.array([truth(c)[1] for c in CONFIGURATIONS])
 #: All settings of two launches.

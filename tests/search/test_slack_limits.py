@@ -15,7 +15,7 @@ from tuner.search.put_off import DOUBT, SlackLimits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import probe_with
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 LIMITS_W = (100, 150, 200, 250, 300)
 

@@ -11,7 +11,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import METER, measured, run_replay, write_table
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

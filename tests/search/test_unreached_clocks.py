@@ -12,7 +12,7 @@ from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import measured, record
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
 
 CLOCKS = (1200, 2100, 2700, 2900, 3105)
 

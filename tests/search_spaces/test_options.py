@@ -12,7 +12,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.options import check_options, declared_options, option, read_options
-from tuner.workload.probe import WindowPolicy
+from tuner.workload.records.probe import WindowPolicy
 from tuner.workload.scripts.command import Script
 
 

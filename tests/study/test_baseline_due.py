@@ -11,7 +11,7 @@ from tuner.display.text import answer_lines
 from tuner.problem.settings import SearchSettings
 from tuner.study.rules import BASELINE_TRIES, baseline_due
 from tuner.testing.studies import problem_of_job, record, request
-from tuner.workload.probe import Failure
+from tuner.workload.records.probe import Failure
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.study.budget import Budget, CostEstimate, SearchStatus
 from tuner.testing.studies import record, request
-from tuner.workload.probe import Failure
+from tuner.workload.records.probe import Failure
 
 #: What a limit tells of the next probe.
 NEXT = {"next_kJ": 2.0, "expected_gain": 0.004}

@@ -15,7 +15,7 @@ from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import front_to_beat
 from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
 
 
 def asked(folder: Path, **options: object) -> list[ProbeRequest]:

@@ -23,7 +23,7 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.study.load import load_spec
 from tuner.testing.studies import problem_of_job, write_table
-from tuner.workload.probe import WindowPolicy
+from tuner.workload.records.probe import WindowPolicy
 
 
 @pytest.fixture

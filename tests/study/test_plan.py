@@ -14,7 +14,7 @@ from tuner.display.report import render_report
 from tuner.display.text import answer_lines, summary_lines
 from tuner.problem.settings import SearchSettings
 from tuner.testing.studies import run_optimize
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 
 @pytest.fixture(scope="module")

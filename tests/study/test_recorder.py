@@ -28,8 +28,8 @@ from tuner.testing.studies import (
     run_replay,
     write_table,
 )
-from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.trace import TraceWriter, read_trace
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import TraceWriter, read_trace
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 

@@ -43,10 +43,10 @@ from tuner.testing.studies import (
     run_replay,
     write_table,
 )
-from tuner.workload.probe import Failure, MeterInfo, ProbeRequest, Scope
-from tuner.workload.replay import TableRunner
-from tuner.workload.runners import Continuation, Runner
-from tuner.workload.table import load_table
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest, Scope
+from tuner.workload.records.replay import TableRunner
+from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.records.table import load_table
 
 
 def spec_of(folder: Path) -> StudySpec:

@@ -33,8 +33,8 @@ from tuner.testing.studies import (
     table_point,
     write_table,
 )
-from tuner.workload.probe import Failure, MeterInfo
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Failure, MeterInfo
+from tuner.workload.records.trace import read_trace
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 
@@ -139,7 +139,7 @@ def test_repeats_narrow_the_interval(tmp_path, options):
 @pytest.mark.searches
 @pytest.mark.traces
 def test_intervals_cover_the_recorded_truth_about_as_often_as_they_say(options):
-    from tuner.workload.table import load_table
+    from tuner.workload.records.table import load_table
 
     result = run_replay(TRACES / "kareus-attention-a100", **options, max_probes=40, seed=1)
     truth = {

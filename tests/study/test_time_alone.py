@@ -29,8 +29,8 @@ from tuner.workload.meters.time_meter import time_alone
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import platform_of
-from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import read_trace
 
 NONE = MeterInfo("time", "none", "GPU 0 tells neither its energy nor its power")
 #: A figure with a unit of energy, power or carbon, and words that state one.

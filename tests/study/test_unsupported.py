@@ -16,8 +16,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import SearchSpace
 from tuner.study.load import result_of
 from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
-from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest, UnappliedSetting
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, UnappliedSetting
+from tuner.workload.records.trace import read_trace
 
 WHY = "clock_MHz cannot be set: NVIDIA X takes no lock of its clock"
 SPACE = SearchSpace(

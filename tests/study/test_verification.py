@@ -19,9 +19,9 @@ from tuner.testing.studies import (
     run_replay,
     write_table,
 )
-from tuner.workload.probe import Failure, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Runner
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Runner
+from tuner.workload.records.trace import read_trace
 
 
 class DrawnSamples(Runner):

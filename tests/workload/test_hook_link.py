@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.workload.hook import link as hook_link
-from tuner.workload.probe import shown_by
+from tuner.workload.records.probe import shown_by
 
 
 class Cuda:

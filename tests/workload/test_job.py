@@ -18,9 +18,9 @@ from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import record, write_table
 from tuner.workload.built_in_job import BuiltInJob, launchable
 from tuner.workload.job import Job, LaunchableJob
+from tuner.workload.records.trace import TraceWriter
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_facts import ScriptFacts
-from tuner.workload.trace import TraceWriter
 
 TINY = load_job("tiny-gpt")
 

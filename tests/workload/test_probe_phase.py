@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tuner.workload.trace import PHASE_NAME, read_phase, write_phase
+from tuner.workload.records.trace import PHASE_NAME, read_phase, write_phase
 
 
 def test_the_last_phase_is_read_and_an_empty_one_removes_it(tmp_path: Path) -> None:

@@ -170,9 +170,14 @@ def test_no_folder_of_a_run_leads_elsewhere(folder: str, run: Path, tmp_path: Pa
 
 def test_power_samples_and_records_follow_no_link(tmp_path: Path) -> None:
     from tuner.testing.studies import request
-    from tuner.workload.power_sample import PowerSample
-    from tuner.workload.probe import MeterInfo
-    from tuner.workload.trace import PENDING_NAME, partial_record, save_pending, write_power_samples
+    from tuner.workload.records.power_sample import PowerSample
+    from tuner.workload.records.probe import MeterInfo
+    from tuner.workload.records.trace import (
+        PENDING_NAME,
+        partial_record,
+        save_pending,
+        write_power_samples,
+    )
 
     canary = tmp_path / "canary"
     canary.write_text(CANARY)

@@ -135,7 +135,7 @@ def _fit(args: argparse.Namespace) -> int:
     if args.run is not None:
         from tuner.problem.run_folder import find_run
         from tuner.problem.study_spec import parse_cluster
-        from tuner.workload.trace import read_trace
+        from tuner.workload.records.trace import read_trace
 
         folder = find_run(args.run, args.runs_dir)
         windows["records"] = read_trace(folder.trace).records

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.job import TrainingJob
     from tuner.workload.node.runner import LocalRunner
-    from tuner.workload.probe import ProbeRequest
+    from tuner.workload.records.probe import ProbeRequest
     from tuner.workload.scripts.command import Script
     from tuner.workload.scripts.script_job import ScriptJob
 
@@ -64,7 +64,7 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.search_spaces.safe_files import require_own
     from tuner.workload.built_in_job import launchable
     from tuner.workload.node.runner import LocalRunner
-    from tuner.workload.trace import TraceWriter
+    from tuner.workload.records.trace import TraceWriter
 
     announce, script, blank = announcer(args), script_of(args), None
     if script is not None:
@@ -135,7 +135,7 @@ def _request(
 ) -> ProbeRequest:
     from tuner.models.analytic.model import AnalyticModel
     from tuner.problem.probe_cost import probe_limits
-    from tuner.workload.probe import ProbeRequest, WindowPolicy
+    from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
     prior = AnalyticModel(job, cluster) if job.is_modelled else None
     limits = probe_limits(job, prior, [configuration], WindowPolicy(), probe_s=probe_s)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 
 def write_answer(run: RunFolder, result: Result, records: Sequence[ProbeRecord]) -> Result:

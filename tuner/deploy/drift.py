@@ -16,7 +16,7 @@ from typing import Any
 
 from tuner.formatting import energy_text, label, number
 from tuner.results.parts import Point
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Probability of a false alarm over the whole job, for each quantity.
 LEVEL = 0.05

@@ -34,7 +34,7 @@ from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import Failure, ProbeRequest, UnappliedSetting, WindowPolicy
+from tuner.workload.records.probe import Failure, ProbeRequest, UnappliedSetting, WindowPolicy
 from tuner.workload.scripts.command import Script, Start
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.

@@ -13,7 +13,7 @@ from typing import Any
 from tuner.display.view import View
 from tuner.formatting import Units, number, percent
 from tuner.results.parts import Point
-from tuner.workload.without_energy import of_energy
+from tuner.workload.records.without_energy import of_energy
 
 Text = Callable[[View, Point], str]
 

@@ -29,7 +29,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.extras import install_command
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -140,7 +140,7 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
 
     from tuner.storage import open_storage
     from tuner.study.load import result_of
-    from tuner.workload.trace import read_trace
+    from tuner.workload.records.trace import read_trace
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     opened = open_storage(storage, run.journal)

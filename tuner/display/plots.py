@@ -42,8 +42,8 @@ from tuner.results.parts import Point
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.probe import ProbeRecord
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import ProbeRecord
+from tuner.workload.records.trace import read_trace
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -18,8 +18,8 @@ from tuner.formatting import Units, counted, duration, label, number, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Progress
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.without_energy import of_energy
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.without_energy import of_energy
 
 #: Logger that gets the lines of a search.
 LOGGER = "tuner.search"

@@ -6,7 +6,7 @@ import math
 
 from tuner.formatting import label, number, percent
 from tuner.workload.measure.parts import part_lines
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 
 def record_lines(record: ProbeRecord) -> list[str]:

@@ -24,7 +24,7 @@ from tuner.display.view import View
 from tuner.results.parts import Explanation
 from tuner.results.result import Result
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 
 def write_report(result: Result, path: Path, *, records: Sequence[ProbeRecord] = ()) -> Path:

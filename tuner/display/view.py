@@ -27,7 +27,7 @@ from tuner.results.parts import Point, Recommendation
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED, MARK, changed_training
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 

@@ -28,7 +28,7 @@ from tuner.search_spaces.safe_files import require_own, write_bytes
 from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.search_spaces.typed_json import strict_json
 from tuner.study.load import result_of
-from tuner.workload.trace import read_trace
+from tuner.workload.records.trace import read_trace
 
 #: Files of a run beside study.toml and its trace; those after the power samples name paths.
 _OF_RUN = ("trace/power/*.csv.gz", "plan.json", "table/*", "best/*")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from tuner.workload.probe import MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation
+from tuner.workload.records.probe import MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Continuation
 
 
 @runtime_checkable

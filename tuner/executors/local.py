@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.agent import run_safely
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation, Runner, extended
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Continuation, Runner, extended
 
 
 class InlineExecutor:

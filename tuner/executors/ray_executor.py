@@ -31,14 +31,14 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.node.ops import BUILD_LIMIT_S
-from tuner.workload.probe import (
+from tuner.workload.records.probe import (
     Failure,
     MeterInfo,
     ProbeRecord,
     ProbeRequest,
 )
-from tuner.workload.runners import Continuation
-from tuner.workload.trace import partial_record, save_partial
+from tuner.workload.records.runners import Continuation
+from tuner.workload.records.trace import partial_record, save_partial
 
 #: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is
 #: sent a cancellation.

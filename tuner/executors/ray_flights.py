@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.executors.ray_nodes import Slot
-from tuner.workload.probe import ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Continuation
 
 #: An agent that exceeded its limit is sent a cancellation, and is killed after this time.
 _CANCEL_S = 10.0

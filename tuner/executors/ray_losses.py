@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.executors.ray_flights import Flight
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.probe import Failure, shown_by
+from tuner.workload.records.probe import Failure, shown_by
 
 #: Agents that die with one launch before it is blamed. Anybody may end an agent once; one that dies
 #: with the same launch again, in a new process, is the work of the launch. Not fitted.

@@ -17,7 +17,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner, NodeStatus
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.
 _NODES_S = 5.0

@@ -26,7 +26,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain
 from tuner.study.load import result_of
-from tuner.workload.probe import SAME_CLOCK_MHZ, MeterInfo
+from tuner.workload.records.probe import SAME_CLOCK_MHZ, MeterInfo
 
 #: Name of the file in its folder, and version of its lines.
 FILE, SCHEMA = "online.jsonl", 1

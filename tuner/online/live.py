@@ -26,7 +26,7 @@ from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.clocks.base import Governor, GovernorError, KnobRefused
 from tuner.workload.meters import Meter, Reading
 from tuner.workload.node.live_settings import apply_live
-from tuner.workload.probe import SAME_CLOCK_MHZ, UnappliedSetting
+from tuner.workload.records.probe import SAME_CLOCK_MHZ, UnappliedSetting
 
 #: Steps after the start that belong to no chunk: compilation and caches.
 WARM_STEPS = 5

@@ -15,7 +15,7 @@ from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.knob_declarations import Knob, check_knobs
 from tuner.workload.measure.stragglers import RankState, Straggler
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Most combinations of values of declared knobs that one training tries.
 MOST_DECLARED = 12

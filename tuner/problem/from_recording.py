@@ -16,10 +16,10 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.space import Candidates
-from tuner.workload.table import RecordedTable, load_table
+from tuner.workload.records.table import RecordedTable, load_table
 
 if TYPE_CHECKING:
-    from tuner.workload.replay import RecordingRunner
+    from tuner.workload.records.replay import RecordingRunner
 
 
 def _rank(value: Any) -> tuple[int, float]:
@@ -47,7 +47,7 @@ def table_problem(
     folder: Path, group: str | None, steps: int | None, *, seed: int = 0
 ) -> tuple[Problem, RecordingRunner]:
     """Return the problem of a recorded table's group, and the runner that answers it."""
-    from tuner.workload.replay import TableRunner
+    from tuner.workload.records.replay import TableRunner
 
     table = load_table(folder)
     runner = TableRunner(table, group, seed=seed)
@@ -99,7 +99,7 @@ def _identity(
 
 
 def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, RecordingRunner]:
-    from tuner.workload.replay import TraceRunner
+    from tuner.workload.records.replay import TraceRunner
 
     runner = TraceRunner(path, seed=seed)
     study = RunFolder(runner.path.parent.parent).read_study() or {}

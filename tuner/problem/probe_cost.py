@@ -12,9 +12,9 @@ import numpy as np
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.accumulation import WHOLE_STEPS_WINDOWS
-from tuner.workload.limits import ProbeLimits, limits_of
-from tuner.workload.probe import ProbeRecord, WindowPolicy
+from tuner.workload.records.accumulation import WHOLE_STEPS_WINDOWS
+from tuner.workload.records.limits import ProbeLimits, limits_of
+from tuner.workload.records.probe import ProbeRecord, WindowPolicy
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
@@ -30,8 +30,8 @@ class ProbeCost:
         launch_power: power during the launch, as a share of the configuration's own.
         min_steps: smallest number of steps of a window.
         micro_batches: micro-batches are measured where whole steps would take too long
-            (`tuner.workload.accumulation`); a configuration of few micro-batches, which are whole
-            steps nearly, then costs more than predicted.
+            (`tuner.workload.records.accumulation`); a configuration of few micro-batches, which are
+            whole steps nearly, then costs more than predicted.
     """
 
     launch_s: float = 30.0
@@ -88,7 +88,7 @@ def probe_limits(
     visits: int = 1,
     **limits_s: float | None,
 ) -> ProbeLimits:
-    """Return the limits of a probe of these configurations (`tuner.workload.limits.limits_of`)."""
+    """Return the limits of a probe of these configurations (`workload.records.limits.limits_of`)."""
     step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
     inspected = job.first_step_s if job is not None else 0.0
     return limits_of(

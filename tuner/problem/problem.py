@@ -23,10 +23,10 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import Candidates
-from tuner.workload.probe import Measurement, ProbeRecord
+from tuner.workload.records.probe import Measurement, ProbeRecord
 
 #: Cost of probing before any probe was made: a launch of the built-in program on a CPU machine,
-#: settling and a window (`tuner.workload.probe.WindowPolicy`).
+#: settling and a window (`tuner.workload.records.probe.WindowPolicy`).
 REAL_COST = ProbeCost(launch_s=5.0, launch_power=0.7, settle_s=1.0, window_s=5.0, min_steps=3)
 
 

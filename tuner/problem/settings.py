@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from tuner.search_spaces.options import check_options, option
-from tuner.workload.probe import WindowPolicy
+from tuner.workload.records.probe import WindowPolicy
 
 DEFAULT_PROBES = 40
 DEFAULT_SHARE = 0.01

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.formatting import Units, duration, label, percent
 from tuner.problem.settings import SearchSettings
-from tuner.workload.without_energy import STAND_IN_W
+from tuner.workload.records.without_energy import STAND_IN_W
 
 #: Expected gain of a probe below which its sentence names no figure.
 HARDLY = 0.005

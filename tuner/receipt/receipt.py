@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tuner.receipt.energy import DeviceShare, EnergyCurve
 from tuner.receipt.trainings import Training
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 from tuner.workload.scripts.launchers.secrets import hidden
 
 #: Marks a file of this format, and its version.

@@ -19,7 +19,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.limits import JobFigures, Limit, Limits
 from tuner.results.parts import Choice, Point
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 #: Returns the probability that a point meets each limit, and that it meets all.
 Chance = Callable[[Point, Constraints], tuple[dict[str, float], float]]

@@ -19,7 +19,7 @@ from tuner.pareto import nondominated
 from tuner.results.parts import Attainment, Point, with_probabilities
 from tuner.results.posterior import Posterior
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Joint draws: the standard error of a probability is at most 0.011.
 DRAWS = 2000

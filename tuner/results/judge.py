@@ -24,7 +24,7 @@ from tuner.results.posterior import DRAWS, Gain, Posterior
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.measure.statistics import log_error
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 #: Probability from which on a configuration is recommended, and from which on no further launch is
 #: bought; the larger one allows for looking after each launch (`python -m benchmarks.verdicts`).

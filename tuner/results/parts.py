@@ -16,8 +16,8 @@ from tuner.problem.stop_reason import NoVerdict
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
-from tuner.workload.probe import MeterInfo
-from tuner.workload.without_energy import known_figures
+from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.without_energy import known_figures
 
 
 def as_json(value: Any) -> Any:

@@ -16,7 +16,7 @@ from tuner.search_spaces.rules import why_it_cannot_run
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Breakdown
-    from tuner.workload.probe import MeterInfo, ProbeRecord
+    from tuner.workload.records.probe import MeterInfo, ProbeRecord
 
 
 @dataclass(frozen=True)

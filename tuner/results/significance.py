@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.formatting import percent
-from tuner.workload.probe import MeterInfo
-from tuner.workload.without_energy import known_figures
+from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.without_energy import known_figures
 
 #: A difference is called one at this level.
 LEVEL = 0.05

@@ -38,8 +38,8 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.measure.stragglers import of_environment
-from tuner.workload.probe import ProbeRecord
-from tuner.workload.trace import read_power
+from tuner.workload.records.probe import ProbeRecord
+from tuner.workload.records.trace import read_power
 
 
 def spent_kJ(records: Sequence[ProbeRecord]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.workload.probe import Measurement, ProbeRecord
+from tuner.workload.records.probe import Measurement, ProbeRecord
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from tuner.search.planner import MAX_LIVE, PlanningState, ProbePlan, ProbePlanne
 from tuner.search.put_off import LargerBatches, SlackLimits, UnreachedClocks
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior

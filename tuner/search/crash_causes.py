@@ -17,7 +17,7 @@ import numpy as np
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.workload.probe import Failure, ProbeRecord
+from tuner.workload.records.probe import Failure, ProbeRecord
 
 #: Probability that a crash is an accident, which another launch of its kind need not meet. An
 #: assumption: nothing was fitted.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import Failure, Measurement, ProbeRecord
+from tuner.workload.records.probe import Failure, Measurement, ProbeRecord
 
 if TYPE_CHECKING:
     from tuner.search_spaces.space import Candidates

@@ -17,7 +17,7 @@ import numpy as np
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.observations import Observations
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from tuner.search.put_off import PeakLimit

@@ -20,7 +20,7 @@ from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.parameters import ParameterEncoding
 from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
     from optuna.study import Study

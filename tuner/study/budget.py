@@ -12,7 +12,7 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import StopReason
 from tuner.results.state import spent_kJ
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 
 @dataclass(frozen=True)

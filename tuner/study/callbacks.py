@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tuner.workload.probe import MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
     from tuner.results.parts import Point

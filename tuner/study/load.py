@@ -40,7 +40,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
 from tuner.study.unsupported_knobs import without_unsupported
-from tuner.workload.probe import ProbeRecord, WindowPolicy
+from tuner.workload.records.probe import ProbeRecord, WindowPolicy
 
 _WHERE = "study.toml"
 #: Largest number of candidates that are enumerated again: more takes seconds.

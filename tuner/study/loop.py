@@ -44,8 +44,8 @@ from tuner.study.rules import (
     with_next_probe,
 )
 from tuner.study.unsupported_knobs import fixed_knobs, without_unsupported
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.trace import TraceWriter, compact, read_phase
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import TraceWriter, compact, read_phase
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from tuner.problem.problem import steps_a_job_step
 from tuner.results.state import StudyState
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.rules import front_to_beat
-from tuner.workload.limits import ProbeLimits
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.limits import ProbeLimits
+from tuner.workload.records.probe import ProbeRequest
 
 #: Number of successful probes from which their time limits a further probe, the factor by which it
 #: may take longer than the longest of them, and the least limit in seconds.

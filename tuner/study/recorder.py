@@ -25,8 +25,8 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import storage_trouble
-from tuner.workload.probe import Failure, Measurement, ProbeRecord
-from tuner.workload.without_energy import of_energy
+from tuner.workload.records.probe import Failure, Measurement, ProbeRecord
+from tuner.workload.records.without_energy import of_energy
 
 #: The objectives, in their order; both are minimised. Of time alone there is the second.
 METRICS = ("energy_to_solution_kJ", "time_to_solution_s")

@@ -26,7 +26,7 @@ from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.options import option
 from tuner.study.callbacks import Notify, Progress
-from tuner.workload.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
 

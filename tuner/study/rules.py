@@ -24,7 +24,7 @@ from tuner.search.put_off import PeakLimit, most_power_W
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 #: Failures of one node that end the search if no probe succeeds in between, on any node: the next
 #: one would fail, too.

@@ -44,8 +44,8 @@ from tuner.study.rules import further_launches
 from tuner.study.unsupported_knobs import without_unsupported
 from tuner.workload.clocks.base import LIVE
 from tuner.workload.meters.user_meter import TAKEN
-from tuner.workload.probe import MeterInfo, ProbeRecord
-from tuner.workload.trace import TraceWriter, compact, read_trace, recover_pending
+from tuner.workload.records.probe import MeterInfo, ProbeRecord
+from tuner.workload.records.trace import TraceWriter, compact, read_trace, recover_pending
 
 #: Share by which the memory of the same machine may differ from one session to the next.
 MEMORY_SHARE, _ABOUT_EQUAL = 0.1, ("host_memory_bytes", "memory_bytes")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tuner.problem.problem import Problem
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 
 def unsupported_knobs(records: Iterable[ProbeRecord]) -> dict[str, str]:

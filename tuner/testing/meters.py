@@ -22,7 +22,7 @@ import pytest
 from tuner.workload.meters.base import Meter, MeterError
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.meters.user_meter import CheckedMeter
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 
 class MeterContract:

@@ -13,9 +13,9 @@ from tuner.problem.stop_reason import StopReason
 from tuner.results.parts import Attainment, Choice, Interval, Point, ResolvedRequest, SearchCost
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.trace import write_power_samples
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import write_power_samples
 
 NVML = MeterInfo("nvml", "gpu", "NVML total-energy counter")
 TWIN = MeterInfo("nvml", "gpu", "NVML total-energy counter of 8 twin GPUs", twin=True)

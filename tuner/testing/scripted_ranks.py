@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from tuner.workload.meters.base import Reading
 from tuner.workload.node.rank_group import Event
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 
 class ScriptedClock:

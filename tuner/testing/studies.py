@@ -21,7 +21,7 @@ from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
-from tuner.workload.probe import (
+from tuner.workload.records.probe import (
     Failure,
     Measurement,
     MeterInfo,
@@ -29,7 +29,7 @@ from tuner.workload.probe import (
     ProbeRequest,
     WindowPolicy,
 )
-from tuner.workload.runners import Runner
+from tuner.workload.records.runners import Runner
 
 #: Recorded tables that stand beside the project on some machines.
 TRACES = Path(

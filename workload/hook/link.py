@@ -190,7 +190,7 @@ class Link:
         end_process(0)
 
     def fail(self, error: BaseException, *, effect: bool = False) -> None:
-        """Report an error to the agent, with what it shows (`tuner.workload.probe.FAILURES`).
+        """Report an error to the agent, with what it shows (`workload.records.probe.FAILURES`).
 
         Args:
             effect: it follows from another process's error.

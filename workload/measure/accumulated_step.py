@@ -17,12 +17,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-from tuner.workload.accumulation import AccumulationFit, AccumulationPlan, steps_take_too_long
 from tuner.workload.measure.statistics import Z90, Reached, StepEstimate, Window, ahead_of
 from tuner.workload.measure.window import Conductor
 from tuner.workload.meters.base import Meter, Reading
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import WindowPolicy
+from tuner.workload.records.accumulation import (
+    AccumulationFit,
+    AccumulationPlan,
+    steps_take_too_long,
+)
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import WindowPolicy
 
 #: Share of the shortest window that each accumulation gets, in ascending order: the largest one
 #: tells most about the slope, the middle one only if it is one.

@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from tuner.workload.limits import WindowPolicy
 from tuner.workload.measure.statistics import Window, standard_error
 from tuner.workload.meters.base import Reading
+from tuner.workload.records.limits import WindowPolicy
 
 #: Share from which counter and sampled power differ, if the samples are fine enough to show it.
 DIFFERS = 0.02

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tuner.workload.node.host import CONTENTION_SHARE
-from tuner.workload.probe import Measurement
+from tuner.workload.records.probe import Measurement
 
 #: Relative error of a window in which another process used a device, whose share is not known: as
 #: of half of it.

@@ -17,8 +17,8 @@ from tuner.workload.clocks.cpu import FASTEST
 from tuner.workload.measure.parts import power_by_part
 from tuner.workload.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
 from tuner.workload.meters.base import device_number, device_states, over_devices
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Drift, Measurement, UnappliedSetting, WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Drift, Measurement, UnappliedSetting, WindowPolicy
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
 #: nvmlDeviceGetPowerUsage), and so is what is integrated from it.

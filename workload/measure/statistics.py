@@ -23,10 +23,10 @@ from itertools import pairwise
 import numpy as np
 from scipy.special import stdtrit
 
-from tuner.workload.accumulation import AccumulationFit
-from tuner.workload.limits import WindowPolicy
 from tuner.workload.meters.base import Reading
-from tuner.workload.power_sample import PowerSample
+from tuner.workload.records.accumulation import AccumulationFit
+from tuner.workload.records.limits import WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
 Z90 = 1.6448536269514722

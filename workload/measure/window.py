@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Any
 
 from tuner.workload.hook.live_knobs import ACCUMULATION
-from tuner.workload.limits import ProbeLimits
 from tuner.workload.measure.statistics import (
     Reached,
     Window,
@@ -30,8 +29,9 @@ from tuner.workload.measure.statistics import (
 from tuner.workload.measure.stragglers import Arrivals
 from tuner.workload.meters.base import Meter, Reading
 from tuner.workload.node.rank_group import Event, Ranks
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import FAILURES, Failure, WindowPolicy, shown_by
+from tuner.workload.records.limits import ProbeLimits
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import FAILURES, Failure, WindowPolicy, shown_by
 
 #: Windows of one setting that are discarded because of a compilation; the next one counts, flagged.
 COMPILED_WINDOWS = 2

@@ -27,8 +27,8 @@ from tuner.workload.meters.settling import (
     LostJoules,
 )
 from tuner.workload.meters.timeline import Ticker
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 #: Variables that hide GPUs, the outer one first; HIP takes the third in place of the second (ROCm,
 #: "GPU isolation techniques").

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 
 class MeterError(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from tuner.search_spaces.errors import InvalidValue
 from tuner.workload.meters.base import CounterMeter, MeterError, Reading
 from tuner.workload.node.host import busy_ticks
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Five ticks: closer samples would show the ticks and not the load. Well under the timeline's
 #: period, or a sample that comes a little early would have to wait and lose the next.

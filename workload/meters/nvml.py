@@ -37,8 +37,8 @@ from tuner.workload.meters.settling import (
 )
 from tuner.workload.meters.time_meter import NoEnergy
 from tuner.workload.meters.timeline import Ticker
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 #: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this
 #: explains at no more than a power that no GPU draws is a wrap.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tuner.workload.meters.base import CounterMeter, MeterError, Reading
 from tuner.workload.meters.timeline import Ticker
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: The smallest range in use, 65.5 kJ, lasts 20 s up to 3.2 kW a package.
 KEEP_S = 20.0

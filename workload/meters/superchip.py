@@ -21,8 +21,8 @@ from pathlib import Path
 from tuner.workload.meters.base import Meter, MeterError, Reading
 from tuner.workload.meters.settling import POLL_S, SETTLE_MAX_S, Edge, Integral, LostJoules
 from tuner.workload.meters.timeline import Ticker
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 _LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
 #: Names of the parts' powers in a sample.

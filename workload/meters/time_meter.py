@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tuner.workload.meters.base import CounterMeter, MeterError, Reading
 from tuner.workload.meters.gpus import on_twin
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
-from tuner.workload.without_energy import STAND_IN_W
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.without_energy import STAND_IN_W
 
 #: Variable that permits it on this node and on the agents that are started here.
 TIME_ALONE = "JOULEFRONT_TIME_ALONE"

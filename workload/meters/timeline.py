@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tuner.workload.meters.base import Meter, MeterError
-from tuner.workload.power_sample import PowerSample
+from tuner.workload.records.power_sample import PowerSample
 
 
 class Ticker:

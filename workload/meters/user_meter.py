@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 from tuner.search_spaces.errors import InputError
 from tuner.workload.meters.base import Meter, MeterError, Reading
 from tuner.workload.meters.time_meter import TIME_ALONE
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import ENERGY_SCOPES, MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import ENERGY_SCOPES, MeterInfo
 
 #: Variables that name the meter, and the folder from which its module may be imported.
 METER, FOLDER = "JOULEFRONT_METER", "JOULEFRONT_METER_FOLDER"

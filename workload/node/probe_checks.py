@@ -14,7 +14,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.hook import GROUPS
-from tuner.workload.limits import LONG_STEP_S
 from tuner.workload.measure.agreement import Levels
 from tuner.workload.measure.measurement import drift_of
 from tuner.workload.measure.statistics import Window
@@ -25,10 +24,11 @@ from tuner.workload.meters.base import device_states
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.rank_group import NoReply, ServerError
 from tuner.workload.node.rank_launch import ProbeNode
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Failure, Measurement, ProbeRequest
+from tuner.workload.records.limits import LONG_STEP_S
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Failure, Measurement, ProbeRequest
+from tuner.workload.records.trace import partial_record, save_partial, write_power_samples
 from tuner.workload.scripts.evidence import batches_seen
-from tuner.workload.trace import partial_record, save_partial, write_power_samples
 
 #: Processes that a command starts at once reach their first steps this far apart, seconds.
 LEAST_WAIT_S = 2.0

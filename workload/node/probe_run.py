@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import dump_fields
-from tuner.workload.accumulation import steps_take_too_long
 from tuner.workload.clocks.base import GovernorError
 from tuner.workload.measure.accumulated_step import choose_accumulation
 from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels
@@ -57,16 +56,17 @@ from tuner.workload.node.rank_launch import (
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.setting_window import SettingWindow
 from tuner.workload.platforms import platform_of
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import (
+from tuner.workload.records.accumulation import steps_take_too_long
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import (
     Failure,
     Measurement,
     ProbeRecord,
     ProbeRequest,
     UnappliedSetting,
 )
-from tuner.workload.runners import Continuation
-from tuner.workload.trace import write_phase
+from tuner.workload.records.runners import Continuation
+from tuner.workload.records.trace import write_phase
 
 
 class Probe:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tuner.workload.probe import shown_by
+from tuner.workload.records.probe import shown_by
 
 
 class ServerError(RuntimeError):

@@ -23,7 +23,6 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
 from tuner.search_spaces.typed_json import whole_number
 from tuner.workload import hook
-from tuner.workload.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.built_in_job import launchable
 from tuner.workload.clocks.base import Governor
 from tuner.workload.declared_knobs import read_at_start
@@ -39,7 +38,8 @@ from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.node.rights import private_folder, without_secrets
 from tuner.workload.platforms import Platform, platform_of
-from tuner.workload.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
+from tuner.workload.records.accumulation import AccumulationPlan, accumulation_plan
+from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.launchers.secrets import revealed

@@ -26,8 +26,8 @@ from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
-from tuner.workload.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Continuation, Runner
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Continuation, Runner
 
 
 class LocalRunner(Runner):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.workload.limits import WindowPolicy
 from tuner.workload.measure.accumulated_step import measure_accumulated
 from tuner.workload.measure.agreement import LONGER, AgreedWindow, Agreement
 from tuner.workload.measure.statistics import Reached, Window
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters import Meter
 from tuner.workload.meters.timeline import Timeline
+from tuner.workload.records.limits import WindowPolicy
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tuner.workload.platforms.base import (
     Host,
     Platform,
 )
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Operations of dense bf16 a clock and compute unit, by architecture (AMD's CDNA 1 to 4 white
 #: papers; peaks of MI100, MI210, MI300X and MI355X follow to 1 %).

@@ -18,7 +18,7 @@ from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.readiness import MissingItem
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Numbers of faults by UUID of the device and name, as a sentence calls them.
 Counters = Mapping[str, Mapping[str, int]]

@@ -17,7 +17,7 @@ from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.readiness import missing_of_cores
 from tuner.workload.platforms.base import ClockFacts, Host, Platform
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".
 LOOPBACK_BPS = 5e9

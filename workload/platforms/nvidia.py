@@ -53,7 +53,7 @@ from tuner.workload.platforms.base import (
     Platform,
 )
 from tuner.workload.platforms.nvidia_device import cluster_of
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo
 
 #: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A
 #: process in another container is seen by its memory only.

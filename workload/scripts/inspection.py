@@ -23,8 +23,14 @@ from tuner.search_spaces.job import Precision
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
-from tuner.workload.limits import FIRST_STEP_LIMIT_S
-from tuner.workload.probe import INSPECTIONS, Failure, ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.limits import FIRST_STEP_LIMIT_S
+from tuner.workload.records.probe import (
+    INSPECTIONS,
+    Failure,
+    ProbeRecord,
+    ProbeRequest,
+    WindowPolicy,
+)
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.launchers import Launcher

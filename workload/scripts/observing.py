@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
-from tuner.workload.probe import INSPECTIONS
+from tuner.workload.records.probe import INSPECTIONS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import batches_seen
 from tuner.workload.scripts.inspection import (

@@ -13,15 +13,15 @@ import pytest
 from benchmarks.twin.smoothing import GPU
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.limits import SEARCH_MIN_S, WindowPolicy
 from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels, difference
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import StepEstimate, Window
 from tuner.workload.meters.base import Reading
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.node.device_watch import IdlePower
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Measurement
+from tuner.workload.records.limits import SEARCH_MIN_S, WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Measurement
 
 PLAIN = replace(GPU, smoothing=-1)
 POLICY = WindowPolicy(min_s=SEARCH_MIN_S)

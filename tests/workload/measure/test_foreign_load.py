@@ -12,7 +12,7 @@ from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import METER, measured
 from tuner.workload.measure.foreign_load import ForeignLoad
-from tuner.workload.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
 
 QUIET, BUSY, HALF = ForeignLoad(), ForeignLoad(0.88), ForeignLoad(0.35)
 ON_DEVICE = ForeignLoad(0.0, "at the end of the window, GPU 0 is used by process 4242")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.limits import WindowPolicy
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.parts import part_lines, power_by_part
 from tuner.workload.measure.statistics import Window
 from tuner.workload.meters.base import Reading
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Measurement
+from tuner.workload.records.limits import WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Measurement
 
 #: A step of 1 s: the CPU encodes, then the GPU works.
 MARKS = tuple(

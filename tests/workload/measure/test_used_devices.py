@@ -13,8 +13,8 @@ from tuner.workload.measure.measurement import measurement, of_used_devices
 from tuner.workload.measure.statistics import Window
 from tuner.workload.meters.base import Reading, device_number
 from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Measurement, UnappliedSetting, WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Measurement, UnappliedSetting, WindowPolicy
 
 Make = Callable[..., TwinNode]
 POLICY = WindowPolicy(min_s=1.0, max_s=20.0)

@@ -31,8 +31,14 @@ from tuner.workload.measure.window import (
     _with_mean_losses,
 )
 from tuner.workload.meters.base import Reading
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Failure, Measurement, ProbeRecord, UnappliedSetting, WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import (
+    Failure,
+    Measurement,
+    ProbeRecord,
+    UnappliedSetting,
+    WindowPolicy,
+)
 
 POLICY = WindowPolicy(min_s=5.0, min_steps=3, max_s=15.0, target_se=0.01)
 
@@ -421,7 +427,7 @@ class TestDrift:
         assert drift_of([self.visit(1.0, 20.0)]) is None
 
     def test_a_record_keeps_it_and_what_was_missed(self) -> None:
-        from tuner.workload.probe import MeterInfo, ProbeRequest
+        from tuner.workload.records.probe import MeterInfo, ProbeRequest
 
         record = ProbeRecord(
             ProbeRequest("p1", Settings(data_parallel=1)),

@@ -17,8 +17,8 @@ from tuner.workload.measure.statistics import Window
 from tuner.workload.meters.base import MeterError, Reading
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.timeline import Timeline
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Measurement, WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Measurement, WindowPolicy
 
 Make = Callable[..., TwinNode]
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"

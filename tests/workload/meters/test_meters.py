@@ -27,8 +27,8 @@ from tuner.workload.meters.rapl import RaplMeter
 from tuner.workload.meters.time_meter import NoEnergy
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.platforms import PLATFORMS
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}

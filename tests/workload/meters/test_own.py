@@ -24,8 +24,8 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.cores import Cores
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo
 
 INFO = MeterInfo("pdu", "node", "a unit of the test", host="the whole node at the wall")
 

@@ -12,12 +12,12 @@ from benchmarks.twin.energy import random_gpu
 from benchmarks.twin.smoothing import GPU, RAMPS, window_of
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.limits import WindowPolicy
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Window
 from tuner.workload.meters.base import Reading
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import Measurement
+from tuner.workload.records.limits import WindowPolicy
+from tuner.workload.records.probe import Measurement
 
 pytestmark = pytest.mark.twin
 PLAIN = replace(GPU, smoothing=-1)

@@ -31,8 +31,8 @@ from tuner.workload.multi_node.probe import (
 )
 from tuner.workload.multi_node.samples import SHARED, merged, with_shared_states
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import MeterInfo, ProbeRequest, WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import MeterInfo, ProbeRequest, WindowPolicy
 
 CLOCKS = (1200, 1300, 1400, 1500)
 

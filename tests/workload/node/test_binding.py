@@ -25,7 +25,7 @@ from tuner.workload.node.rank_launch import Place, RankLaunch, bound_ranks
 from tuner.workload.node.rank_server import RankServer, control_socket
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms.nvidia import Nvidia
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import Launcher

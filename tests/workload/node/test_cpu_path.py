@@ -18,7 +18,7 @@ from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.meters.rapl import RaplMeter
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 pytestmark = [
     pytest.mark.slow,

@@ -22,7 +22,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.platforms.cores import Cores
 from tuner.workload.platforms.nvidia import Nvidia
-from tuner.workload.probe import Failure, ProbeRequest
+from tuner.workload.records.probe import Failure, ProbeRequest
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]

@@ -19,8 +19,8 @@ from tuner.workload.clocks.governor import NvmlGovernor
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import Measurement, ProbeRequest, WindowPolicy
-from tuner.workload.trace import read_power, recover_pending
+from tuner.workload.records.probe import Measurement, ProbeRequest, WindowPolicy
+from tuner.workload.records.trace import read_power, recover_pending
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,7 +16,7 @@ from tuner.workload.meters import MeterError
 from tuner.workload.node.probe_checks import failure_of, prepare_ops
 from tuner.workload.node.rank_group import NoReply, ServerError
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tuner.workload.node.host import usable_cores
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest
+from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.scripts.launchers import Launcher
 
 Make = Callable[..., TwinNode]

@@ -21,8 +21,8 @@ from tuner.search_spaces.job import load_job
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.trace import PHASE_NAME, read_phase
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.trace import PHASE_NAME, read_phase
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
 
@@ -69,7 +69,7 @@ def test_a_running_probe_tells_its_phases(runner: LocalRunner) -> None:
 
 def test_a_probe_measures_one_launch(runner: LocalRunner) -> None:
     """Its figures agree with each other, and its power samples are on its own clock."""
-    from tuner.workload.trace import read_power
+    from tuner.workload.records.trace import read_power
 
     record = runner.run(request("power", data_parallel=1, micro_batch=4))
     assert record.ok, record.failure
@@ -269,7 +269,7 @@ def test_a_killed_agent_leaves_no_rank_behind(tmp_path: Path) -> None:
             from tuner.search_spaces.job import load_job
             from tuner.workload.node.runner import LocalRunner
             from tuner.workload.node.machine import detect_cluster
-            from tuner.workload.probe import ProbeRequest, WindowPolicy
+            from tuner.workload.records.probe import ProbeRequest, WindowPolicy
             runner = LocalRunner(load_job(), detect_cluster(), run_dir={str(tmp_path)!r})
             runner.prepare()
             print(runner.node.server._process.pid, flush=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.limits import WindowPolicy
 from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels
 from tuner.workload.measure.statistics import Window
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters.base import Reading
 from tuner.workload.node.setting_window import SettingWindow
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Failure
+from tuner.workload.records.limits import WindowPolicy
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Failure
 
 POLICY = WindowPolicy(min_s=3.0)
 

@@ -13,7 +13,7 @@ from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 pytestmark = [
     pytest.mark.twin,

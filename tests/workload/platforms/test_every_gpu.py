@@ -24,7 +24,7 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms.nvidia import Nvidia
-from tuner.workload.probe import UnappliedSetting
+from tuner.workload.records.probe import UnappliedSetting
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]

@@ -21,7 +21,7 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
-from tuner.workload.probe import Failure, MeterInfo
+from tuner.workload.records.probe import Failure, MeterInfo
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 

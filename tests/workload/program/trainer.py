@@ -12,7 +12,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 #: Long enough for five steps to be logged.
 QUICK = WindowPolicy(min_s=0.1, min_steps=5, max_s=0.5)

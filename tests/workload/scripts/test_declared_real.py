@@ -17,7 +17,7 @@ from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.scripts import inspected
 from tuner.testing.studies import run_optimize
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 
 CLUSTER = detect_cluster()

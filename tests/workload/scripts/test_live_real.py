@@ -14,9 +14,9 @@ from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.scripts import inspected
 from tuner.testing.studies import run_optimize
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.trace import read_trace
 from tuner.workload.scripts.command import Script
-from tuner.workload.trace import read_trace
 
 CLUSTER = detect_cluster()
 pytestmark = [

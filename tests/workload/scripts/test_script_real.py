@@ -21,7 +21,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.probe import ProbeRecord, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job, inspect_script
 from tuner.workload.scripts.script_job import ScriptJob

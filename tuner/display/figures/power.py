@@ -28,9 +28,9 @@ from tuner.display.figures.style import (
 from tuner.formatting import after_comma, label, number
 from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import Measurement, ProbeRecord
-from tuner.workload.trace import read_power
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import Measurement, ProbeRecord
+from tuner.workload.records.trace import read_power
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

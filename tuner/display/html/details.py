@@ -17,7 +17,7 @@ from tuner.problem.limits import LIMITS
 from tuner.results.parts import Explanation
 from tuner.workload.measure.parts import PARTS, named_parts, part_rows
 from tuner.workload.measure.stragglers import words
-from tuner.workload.probe import ProbeRecord
+from tuner.workload.records.probe import ProbeRecord
 
 _LIMIT_LABELS = {
     **{limit.name: limit.label for limit in LIMITS},

@@ -10,7 +10,7 @@ import pytest
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.scripts import inspected
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 

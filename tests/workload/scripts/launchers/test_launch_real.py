@@ -14,7 +14,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.testing.commands import finished
 from tuner.testing.scripts import inspected
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 
 CLUSTER = detect_cluster()

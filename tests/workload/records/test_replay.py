@@ -14,11 +14,11 @@ from tuner.testing.studies import (
     request,
     write_table,
 )
-from tuner.workload.probe import Failure, MeterInfo, ProbeRequest
-from tuner.workload.replay import TableRunner, TraceRunner
-from tuner.workload.runners import Runner
-from tuner.workload.table import load_table
-from tuner.workload.trace import TraceWriter
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
+from tuner.workload.records.replay import TableRunner, TraceRunner
+from tuner.workload.records.runners import Runner
+from tuner.workload.records.table import load_table
+from tuner.workload.records.trace import TraceWriter
 
 
 def query(launch: dict, *live: dict, name: str = "p0000") -> ProbeRequest:

@@ -16,10 +16,10 @@ import numpy as np
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.runners import Runner
-from tuner.workload.table import RecordedTable, TableGroup, TablePoint
-from tuner.workload.trace import read_trace
+from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.runners import Runner
+from tuner.workload.records.table import RecordedTable, TableGroup, TablePoint
+from tuner.workload.records.trace import read_trace
 
 
 def draws(seed: int, *names: str) -> np.random.Generator:

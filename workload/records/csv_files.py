@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.csv_cells import Cells, Decimal, common_unit, decimal_of, is_missing
+from tuner.workload.records.csv_cells import Cells, Decimal, common_unit, decimal_of, is_missing
 
 #: Value of a knob.
 Value: TypeAlias = int | float | str

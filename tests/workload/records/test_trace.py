@@ -10,9 +10,9 @@ import pytest
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import METER, measured, record, request
-from tuner.workload.power_sample import PowerSample
-from tuner.workload.probe import SCHEMA_VERSION, Failure, ProbeRecord, ProbeRequest
-from tuner.workload.trace import (
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import SCHEMA_VERSION, Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.trace import (
     TraceWriter,
     read_power,
     read_trace,
@@ -202,7 +202,7 @@ def test_a_trace_from_a_stranger_takes_no_memory(tmp_path: Path) -> None:
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
         "import sys; from tuner.search_spaces.errors import InputError\n"
-        "from tuner.workload.trace import read_trace\n"
+        "from tuner.workload.records.trace import read_trace\n"
         "try: read_trace(sys.argv[1])\n"
         "except InputError as error: print(error)"
     )

@@ -19,9 +19,15 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.typed_json import plain_setting, plain_text
-from tuner.workload.csv_cells import is_missing
-from tuner.workload.csv_files import CsvFile, CsvRow, left_out_sentence, no_measurement, read_csv
-from tuner.workload.probe import ENERGY_SCOPES, Scope
+from tuner.workload.records.csv_cells import is_missing
+from tuner.workload.records.csv_files import (
+    CsvFile,
+    CsvRow,
+    left_out_sentence,
+    no_measurement,
+    read_csv,
+)
+from tuner.workload.records.probe import ENERGY_SCOPES, Scope
 
 #: Bounds of a plausible time (s), energy (J) or power (W).
 LEAST, MOST = 1e-12, 1e15

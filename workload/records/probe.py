@@ -11,11 +11,17 @@ from typing import Any, Literal
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import dump_fields, read_fields
-from tuner.workload.accumulation import AccumulationFit
-from tuner.workload.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, WindowPolicy
-from tuner.workload.without_energy import known_figures, with_stand_in
+from tuner.workload.records.accumulation import AccumulationFit
+from tuner.workload.records.limits import (
+    FIRST_STEP_LIMIT_S,
+    STEP_LIMIT_S,
+    ProbeLimits,
+    WindowPolicy,
+)
+from tuner.workload.records.without_energy import known_figures, with_stand_in
 
-#: Version of a record's JSON. A reader takes this one and older ones (`tuner.workload.trace`).
+#: Version of a record's JSON. A reader takes this one and older ones
+#: (`tuner.workload.records.trace`).
 SCHEMA_VERSION = 1
 
 #: What energy is charged: the GPU dies, the superchip modules, or whole nodes; "none" where nothing
@@ -89,10 +95,11 @@ class ProbeRequest:
     """One launch to make and the live settings to visit in it; no settings change nothing.
 
     `purpose` is "baseline", "search", "verify", "probe", "training" or one of
-    `INSPECTIONS`; limits of None are the defaults of `tuner.workload.limits`. If `extendable`,
-    further settings may follow in the same launch (`tuner.workload.runners.Continuation`). `front`
-    is what measured configurations reach at the upper ends of their intervals, (s, J) of a step:
-    a window that is shown to be beaten by one of them ends early.
+    `INSPECTIONS`; limits of None are the defaults of `tuner.workload.records.limits`. If
+    `extendable`, further settings may follow in the same launch
+    (`tuner.workload.records.runners.Continuation`). `front` is what measured configurations reach
+    at the upper ends of their intervals, (s, J) of a step: a window that is shown to be beaten by
+    one of them ends early.
     """
 
     probe_id: str

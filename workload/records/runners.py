@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 #: Called when all settings of an extendable request are visited, with the request so far and its
 #: measurements; returns further settings to visit in the same launch, none to end it.

@@ -13,11 +13,6 @@ import pytest
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
-from tuner.workload.accumulation import (
-    AccumulationPlan,
-    accumulation_plan,
-    steps_take_too_long,
-)
 from tuner.workload.hook import frames, live_knobs, state
 from tuner.workload.measure.accumulated_step import (
     AccumulationPoint,
@@ -28,7 +23,12 @@ from tuner.workload.measure.accumulated_step import (
 from tuner.workload.measure.measurement import measurement
 from tuner.workload.measure.statistics import Z90, Window
 from tuner.workload.measure.window import Conductor
-from tuner.workload.probe import Failure, Measurement, WindowPolicy
+from tuner.workload.records.accumulation import (
+    AccumulationPlan,
+    accumulation_plan,
+    steps_take_too_long,
+)
+from tuner.workload.records.probe import Failure, Measurement, WindowPolicy
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 

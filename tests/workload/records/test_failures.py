@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.workload.probe import FAILURES, Failure, failure_class, shown_by
+from tuner.workload.records.probe import FAILURES, Failure, failure_class, shown_by
 
 
 @pytest.mark.parametrize(

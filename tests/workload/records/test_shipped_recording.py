@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tuner.testing.studies import run_replay
-from tuner.workload.replay import TraceRunner
-from tuner.workload.trace import read_trace
+from tuner.workload.records.replay import TraceRunner
+from tuner.workload.records.trace import read_trace
 
-SHIPPED = Path(__file__).parents[1] / "data" / "cpu-tiny-gpt"
+SHIPPED = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"
 
 
 def test_the_shipped_recording_was_really_made_here():

@@ -1,0 +1,1 @@
+"""Records of probes: what is asked and measured, traces, tables, replay, and limits."""
