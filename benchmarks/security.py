@@ -71,7 +71,7 @@ FINDINGS = (
         "smaller findings",
         (
             (_RIGHTS, "port or lock_in_the_users"),
-            ("tests/workload/test_meeting.py", "listens_beyond"),
+            ("tests/workload/hook/test_meeting.py", "listens_beyond"),
             (_FILES, "bare_name"),
             (_SLURM, "submit_folder"),
             ("tests/packaging/test_install.py", "pinned"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.listeners import watched
-from tests.workload.test_attached import ENTRY
+from tests.workload.hook.test_attached import ENTRY
 from tuner.workload import hook
 from tuner.workload.node.rank_launch import reserved_port
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1) + dist.get_rank()
 dist.all_reduce(total)
-sys.path.append({str(Path(__file__).parents[2])!r})
+sys.path.append({str(Path(__file__).parents[3])!r})
 from tests.deploy.listeners import listeners
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # whole, beside the other rank's
