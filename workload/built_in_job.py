@@ -18,12 +18,12 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import default_configuration
-from tuner.workload.declared_knobs import environment, program_knobs
-from tuner.workload.deepspeed_config import render_deepspeed_config, training_arguments
-from tuner.workload.job import LaunchableJob
 from tuner.workload.node.ops import PRELOAD, cannot_compile, extensions_dir
 from tuner.workload.releases import unsupported_values, why_not, why_not_program
 from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.declared_knobs import environment, program_knobs
+from tuner.workload.scripts.deepspeed_config import render_deepspeed_config, training_arguments
+from tuner.workload.scripts.job import LaunchableJob
 from tuner.workload.scripts.launchers.secrets import revealed
 
 #: The binding of the built-in program's ranks under offload: each has cores of its own, of those

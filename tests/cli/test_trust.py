@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tuner.cli.main import main
-from tuner.problem.file_starts import can_run_code, of_driver, of_files, of_run
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knob_declarations import Knob, pack_names
 from tuner.search_spaces.typed_json import one_line, shown_word
@@ -17,6 +16,7 @@ from tuner.terminal import visible
 from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers
 from tuner.workload.scripts.frameworks.driver import read_driver
 from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.user_code import can_run_code, of_driver, of_files, of_run
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 KNOB = """

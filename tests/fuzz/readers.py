@@ -46,8 +46,8 @@ def packs() -> list[dict[str, Any]]:
 
 
 def _knobs(folder: Path) -> Try:
-    from tuner.problem.file_starts import of_knobs
     from tuner.search_spaces.knob_declarations import load_pack
+    from tuner.workload.scripts.user_code import of_knobs
 
     sounds, path = packs(), folder / "k.toml"
 
@@ -61,8 +61,8 @@ def _knobs(folder: Path) -> Try:
 
 
 def _drivers(folder: Path) -> Try:
-    from tuner.problem.file_starts import of_driver
     from tuner.workload.scripts.frameworks.driver import load_drivers
+    from tuner.workload.scripts.user_code import of_driver
 
     sounds, path = data_files("tuner.workload.scripts", "frameworks"), folder / "d.toml"
 
@@ -178,7 +178,7 @@ def _counts(folder: Path) -> Try:
 
 
 def _key_files(folder: Path) -> Try:
-    from tuner.workload.key_files import changed_text, parsed_file
+    from tuner.workload.scripts.key_files import changed_text, parsed_file
 
     sound = {
         "model": {"name": "gpt", "layers": [1, 2], "deep": {"lr": 1e-3, "on": True}},

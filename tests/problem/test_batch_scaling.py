@@ -19,8 +19,8 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import SearchSpace, load_space
 from tuner.testing.studies import record
-from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.records.probe import ProbeRequest
+from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
 
 CLUSTER = load_cluster("a100-8")
 JOB = replace(load_job("opt-350m"), global_batch=64, steps=1000, steps_at={32: 1800, 64: 1000})

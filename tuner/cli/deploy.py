@@ -88,8 +88,8 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.online.agent import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
-    from tuner.problem.file_starts import of_files
     from tuner.search_spaces.knob_declarations import load_pack, parse_knob
+    from tuner.workload.scripts.user_code import of_files
 
     subject = "--tune" if args.tune else "--follow-power"
     if args.tune and args.follow_power:

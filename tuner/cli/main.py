@@ -21,7 +21,7 @@ from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest, take_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.terminal import OUTPUT, visible_streams
-from tuner.workload.node.rights import refuse_sudo
+from tuner.workload.scripts.rights import refuse_sudo
 
 EXIT_CODES = """\
 exit codes:

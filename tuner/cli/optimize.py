@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def _optimize(args: argparse.Namespace) -> int:
     from tuner.api import dry_run, search_for
-    from tuner.problem.file_starts import of_files
+    from tuner.workload.scripts.user_code import of_files
 
     if args.job and args.script:
         raise InputError(f"give either the job {args.job!r} or --script")

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import EXAMPLES, Option, declared_options, parse_quantity
-from tuner.workload.node.rights import STORAGE
+from tuner.workload.scripts.rights import STORAGE
 
 if TYPE_CHECKING:
-    from tuner.problem.file_starts import FileStart
     from tuner.workload.scripts.command import Script
+    from tuner.workload.scripts.user_code import FileStart
 
 Made = TypeVar("Made")
 OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130

@@ -99,10 +99,10 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _script_to_probe(args: argparse.Namespace, script: Script) -> tuple[Script, ScriptJob, Cluster]:
     # The script with its knobs and values of today, and what its command alone says.
-    from tuner.problem.file_starts import of_files
     from tuner.problem.from_job import cluster_of
     from tuner.problem.job_request import with_knobs
     from tuner.workload.scripts.inspection import blank_job
+    from tuner.workload.scripts.user_code import of_files
 
     require_trust(args, of_files(args.knobs, script.framework, None))
     script = with_knobs(script, (*args.knobs, *args.knob)).stating(args.what)

@@ -20,9 +20,9 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.safe_files import write_bytes
 from tuner.search_spaces.typed_json import one_line
-from tuner.workload.declared_knobs import export_words
-from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.command import Start
+from tuner.workload.scripts.declared_knobs import export_words
+from tuner.workload.scripts.job import LaunchableJob
 from tuner.workload.scripts.launchers import is_srun, kind_of, with_tasks
 from tuner.workload.scripts.launchers.secrets import shell_line
 

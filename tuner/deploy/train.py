@@ -18,7 +18,6 @@ from typing import Any, TextIO
 
 from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
 from tuner.deploy.launch_files import launch_of
-from tuner.problem.file_starts import of_run
 from tuner.problem.problem import steps_a_job_step
 from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
@@ -27,7 +26,6 @@ from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, require_own
 from tuner.workload.built_in_job import launchable
-from tuner.workload.job import LaunchableJob
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.live_settings import apply_live
@@ -36,6 +34,8 @@ from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Failure, ProbeRequest, UnappliedSetting, WindowPolicy
 from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.job import LaunchableJob
+from tuner.workload.scripts.user_code import of_run
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.
 BLOCK_S = 5.0

@@ -29,7 +29,6 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner
-from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.node.ops import BUILD_LIMIT_S
 from tuner.workload.records.probe import (
     Failure,
@@ -39,6 +38,7 @@ from tuner.workload.records.probe import (
 )
 from tuner.workload.records.runners import Continuation
 from tuner.workload.records.trace import partial_record, save_partial
+from tuner.workload.scripts.deepspeed_config import ops_needed
 
 #: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is
 #: sent a cancellation.

@@ -20,7 +20,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knob_declarations import declared_words, with_baseline
 from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
 from tuner.search_spaces.rules import why_it_cannot_run
-from tuner.workload.deepspeed_file import read_deepspeed
+from tuner.workload.scripts.deepspeed_file import read_deepspeed
 
 #: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
 _FACTS = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_parallel_size"}

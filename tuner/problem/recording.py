@@ -17,7 +17,7 @@ from tuner.workload.scripts.command import Start
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded probes as a job (`tuner.workload.job.Job`), which has no ranks to start.
+    """Recorded probes as a job (`tuner.workload.scripts.job.Job`), which has no ranks to start.
 
     Attributes:
         path: the table's folder, or the trace's file.

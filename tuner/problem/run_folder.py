@@ -31,9 +31,9 @@ from tuner.search_spaces.safe_files import (
     write_text,
 )
 from tuner.search_spaces.typed_json import names_a_file, plain_text
-from tuner.workload.node.rights import private_folder
 from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.records.trace import read_trace
+from tuner.workload.scripts.rights import private_folder
 
 #: Version of study.toml. A reader takes this one alone.
 STUDY_SCHEMA = 2

@@ -38,10 +38,10 @@ from tuner.workload.meters import Meter, MeterError
 from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.scripts.launchers.secrets import hidden
+from tuner.workload.scripts.rights import private_folder
 
 #: Time between two readings of the meter and the counts, and between two writes, seconds.
 POLL_S, WRITE_S = 1.0, 5.0

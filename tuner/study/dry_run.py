@@ -8,7 +8,6 @@ from typing import Any
 
 from tuner.executors.choose import how_started
 from tuner.formatting import counted, duration, energy_text
-from tuner.problem.file_starts import of_files, of_knobs
 from tuner.problem.forecast import SearchForecast, forecast
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, new_name
@@ -17,6 +16,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.study.request import StudyRequest
 from tuner.workload.built_in_job import launchable
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.user_code import of_files, of_knobs
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.clocks.base import AppliedSettings
-from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.meters import MeterError, Reading
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.multi_node.samples import with_shared_states
@@ -27,6 +26,7 @@ from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
+from tuner.workload.scripts.deepspeed_config import ops_needed
 
 
 class PeerLost(MeterError):

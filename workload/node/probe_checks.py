@@ -12,7 +12,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.clocks.base import GovernorError
-from tuner.workload.deepspeed_config import ops_needed
 from tuner.workload.hook import GROUPS
 from tuner.workload.measure.agreement import Levels
 from tuner.workload.measure.measurement import drift_of
@@ -28,6 +27,7 @@ from tuner.workload.records.limits import LONG_STEP_S
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import Failure, Measurement, ProbeRequest
 from tuner.workload.records.trace import partial_record, save_partial, write_power_samples
+from tuner.workload.scripts.deepspeed_config import ops_needed
 from tuner.workload.scripts.evidence import batches_seen
 
 #: Processes that a command starts at once reach their first steps this far apart, seconds.

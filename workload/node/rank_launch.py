@@ -25,9 +25,7 @@ from tuner.search_spaces.typed_json import whole_number
 from tuner.workload import hook
 from tuner.workload.built_in_job import launchable
 from tuner.workload.clocks.base import Governor
-from tuner.workload.declared_knobs import read_at_start
 from tuner.workload.hook import ATTACH
-from tuner.workload.job import LaunchableJob
 from tuner.workload.meters import Meter
 from tuner.workload.meters.timeline import Ticker
 from tuner.workload.node.command_group import GONE, CommandGroup
@@ -36,13 +34,15 @@ from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
-from tuner.workload.node.rights import private_folder, without_secrets
 from tuner.workload.platforms import Platform, platform_of
 from tuner.workload.records.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start
+from tuner.workload.scripts.declared_knobs import read_at_start
+from tuner.workload.scripts.job import LaunchableJob
 from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.launchers.secrets import revealed
+from tuner.workload.scripts.rights import private_folder, without_secrets
 from tuner.workload.scripts.script_facts import LINES
 
 LOG_TAIL_LINES = 20

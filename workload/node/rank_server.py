@@ -32,8 +32,8 @@ from tuner.workload.node.ops import (
     remove_stale_locks,
 )
 from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
-from tuner.workload.node.rights import refuse_sudo, without_secrets
 from tuner.workload.platforms import PLATFORMS, Platform
+from tuner.workload.scripts.rights import refuse_sudo, without_secrets
 
 #: What the fork server is told whenever it imports: drivers' libraries that imports may open.
 PREPARE = {

@@ -24,10 +24,10 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.node.rights import private_folder
 from tuner.workload.platforms import platform_of
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.scripts.rights import private_folder
 
 
 class LocalRunner(Runner):

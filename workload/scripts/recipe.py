@@ -159,7 +159,7 @@ class _Reader:
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """The tables of the file; empty without one."""
-        from tuner.workload.key_files import parsed_file
+        from tuner.workload.scripts.key_files import parsed_file
 
         file = self.settings.file
         data = parsed_file(file[1]) if file else {}

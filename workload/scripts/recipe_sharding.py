@@ -10,7 +10,7 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.typed_json import whole_number
-from tuner.workload.deepspeed_file import read_deepspeed
+from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.frameworks.recipe_keys import RecipeKeys
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.script_facts import OFFLOADS

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.deepspeed_file import is_deepspeed_file
-from tuner.workload.key_files import parsed_file
+from tuner.workload.scripts.deepspeed_file import is_deepspeed_file
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import recognised
 from tuner.workload.scripts.frameworks.parts import Command
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.job_script import JobScript
+from tuner.workload.scripts.key_files import parsed_file
 from tuner.workload.scripts.launchers.kinds import assignments, read_words
 from tuner.workload.scripts.recipe import Recipe, read_recipe
 from tuner.workload.scripts.script_facts import Launcher

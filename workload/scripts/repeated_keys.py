@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tuner.workload.key_files import read_text
+from tuner.workload.scripts.key_files import read_text
 
 
 def repeated_keys(path: Path) -> list[tuple[str, str]]:

@@ -18,10 +18,10 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.today_facts import TodayFacts
-from tuner.workload.declared_knobs import resolved
 from tuner.workload.hook import merge, split_differently
-from tuner.workload.job import LaunchableJob, UserCommand
 from tuner.workload.scripts.command import Script, Start, imported_frameworks, names_a_rank
+from tuner.workload.scripts.declared_knobs import resolved
+from tuner.workload.scripts.job import LaunchableJob, UserCommand
 from tuner.workload.scripts.knob_support import ScriptKnobs
 from tuner.workload.scripts.launchers.secrets import require, shell_words
 from tuner.workload.scripts.routes import (

@@ -14,7 +14,7 @@ from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knob_declarations import read_knobs
 from tuner.search_spaces.program import Program
-from tuner.workload.deepspeed_file import is_deepspeed_file, read_deepspeed
+from tuner.workload.scripts.deepspeed_file import is_deepspeed_file, read_deepspeed
 from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher, ScriptFacts, names_taken

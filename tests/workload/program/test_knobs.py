@@ -18,8 +18,12 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.rules import broken_rules
-from tuner.workload.deepspeed_config import ops_needed, render_deepspeed_config, training_arguments
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.scripts.deepspeed_config import (
+    ops_needed,
+    render_deepspeed_config,
+    training_arguments,
+)
 
 PROGRAM = Path(__file__).parents[3] / "workload" / "program"
 JOB = load_job("qwen2.5-7b")

@@ -12,7 +12,7 @@ import pytest
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
-from tuner.workload.deepspeed_config import render_deepspeed_config
+from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

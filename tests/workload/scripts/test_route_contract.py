@@ -16,10 +16,10 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
 from tuner.testing.scripts import script_job
-from tuner.workload.key_files import parsed_file
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
+from tuner.workload.scripts.key_files import parsed_file
 from tuner.workload.scripts.routes import CARRIERS, ROUTES, Route, support_of, today_of
 from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob

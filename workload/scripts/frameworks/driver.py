@@ -2,7 +2,7 @@
 
 `docs/adding-a-framework.md` explains each key. A driver is data: its conditions are those of
 `tuner.search_spaces.conditions`, and a key or a table that is not listed here is refused. What it
-makes run, by variables, imports and calls, is said by `tuner.problem.file_starts`.
+makes run, by variables, imports and calls, is said by `tuner.workload.scripts.user_code`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.workload.declared_knobs import deepspeed_settings
-from tuner.workload.deepspeed_config import render_deepspeed_config
 from tuner.workload.hook import merge
+from tuner.workload.scripts.declared_knobs import deepspeed_settings
+from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.routes.base import ACCUMULATION, Draft, KnobSupport, Route
 from tuner.workload.scripts.script_facts import OFFLOADS, OLD_OFFLOADS
 from tuner.workload.scripts.script_training import ScriptTraining

@@ -8,7 +8,7 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.workload.declared_knobs import native_values
+from tuner.workload.scripts.declared_knobs import native_values
 from tuner.workload.scripts.routes.base import (
     ACCUMULATION,
     DEGREES,

@@ -9,7 +9,12 @@ from pathlib import Path
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.typed_json import whole_number
-from tuner.workload.declared_knobs import environment, framework_settings, text_values, with_files
+from tuner.workload.scripts.declared_knobs import (
+    environment,
+    framework_settings,
+    text_values,
+    with_files,
+)
 from tuner.workload.scripts.routes.base import (
     ACCUMULATION,
     Draft,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
-from tuner.workload.key_files import changed_text, parsed_file, read_key
+from tuner.workload.scripts.key_files import changed_text, parsed_file, read_key
 
 YAML = """\
 # how we train

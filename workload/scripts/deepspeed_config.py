@@ -11,8 +11,8 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
-from tuner.workload.declared_knobs import deepspeed_settings
 from tuner.workload.hook import merge
+from tuner.workload.scripts.declared_knobs import deepspeed_settings
 
 
 def ops_needed(launch: Settings, job: TrainingJob | None = None) -> tuple[str, ...]:

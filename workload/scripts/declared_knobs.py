@@ -20,7 +20,7 @@ from tuner.search_spaces.knob_declarations import FILE_KINDS, Knob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge
-from tuner.workload.key_files import changed_text, read_key, renamed, value_at
+from tuner.workload.scripts.key_files import changed_text, read_key, renamed, value_at
 from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Variables that joulefront sets for each rank.

@@ -19,8 +19,8 @@ from tuner.search_spaces.job import job_names, load_job
 from tuner.search_spaces.knob_declarations import Knob, load_pack, pack_names
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.typed_json import shown_word
-from tuner.workload.job import LaunchableJob
 from tuner.workload.scripts.frameworks import Driver, load_drivers, shipped_drivers
+from tuner.workload.scripts.job import LaunchableJob
 
 #: Words in a key whose value, if it is a text or true, names code or what may hold code.
 _NAMES_CODE = re.compile(
