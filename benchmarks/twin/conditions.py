@@ -27,9 +27,9 @@ from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.meters.time_meter import time_alone
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.ops import TorchBuild
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.program.ops import TorchBuild
 
 A100, OTHER = TwinGpu(), TwinGpu(name="NVIDIA H200")
 VGPU = TwinGpu(has_counter=False, gpu_scope=0, has_usage=False, lockable=False)

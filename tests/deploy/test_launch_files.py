@@ -25,7 +25,7 @@ from tuner.testing.commands import finished
 from tuner.testing.results import NVML, point, small_result
 from tuner.testing.scripts import CPU
 from tuner.workload.node.host import usable_cores
-from tuner.workload.node.ops import build_kind
+from tuner.workload.program.ops import build_kind
 
 GPUS = Cluster("gpus", Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0), 2)
 GPU = Cluster(

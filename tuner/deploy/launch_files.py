@@ -35,9 +35,9 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, make_folder, write_text
 from tuner.search_spaces.typed_json import one_line
-from tuner.workload.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
 from tuner.workload.hook import loopback
-from tuner.workload.node.ops import extensions_dir
+from tuner.workload.program.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
+from tuner.workload.program.ops import extensions_dir
 from tuner.workload.scripts.launchers.secrets import hidden, shell_words
 from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
 

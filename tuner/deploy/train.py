@@ -25,13 +25,13 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, require_own
-from tuner.workload.built_in_job import launchable
 from tuner.workload.measure.window import Conductor, ProbeFailed
 from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.program.built_in_job import launchable
 from tuner.workload.records.probe import Failure, ProbeRequest, UnappliedSetting, WindowPolicy
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.job import LaunchableJob

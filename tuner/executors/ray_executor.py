@@ -29,7 +29,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.agent import MakeRunner
-from tuner.workload.node.ops import BUILD_LIMIT_S
+from tuner.workload.program.ops import BUILD_LIMIT_S
 from tuner.workload.records.probe import (
     Failure,
     MeterInfo,

@@ -28,8 +28,8 @@ from tuner.search_spaces.space import (
     SearchSpace,
     load_space,
 )
-from tuner.workload.built_in_job import launchable
-from tuner.workload.node.ops import cannot_build, cannot_compile
+from tuner.workload.program.built_in_job import launchable
+from tuner.workload.program.ops import cannot_build, cannot_compile
 
 #: Spaces of a new run without --space: every rank holds the whole model, or its parts as well, or
 #: the experts of a mixture are divided, too.

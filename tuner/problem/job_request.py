@@ -13,7 +13,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, job_of
 from tuner.search_spaces.knob_declarations import Knob, check_knobs, fixed, load_pack, parse_knob
 from tuner.search_spaces.options import option
-from tuner.workload.built_in_job import launchable
+from tuner.workload.program.built_in_job import launchable
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
 from tuner.study.request import StudyRequest
-from tuner.workload.built_in_job import launchable
+from tuner.workload.program.built_in_job import launchable
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.user_code import of_files, of_knobs
 

@@ -31,11 +31,11 @@ from tuner.workload.node.host import (
 )
 from tuner.workload.node.importing import import_errors
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.ops import installed_torch, installed_version
 from tuner.workload.node.readiness import NEEDED, USED, MissingItem, missing_parts
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
-from tuner.workload.releases import why_not_program
+from tuner.workload.program.ops import installed_torch, installed_version
+from tuner.workload.program.releases import why_not_program
 
 PACKAGES = (*USED, "nvidia-ml-py")
 COMPILERS = ("g++", "ninja", "nvcc")

@@ -24,15 +24,15 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.workload.node.command_group import CommandGroup
-from tuner.workload.node.ops import (
+from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
+from tuner.workload.platforms import PLATFORMS, Platform
+from tuner.workload.program.ops import (
     BUILD_LIMIT_S,
     PRELOAD,
     TorchBuild,
     extensions_dir,
     remove_stale_locks,
 )
-from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
-from tuner.workload.platforms import PLATFORMS, Platform
 from tuner.workload.scripts.rights import refuse_sudo, without_secrets
 
 #: What the fork server is told whenever it imports: drivers' libraries that imports may open.

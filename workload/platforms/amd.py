@@ -17,7 +17,6 @@ from tuner.workload.meters import Meter
 from tuner.workload.meters.amd import AmdGpu, AmdMeter, as_number, opened
 from tuner.workload.meters.base import MeterError, NoDriver
 from tuner.workload.node.host import usable_cores, why_few_cores
-from tuner.workload.node.ops import TorchBuild
 from tuner.workload.platforms.base import (
     ClockFacts,
     Counters,
@@ -26,6 +25,7 @@ from tuner.workload.platforms.base import (
     Host,
     Platform,
 )
+from tuner.workload.program.ops import TorchBuild
 from tuner.workload.records.probe import MeterInfo
 
 #: Operations of dense bf16 a clock and compute unit, by architecture (AMD's CDNA 1 to 4 white

@@ -16,8 +16,8 @@ from tuner.workload.meters import Meter, MeterError
 from tuner.workload.meters.time_meter import REMEDY, NoEnergy, TimeMeter, permits_time_alone
 from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.host import CpuContention
-from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.readiness import MissingItem
+from tuner.workload.program.ops import TorchBuild
 from tuner.workload.records.probe import MeterInfo
 
 #: Numbers of faults by UUID of the device and name, as a sentence calls them.

@@ -41,7 +41,6 @@ from tuner.workload.node.host import (
     why_few_cores,
     why_shm_is_small,
 )
-from tuner.workload.node.ops import TorchBuild
 from tuner.workload.node.readiness import missing_clocks
 from tuner.workload.platforms import nvidia_health
 from tuner.workload.platforms.base import (
@@ -53,6 +52,7 @@ from tuner.workload.platforms.base import (
     Platform,
 )
 from tuner.workload.platforms.nvidia_device import cluster_of
+from tuner.workload.program.ops import TorchBuild
 from tuner.workload.records.probe import MeterInfo
 
 #: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A

@@ -1,8 +1,8 @@
 """Interface of jobs: what a search, a node and the launch files need of what is trained.
 
-`Job` is implemented by the built-in program (`tuner.workload.built_in_job`), by a user's script
-(`tuner.workload.scripts.script_job`) and by a recording (`tuner.problem.recording`), which has no
-ranks to start. `LaunchableJob` adds what the node that starts the ranks needs.
+`Job` is implemented by the built-in program (`tuner.workload.program.built_in_job`), by a user's
+script (`tuner.workload.scripts.script_job`) and by a recording (`tuner.problem.recording`), which
+has no ranks to start. `LaunchableJob` adds what the node that starts the ranks needs.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.clocks import guard
 from tuner.workload.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small
-from tuner.workload.node.ops import installed_torch
 from tuner.workload.node.readiness import missing_clocks, missing_of_cores, missing_parts
 from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.program.ops import installed_torch
 
 Make = Callable[..., TwinNode]
 PACKAGES = dict.fromkeys(("torch", "deepspeed", "transformers"), "1.0")

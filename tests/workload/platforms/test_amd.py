@@ -17,10 +17,10 @@ from tuner.workload.meters.amd import AmdMeter, opened
 from tuner.workload.meters.base import Meter, MeterError
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.ops import TorchBuild
 from tuner.workload.platforms import platform_of
 from tuner.workload.platforms.amd import Amd
 from tuner.workload.platforms.base import Host
+from tuner.workload.program.ops import TorchBuild
 
 HOST = Host(2**38, 64)
 Make = Callable[..., Stub]

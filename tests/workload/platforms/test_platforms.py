@@ -11,7 +11,6 @@ import pytest
 from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
-from tuner.workload.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.clocks.base import FixedGovernor, Governor
 from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.meters import Meter
@@ -21,6 +20,7 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.platforms import PLATFORMS, platform_of
 from tuner.workload.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
+from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.records.probe import Failure, MeterInfo
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}

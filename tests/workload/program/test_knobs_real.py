@@ -27,8 +27,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules, unrunnable, why_it_cannot_run
-from tuner.workload.built_in_job import BuiltInJob
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.program.built_in_job import BuiltInJob
 
 pytestmark = pytest.mark.real
 

@@ -14,10 +14,10 @@ from tuner.problem.from_job import problem_of_job
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.workload import releases
-from tuner.workload.built_in_job import training_program
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.ops import release_of
+from tuner.workload.program import releases
+from tuner.workload.program.built_in_job import training_program
+from tuner.workload.program.ops import release_of
 
 #: Names that are younger than the releases of pyproject.toml, and the need that stands for each;
 #: None where a job's model needs it.

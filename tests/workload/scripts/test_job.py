@@ -16,7 +16,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import record, write_table
-from tuner.workload.built_in_job import BuiltInJob, launchable
+from tuner.workload.program.built_in_job import BuiltInJob, launchable
 from tuner.workload.records.trace import TraceWriter
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.job import Job, LaunchableJob

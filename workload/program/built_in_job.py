@@ -18,8 +18,8 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import default_configuration
-from tuner.workload.node.ops import PRELOAD, cannot_compile, extensions_dir
-from tuner.workload.releases import unsupported_values, why_not, why_not_program
+from tuner.workload.program.ops import PRELOAD, cannot_compile, extensions_dir
+from tuner.workload.program.releases import unsupported_values, why_not, why_not_program
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.declared_knobs import environment, program_knobs
 from tuner.workload.scripts.deepspeed_config import render_deepspeed_config, training_arguments
@@ -36,7 +36,7 @@ _ENDLESS = 1_000_000_000
 
 def training_program() -> Path:
     """Return the file of the built-in training program."""
-    return Path(__file__).parent / "program" / "train.py"
+    return Path(__file__).with_name("train.py")
 
 
 def launchable(

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.node.ops import (
+from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.program.ops import (
     build_kind,
     cannot_build,
     cannot_compile,
     extensions_dir,
     remove_stale_locks,
 )
-from tuner.workload.platforms.nvidia import Nvidia
 
 #: What DeepSpeed's builders for CUDA ask before they compile (`builder.py`, jit_mode).
 ASKS = """
