@@ -25,13 +25,13 @@ from scipy.stats import ttest_1samp
 from benchmarks.figures import Figure, arguments, publish
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import default_configuration
-from tuner.workload.measure.window import Conductor
-from tuner.workload.meters.timeline import Timeline
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.measure.window import Conductor
+from tuner.workload.node.meters.timeline import Timeline
+from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.platforms import platform_of
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 #: Keeps one core busy until it is ended, or its parent is gone.

@@ -20,8 +20,8 @@ from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.problem import Problem, space_section
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.measure.foreign_load import ForeignLoad
-from tuner.workload.measure.statistics import standard_error
+from tuner.workload.node.measure.foreign_load import ForeignLoad
+from tuner.workload.node.measure.statistics import standard_error
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Runner
 from tuner.workload.records.table import load_table

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.security_study import unavailable, watch
-from tuner.workload.clocks import guard
+from tuner.workload.node.clocks import guard
 
 _RAY, _SLURM = "tests/executors/test_ray_security.py", "tests/deploy/test_slurm.py"
 _FILES, _SCRIPTS = "tests/workload/test_safe_files.py", "tests/deploy/test_generated_scripts.py"
 _RIGHTS, _TERMINAL = "tests/workload/node/test_rights.py", "tests/cli/test_terminal.py"
 _TRUST, _RUNS = "tests/cli/test_trust.py", "tests/problem/test_run_list.py"
 _DASHBOARD, _STORAGE = "tests/display/test_dashboard.py", "tests/test_storage.py"
-_GUARD = "tests/workload/clocks/test_guard_attacks.py"
+_GUARD = "tests/workload/node/clocks/test_guard_attacks.py"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ FINDINGS = (
         (("tests/workload/scripts/frameworks/test_drivers.py", "files_are_few"),),
     ),
     Finding(27, "an idle connection to the dashboard", ((_DASHBOARD, "idle or printed_address"),)),
-    Finding(28, "another user's zeusd", (("tests/workload/clocks/test_zeusd.py", "another_user"),)),
+    Finding(
+        28, "another user's zeusd", (("tests/workload/node/clocks/test_zeusd.py", "another_user"),)
+    ),
     Finding(
         29,
         "smaller findings of the second review",

@@ -20,7 +20,7 @@ from tuner.models.analytic.model import AnalyticModel, Correctable
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.measure.statistics import Z90
+from tuner.workload.node.measure.statistics import Z90
 
 #: Standard deviations of the constants' logs before any probe. The efficiency of arithmetic varies
 #: by a fifth between programs on one GPU kind; that of memory holds traffic that is not counted: up

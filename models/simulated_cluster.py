@@ -21,7 +21,7 @@ from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import why_it_cannot_run
-from tuner.workload.measure.accumulated_step import (
+from tuner.workload.node.measure.accumulated_step import (
     LEAST_STEPS,
     SHARES,
     AccumulationPoint,

@@ -21,8 +21,8 @@ from tuner.search_spaces.typed_json import check_fields, names_a_file, plain_tex
 LARGEST = 100_000
 
 
-#: Kinds of devices, each with a platform (`tuner.workload.platforms`) and constants: NVIDIA's and
-#: AMD's GPUs, and cores of the host.
+#: Kinds of devices, each with a platform (`tuner.workload.node.platforms`) and constants: NVIDIA's
+#: and AMD's GPUs, and cores of the host.
 TYPES = ("cuda", "rocm", "cpu")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.receipt.measure import open_node_meter
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters import Meter, MeterError, Reading
+from tuner.workload.node.meters import Meter, MeterError, Reading
 
 _LOG = logging.getLogger("tuner.callbacks")
 

@@ -201,7 +201,7 @@ def run_tuner(packages: Path, folder: Path, *words: str, cuda_driver: int) -> tu
 def main() -> int:
     folder, case = Path(sys.argv[1]), sys.argv[2]
     # On a twin, but its ranks are to use CUDA.
-    patch("tuner.workload.platforms.nvidia.on_twin", lambda *_: False).start()
+    patch("tuner.workload.node.platforms.nvidia.on_twin", lambda *_: False).start()
     if case == "tuner":
         return tuner(sys.argv[3:])
     if case in SCRIPTS:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.gpu_hour.hour import Hour, measured
-from tuner.workload.meters.gpus import Gpu, opened_gpus, query
+from tuner.workload.node.meters.gpus import Gpu, opened_gpus, query
 
 #: Lengths of the windows that are compared, seconds.
 LENGTHS_S, REHEARSED_S = (1.5, 3.0, 6.0, 15.0), (0.5, 1.0)

@@ -25,7 +25,7 @@ from benchmarks.twin.conditions import CONDITIONS, conditions_right
 from benchmarks.twin.energy import window_error
 from benchmarks.twin.front import run_study
 from benchmarks.twin.smoothing import smoothing_error_worst
-from tests.workload.clocks.governor_faults import FAULTS, try_fault
+from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
 
 
 def energy(windows: int) -> list[Figure]:

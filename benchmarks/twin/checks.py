@@ -14,11 +14,11 @@ from pathlib import Path
 from benchmarks.twin.clocks import windows_without_a_clock
 from tuner.search_spaces.cluster import Cluster
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters.nvml import NvmlMeter
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters.nvml import NvmlMeter
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.records.probe import Failure
 
 

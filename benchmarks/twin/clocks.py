@@ -17,9 +17,9 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import measured, record
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.measure.measurement import delivered_of, not_applied, of_used_devices
-from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.measure.measurement import delivered_of, not_applied, of_used_devices
+from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
 
 SETTLE_S, WINDOW_S, SAMPLE_S = 1.0, 5.0, 0.1

@@ -21,14 +21,14 @@ from benchmarks.twin.energy import window_error
 from benchmarks.twin.smoothing import GPU, window_of
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters.base import MeterError
-from tuner.workload.meters.gpus import cuda_numbering, opened_gpus
-from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.meters.time_meter import time_alone
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.platforms import platform_of
-from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.node.meters.base import MeterError
+from tuner.workload.node.meters.gpus import cuda_numbering, opened_gpus
+from tuner.workload.node.meters.nvml import NvmlMeter
+from tuner.workload.node.meters.time_meter import time_alone
+from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.program.ops import TorchBuild
 
 A100, OTHER = TwinGpu(), TwinGpu(name="NVIDIA H200")
@@ -65,7 +65,7 @@ def _joined(condition: Condition) -> Iterator[TwinNode]:
             try:
                 if condition.prepare is not None:
                     condition.prepare(node)
-                with patch("tuner.workload.platforms.nvidia.time.sleep", node.sleep):
+                with patch("tuner.workload.node.platforms.nvidia.time.sleep", node.sleep):
                     yield node
             finally:
                 node.close()
@@ -149,8 +149,8 @@ def _clocks(control: bool) -> Callable[[TwinNode], str]:
 
 def _refuses_the_lock_only(_: TwinNode) -> str:
     from tuner.search_spaces.configuration import Settings
-    from tuner.workload.clocks.base import UnsupportedKnob
-    from tuner.workload.clocks.governor import NvmlGovernor
+    from tuner.workload.node.clocks.base import UnsupportedKnob
+    from tuner.workload.node.clocks.governor import NvmlGovernor
 
     with contextlib.closing(NvmlGovernor(environ={}, guarded=False)) as governor:
         try:

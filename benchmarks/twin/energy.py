@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.node.meters.nvml import NvmlMeter
 
 KINDS = ("steps", "gaps", "constant")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.measure.statistics import Window, missing_s
-from tuner.workload.meters.base import Reading
-from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.node.measure.statistics import Window, missing_s
+from tuner.workload.node.meters.base import Reading
+from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.records.limits import SEARCH_MIN_S, WindowPolicy
 from tuner.workload.records.power_sample import PowerSample
 

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from tuner.workload.meters.base import CounterMeter, MeterError, Reading
+from tuner.workload.node.meters.base import CounterMeter, MeterError, Reading
 from tuner.workload.records.probe import MeterInfo
 
 #: Seconds after which the latest line is too old to be the present power.

@@ -19,7 +19,7 @@ from tuner.models.surrogate.features import FeatureMap, Rows
 from tuner.models.surrogate.gaussian_process import GaussianProcess
 from tuner.models.surrogate.ties import first_best
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.measure.statistics import Z90
+from tuner.workload.node.measure.statistics import Z90
 
 #: Relative standard deviation of a repeated window: time 0.02 to 0.2 %, power or energy 1 to 3 %
 #: (3 x 1,000 identical GEMMs on an A4000; three repeats on two A100).

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.twin.conditions import A100, CONDITIONS, Condition, wrong
-from tuner.workload.platforms import nvidia_health
+from tuner.workload.node.platforms import nvidia_health
 
 pytestmark = pytest.mark.twin
 

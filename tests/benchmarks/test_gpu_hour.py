@@ -22,7 +22,7 @@ from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.testing.commands import finished
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.meters.nvml_recording import NvmlRecording
+from tuner.workload.node.meters.nvml_recording import NvmlRecording
 
 ROOT = Path(__file__).parents[2]
 #: Pulses of 1000 W over 100 W at rest.

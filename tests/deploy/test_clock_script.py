@@ -17,7 +17,7 @@ from tuner.deploy.launch_files import clocks_sh
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.commands import finished
 from tuner.testing.sysfs import make_sysfs, settings_of
-from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.node.clocks.cpu import CpuGovernor
 
 #: Keeps each GPU's state in a file, as nvidia-smi would in the driver. Without persistence mode the
 #: driver forgets all but what the GPU is when its last client, nvidia-smi itself, ends.

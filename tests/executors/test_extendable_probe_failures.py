@@ -27,10 +27,10 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import METER, measured, record
-from tuner.workload import agent as node_agent
-from tuner.workload.agent import NodeStatus, run_safely
+from tuner.workload.node import agent as node_agent
+from tuner.workload.node.agent import NodeStatus, run_safely
 from tuner.workload.node.facts import NodeFacts
-from tuner.workload.platforms.base import GpuFacts
+from tuner.workload.node.platforms.base import GpuFacts
 from tuner.workload.records.probe import Failure, Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation
 from tuner.workload.records.trace import TraceWriter, recover_pending

@@ -4,7 +4,7 @@ from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import METER, record, request
-from tuner.workload.agent import run_safely
+from tuner.workload.node.agent import run_safely
 from tuner.workload.records.probe import ProbeRecord
 
 

@@ -17,8 +17,8 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing import studies as study_tools
-from tuner.workload import agent
-from tuner.workload.agent import NodeStatus
+from tuner.workload.node import agent
+from tuner.workload.node.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy

@@ -33,7 +33,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import METER
-from tuner.workload.agent import NodeStatus
+from tuner.workload.node.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.records.trace import read_trace

@@ -69,9 +69,9 @@ def clocked(
         guarded: a guard of its own restores the clocks if this process ends without doing so.
         shared: as in `real_runner`.
     """
-    from tuner.workload.clocks.governor import NvmlGovernor
-    from tuner.workload.meters.nvml import NvmlMeter
+    from tuner.workload.node.clocks.governor import NvmlGovernor
     from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.meters.nvml import NvmlMeter
 
     here = detect_cluster(environ={"CUDA_VISIBLE_DEVICES": ""})
     device = replace(here.device, clocks_MHz=clocks, default_clock_MHz=clocks[-1])

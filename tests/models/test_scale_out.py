@@ -38,7 +38,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.testing.studies import run_optimize as optimize
-from tuner.workload.measure.statistics import Z90
+from tuner.workload.node.measure.statistics import Z90
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = replace(load_job("opt-350m"), global_batch=1024)

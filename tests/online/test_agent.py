@@ -29,9 +29,9 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.clocks.base import AppliedSettings, GovernorError
 from tuner.workload.hook.watch import ADDRESS, Watch
-from tuner.workload.meters import MeterError, Reading
+from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
+from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.node.rank_server import control_socket
 
 TRAIN = Path(__file__).with_name("train.py")

@@ -29,9 +29,9 @@ from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob, parse_knob
-from tuner.workload.clocks.base import KnobRefused
 from tuner.workload.hook import live_knobs
 from tuner.workload.hook.watch import Watch
+from tuner.workload.node.clocks.base import KnobRefused
 
 __all__ = ["gpus"]
 TRAIN = Path(__file__).with_name("train_live.py")

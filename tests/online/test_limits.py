@@ -16,7 +16,7 @@ from tuner.online.live import WARM_STEPS, LiveTuning
 from tuner.online.marks import Mark
 from tuner.online.request import TuningOutcome, TuningRequest
 from tuner.problem.constraints import Constraints
-from tuner.workload.meters import Reading
+from tuner.workload.node.meters import Reading
 
 STEPS = 4000
 TOP_S = STEPS * gpu(0)[0]

@@ -27,7 +27,7 @@ from tuner.online.follow import PowerFollower
 from tuner.online.marks import Mark
 from tuner.online.metrics import Metrics, families
 from tuner.search_spaces.errors import InputError
-from tuner.workload.platforms.base import GpuFacts
+from tuner.workload.node.platforms.base import GpuFacts
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo
 

@@ -23,8 +23,8 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.testing.twin import TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.clocks.base import AppliedSettings, GovernorError
-from tuner.workload.clocks.governor import NvmlGovernor
+from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
+from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.machine import detect_cluster
 
 

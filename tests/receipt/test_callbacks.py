@@ -11,7 +11,7 @@ import pytest
 import tuner
 from tuner.callbacks import EnergyLog, log_energy
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters import MeterError, Reading
+from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.records.probe import MeterInfo
 
 

@@ -19,7 +19,7 @@ from tuner.testing.twin import TwinGpu, TwinNode
 
 FAILS = """
 import time
-from tuner.workload.meters import MeterError, Reading
+from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo
 

@@ -19,7 +19,7 @@ from tuner.receipt.slurm import comment_of, write_comment
 from tuner.receipt.trainings import RankCount, Training, read_counts, trainings_of
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
-from tuner.workload.meters import Reading
+from tuner.workload.node.meters import Reading
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo
 

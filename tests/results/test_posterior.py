@@ -12,7 +12,7 @@ from tuner.results.posterior import Gain, Posterior
 from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import METER, measured
-from tuner.workload.measure.statistics import Z90
+from tuner.workload.node.measure.statistics import Z90
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 WINDOW_SD = 0.005

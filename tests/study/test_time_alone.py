@@ -24,11 +24,11 @@ from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.testing.studies import LONG_JOB, ModelRunner
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters.base import MeterError
-from tuner.workload.meters.time_meter import time_alone
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.platforms import platform_of
+from tuner.workload.node.meters.base import MeterError
+from tuner.workload.node.meters.time_meter import time_alone
+from tuner.workload.node.platforms import platform_of
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace
 

@@ -17,7 +17,7 @@ import pytest
 
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.testing.twin.specimens import CORE_GPU
-from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.node.meters.nvml import NvmlMeter
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]

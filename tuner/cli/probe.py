@@ -153,15 +153,15 @@ def _request(
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.ray_cluster import survey
-        from tuner.workload.meters.user_meter import own_meter
+        from tuner.workload.node.meters.user_meter import own_meter
 
         with own_meter(args.meter):
             seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     if args.record_nvml is not None:
-        from tuner.workload.meters.base import MeterError
-        from tuner.workload.meters.nvml_recording import record_nvml
+        from tuner.workload.node.meters.base import MeterError
+        from tuner.workload.node.meters.nvml_recording import record_nvml
 
         try:
             recording = record_nvml(args.record_s, names=args.record_names)
@@ -170,8 +170,8 @@ def _doctor(args: argparse.Namespace) -> int:
         recording.write(args.record_nvml)
         answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
         return OK
-    from tuner.workload.meters.user_meter import own_meter
     from tuner.workload.node.facts import inspect_node
+    from tuner.workload.node.meters.user_meter import own_meter
 
     with own_meter(args.meter):
         facts = inspect_node(imports=not args.brief)

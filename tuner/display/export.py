@@ -17,7 +17,7 @@ from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.safe_files import require_own, write_text
-from tuner.workload.measure.parts import PARTS
+from tuner.workload.node.measure.parts import PARTS
 
 if TYPE_CHECKING:
     import pandas

@@ -10,7 +10,7 @@ from tuner.online.request import TuningOutcome
 from tuner.online.response import Balance
 from tuner.problem.limits import LIMITS
 from tuner.search_spaces.typed_json import dump_fields
-from tuner.workload.measure.stragglers import RankState, Straggler, sentence
+from tuner.workload.node.measure.stragglers import RankState, Straggler, sentence
 
 #: What is said before the reason why a training was not tuned to its end.
 ENDED: Mapping[str, str] = {

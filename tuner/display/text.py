@@ -45,8 +45,8 @@ from tuner.results.recommendation import point_name
 from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import short_word
-from tuner.workload.measure.parts import part_lines
-from tuner.workload.measure.stragglers import sentence
+from tuner.workload.node.measure.parts import part_lines
+from tuner.workload.node.measure.stragglers import sentence
 
 _WIDTH, _HEIGHT = 60, 12
 #: Estimated powers within this factor are the estimate's error.

@@ -1,7 +1,7 @@
 """Protocol of executors, which decide where and when probes run.
 
 The driver cannot tell one executor from another: it submits a request and waits for a record. An
-executor never raises for a probe that fails (`tuner.workload.agent.run_safely`).
+executor never raises for a probe that fails (`tuner.workload.node.agent.run_safely`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.agent import run_safely
+from tuner.workload.node.agent import run_safely
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation, Runner, extended
 

@@ -36,11 +36,11 @@ from tuner.executors.ray_security import (
 from tuner.formatting import counted
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.agent import Agent, NodeStatus, unusable
-from tuner.workload.clocks.base import GovernorError
-from tuner.workload.meters.user_meter import variables
-from tuner.workload.multi_node.peer import PeerLost
+from tuner.workload.node.agent import Agent, NodeStatus, unusable
+from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.facts import NodeFacts
+from tuner.workload.node.meters.user_meter import variables
+from tuner.workload.node.multi_node.peer import PeerLost
 
 #: A node that has not answered by then (worker start, imports) is left out.
 POLL_S = 120.0
@@ -196,7 +196,7 @@ def actor_is_gone(ray: Any) -> tuple[type[Exception], ...]:
 
 
 class RayPeer:
-    """Peer (`tuner.workload.multi_node.peer.Peer`) through the actor of another node."""
+    """Peer (`tuner.workload.node.multi_node.peer.Peer`) through the actor of another node."""
 
     def __init__(self, actor: Any, name: str) -> None:
         import ray

@@ -28,7 +28,7 @@ from tuner.executors.ray_security import exposures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.agent import MakeRunner
+from tuner.workload.node.agent import MakeRunner
 from tuner.workload.program.ops import BUILD_LIMIT_S
 from tuner.workload.records.probe import (
     Failure,

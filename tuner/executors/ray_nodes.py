@@ -16,7 +16,7 @@ from tuner.executors.ray_cluster import POLL_S, actor_is_gone, place_agent, reso
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.agent import MakeRunner, NodeStatus
+from tuner.workload.node.agent import MakeRunner, NodeStatus
 from tuner.workload.records.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.

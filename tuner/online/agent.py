@@ -32,9 +32,11 @@ from tuner.online.settings import Offer, offers
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook
-from tuner.workload.clocks.base import Governor, GovernorError
 from tuner.workload.hook.watch import ADDRESS
-from tuner.workload.measure.stragglers import (
+from tuner.workload.node.clocks.base import Governor, GovernorError
+from tuner.workload.node.device_watch import more_faults
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.measure.stragglers import (
     KEPT,
     Arrivals,
     HostWatch,
@@ -44,13 +46,11 @@ from tuner.workload.measure.stragglers import (
     sentence,
     stragglers,
 )
-from tuner.workload.meters import Meter, MeterError
-from tuner.workload.meters.base import device_states
-from tuner.workload.node.device_watch import more_faults
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters import Meter, MeterError
+from tuner.workload.node.meters.base import device_states
+from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms.base import Platform
 from tuner.workload.node.rank_server import control_socket
-from tuner.workload.platforms import platform_of
-from tuner.workload.platforms.base import Platform
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.launchers import kind_of, read_command
 

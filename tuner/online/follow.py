@@ -24,7 +24,7 @@ from tuner.online.response import SURE, UNLIMITED, Views
 from tuner.online.windows import Chunk
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
-from tuner.workload.meters import Meter, MeterError, Reading
+from tuner.workload.node.meters import Meter, MeterError, Reading
 
 #: Distance that is kept below the target, in log power.
 MARGIN = 0.006

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.workload.clocks.base import KnobRefused
+from tuner.workload.node.clocks.base import KnobRefused
 
 #: Steps from the latest known one to a boundary where all ranks can stop: they may be further.
 AHEAD = (2, 8, 32)

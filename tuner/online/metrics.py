@@ -21,9 +21,9 @@ from tuner.online.marks import Mark
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.safe_files import write_text
-from tuner.workload.meters import Meter, MeterError, Reading
-from tuner.workload.meters.base import device_states
-from tuner.workload.platforms.base import GpuFacts
+from tuner.workload.node.meters import Meter, MeterError, Reading
+from tuner.workload.node.meters.base import device_states
+from tuner.workload.node.platforms.base import GpuFacts
 
 #: Least time between two updates, seconds.
 EVERY_S = 2.0

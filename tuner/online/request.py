@@ -14,7 +14,7 @@ from tuner.online.windows import Change
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.knob_declarations import Knob, check_knobs
-from tuner.workload.measure.stragglers import RankState, Straggler
+from tuner.workload.node.measure.stragglers import RankState, Straggler
 from tuner.workload.records.probe import MeterInfo
 
 #: Most combinations of values of declared knobs that one training tries.

@@ -18,7 +18,7 @@ from typing import Any
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import Value
-from tuner.workload.clocks.base import Governor
+from tuner.workload.node.clocks.base import Governor
 
 #: Values to choose from: so many, down to this share of the highest.
 VALUES, LOWEST = 8, 0.5

@@ -269,7 +269,7 @@ def _leave_out_unusable_here(
     cluster, space = question.cluster, question.whole
     on_gpus = cluster.device.is_gpu
     if clocks and on_gpus and not cluster.clock_control:
-        from tuner.workload.platforms import platform_of
+        from tuner.workload.node.platforms import platform_of
 
         found.notes.append(
             f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.workload.meters import Reading
-from tuner.workload.meters.base import device_states
 from tuner.workload.node.host import busy_ticks
+from tuner.workload.node.meters import Reading
+from tuner.workload.node.meters.base import device_states
 from tuner.workload.records.power_sample import PowerSample
 
 #: Readings that are kept: a moment that lies further back has been asked for before.

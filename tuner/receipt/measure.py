@@ -34,12 +34,12 @@ from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.search_spaces.typed_json import strict_json
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
-from tuner.workload.meters import Meter, MeterError
-from tuner.workload.meters.nvml import NvmlMeter
-from tuner.workload.meters.user_meter import opener_of
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.platforms import platform_of
-from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.node.meters import Meter, MeterError
+from tuner.workload.node.meters.nvml import NvmlMeter
+from tuner.workload.node.meters.user_meter import opener_of
+from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.scripts.launchers.secrets import hidden
 from tuner.workload.scripts.rights import private_folder
 

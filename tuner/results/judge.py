@@ -23,7 +23,7 @@ from tuner.results.parts import Choice, FurtherLaunches, Point
 from tuner.results.posterior import DRAWS, Gain, Posterior
 from tuner.results.significance import Difference
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.measure.statistics import log_error
+from tuner.workload.node.measure.statistics import log_error
 from tuner.workload.records.probe import ProbeRecord
 
 #: Probability from which on a configuration is recommended, and from which on no further launch is

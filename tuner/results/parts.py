@@ -97,7 +97,7 @@ class Point:
     ) -> Point:
         """Return a point from the logarithm and its standard error of a step's time (s) and of its
         power (W), and that of its energy."""
-        from tuner.workload.measure.statistics import log_interval  # imports numpy
+        from tuner.workload.node.measure.statistics import log_interval  # imports numpy
 
         log_time, time_se, log_power, power_se, energy_se = map(float, logs)
         log_energy = log_time + log_power

@@ -31,7 +31,7 @@ from tuner.results.figure_posterior import (
 )
 from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.measure.statistics import Z90
+from tuner.workload.node.measure.statistics import Z90
 
 #: Joint draws behind the probability to meet the limits: its standard error is at most 0.01.
 DRAWS = 2500

@@ -37,7 +37,7 @@ from tuner.results.significance import Comparison
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.typed_json import JSON_SCHEMA
-from tuner.workload.measure.stragglers import Straggler
+from tuner.workload.node.measure.stragglers import Straggler
 from tuner.workload.records.probe import Measurement, ProbeRecord
 from tuner.workload.records.without_energy import known_figures
 

@@ -37,7 +37,7 @@ from tuner.results.windows import Windows
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.workload.measure.stragglers import of_environment
+from tuner.workload.node.measure.stragglers import of_environment
 from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.records.trace import read_power
 

@@ -29,7 +29,7 @@ from tuner.models.surrogate.ties import TOLERANCE
 from tuner.search.acquisition import CandidateView
 from tuner.search.observations import Observation, Observations
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.measure.measurement import CLOCK_SHARE
+from tuner.workload.node.measure.measurement import CLOCK_SHARE
 
 #: Probability of exceeding the cap above which a candidate is not probed; if every one is above it,
 #: as after the first windows, the safest is probed up to the second figure.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tuner.testing.twin import TwinNode
-from tuner.workload.clocks import guard
+from tuner.workload.node.clocks import guard
 
 
 def installed_guard(node: TwinNode) -> Path:

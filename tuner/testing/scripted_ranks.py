@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from tuner.workload.meters.base import Reading
+from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.rank_group import Event
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.measure.window import ProbeFailed
-from tuner.workload.meters import Meter, MeterError
-from tuner.workload.platforms.base import Counters, Platform
+from tuner.workload.node.measure.window import ProbeFailed
+from tuner.workload.node.meters import Meter, MeterError
+from tuner.workload.node.platforms.base import Counters, Platform
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import Failure
 

@@ -19,9 +19,6 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
-from tuner.workload.meters import MeterError
-from tuner.workload.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
-from tuner.workload.meters.user_meter import METER, opener_of
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -31,9 +28,12 @@ from tuner.workload.node.host import (
 )
 from tuner.workload.node.importing import import_errors
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters import MeterError
+from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
+from tuner.workload.node.meters.user_meter import METER, opener_of
+from tuner.workload.node.platforms import PLATFORMS, platform_of
+from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.node.readiness import NEEDED, USED, MissingItem, missing_parts
-from tuner.workload.platforms import PLATFORMS, platform_of
-from tuner.workload.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.program.ops import installed_torch, installed_version
 from tuner.workload.program.releases import why_not_program
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.workload.clocks.base import AppliedSettings, Governor, UnsupportedKnob
+from tuner.workload.node.clocks.base import AppliedSettings, Governor, UnsupportedKnob
 from tuner.workload.records.probe import UnappliedSetting
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.workload.node.host import host_memory, usable_cores
-from tuner.workload.platforms import PLATFORMS
-from tuner.workload.platforms.base import Host
+from tuner.workload.node.platforms import PLATFORMS
+from tuner.workload.node.platforms.base import Host
 
 
 def detect_cluster(

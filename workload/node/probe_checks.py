@@ -11,16 +11,16 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.clocks.base import GovernorError
 from tuner.workload.hook import GROUPS
-from tuner.workload.measure.agreement import Levels
-from tuner.workload.measure.measurement import drift_of
-from tuner.workload.measure.statistics import Window
-from tuner.workload.measure.stragglers import HostWatch, Straggler, device_state, stragglers
-from tuner.workload.measure.window import Conductor, ProbeFailed
-from tuner.workload.meters import MeterError
-from tuner.workload.meters.base import device_states
-from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.clocks.base import GovernorError
+from tuner.workload.node.measure.agreement import Levels
+from tuner.workload.node.measure.measurement import drift_of
+from tuner.workload.node.measure.statistics import Window
+from tuner.workload.node.measure.stragglers import HostWatch, Straggler, device_state, stragglers
+from tuner.workload.node.measure.window import Conductor, ProbeFailed
+from tuner.workload.node.meters import MeterError
+from tuner.workload.node.meters.base import device_states
+from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.rank_group import NoReply, ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.records.limits import LONG_STEP_S

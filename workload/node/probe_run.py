@@ -18,19 +18,20 @@ from datetime import UTC, datetime
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import dump_fields
-from tuner.workload.clocks.base import GovernorError
-from tuner.workload.measure.accumulated_step import choose_accumulation
-from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels
-from tuner.workload.measure.foreign_load import ForeignLoad
-from tuner.workload.measure.measurement import drift_of, measurement, reached
-from tuner.workload.measure.statistics import compilation_s
-from tuner.workload.measure.stragglers import HostWatch, sentence
-from tuner.workload.measure.window import Conductor, ProbeFailed, longest_s
-from tuner.workload.meters import MeterError, Reading
-from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.host import family
 from tuner.workload.node.live_settings import apply_live
+from tuner.workload.node.measure.accumulated_step import choose_accumulation
+from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels
+from tuner.workload.node.measure.foreign_load import ForeignLoad
+from tuner.workload.node.measure.measurement import drift_of, measurement, reached
+from tuner.workload.node.measure.statistics import compilation_s
+from tuner.workload.node.measure.stragglers import HostWatch, sentence
+from tuner.workload.node.measure.window import Conductor, ProbeFailed, longest_s
+from tuner.workload.node.meters import MeterError, Reading
+from tuner.workload.node.meters.timeline import Timeline
+from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.probe_checks import (
     devices_in_use,
     drift_flags,
@@ -55,7 +56,6 @@ from tuner.workload.node.rank_launch import (
 )
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.setting_window import SettingWindow
-from tuner.workload.platforms import platform_of
 from tuner.workload.records.accumulation import steps_take_too_long
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import (

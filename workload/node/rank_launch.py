@@ -23,17 +23,17 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
 from tuner.search_spaces.typed_json import whole_number
 from tuner.workload import hook
-from tuner.workload.clocks.base import Governor
 from tuner.workload.hook import ATTACH
-from tuner.workload.meters import Meter
-from tuner.workload.meters.timeline import Ticker
+from tuner.workload.node.clocks.base import Governor
 from tuner.workload.node.command_group import GONE, CommandGroup
 from tuner.workload.node.command_processes import with_entry
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
+from tuner.workload.node.meters import Meter
+from tuner.workload.node.meters.timeline import Ticker
+from tuner.workload.node.platforms import Platform, platform_of
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
-from tuner.workload.platforms import Platform, platform_of
 from tuner.workload.program.built_in_job import launchable
 from tuner.workload.records.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, shown_by

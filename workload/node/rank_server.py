@@ -24,8 +24,8 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.workload.node.command_group import CommandGroup
+from tuner.workload.node.platforms import PLATFORMS, Platform
 from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
-from tuner.workload.platforms import PLATFORMS, Platform
 from tuner.workload.program.ops import (
     BUILD_LIMIT_S,
     PRELOAD,

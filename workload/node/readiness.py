@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.search_spaces.extras import install_command
-from tuner.workload.clocks import guard
-from tuner.workload.clocks.clock_backends import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
-from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.node.clocks import guard
+from tuner.workload.node.clocks.clock_backends import DEFAULT_SOCKET, PROGRAM, ZEUSD_SOCKET
+from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_few_cores, why_shm_is_small
 from tuner.workload.scripts.launchers.slurm import ONE_CLOCK
 

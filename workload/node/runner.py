@@ -17,13 +17,13 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import why_it_cannot_run
-from tuner.workload.clocks.base import Governor, GovernorError
-from tuner.workload.meters import Meter, MeterError
+from tuner.workload.node.clocks.base import Governor, GovernorError
+from tuner.workload.node.meters import Meter, MeterError
+from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.platforms import platform_of
 from tuner.workload.program.built_in_job import launchable, training_program
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation, Runner

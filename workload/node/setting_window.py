@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.workload.measure.accumulated_step import measure_accumulated
-from tuner.workload.measure.agreement import LONGER, AgreedWindow, Agreement
-from tuner.workload.measure.statistics import Reached, Window
-from tuner.workload.measure.window import Conductor, ProbeFailed
-from tuner.workload.meters import Meter
-from tuner.workload.meters.timeline import Timeline
+from tuner.workload.node.measure.accumulated_step import measure_accumulated
+from tuner.workload.node.measure.agreement import LONGER, AgreedWindow, Agreement
+from tuner.workload.node.measure.statistics import Reached, Window
+from tuner.workload.node.measure.window import Conductor, ProbeFailed
+from tuner.workload.node.meters import Meter
+from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.records.limits import WindowPolicy
 
 

@@ -235,7 +235,7 @@ class Measurement:
     phases_s: Mapping[str, float] = field(default_factory=dict)  # mean of a step, as rank 0 marked
     accumulation: AccumulationFit | None = None
     #: Mean power of a superchip's parts ("gpu"), and in each phase ("forward: gpu"), which lies
-    #: within `power_W` (`tuner.workload.measure.parts`); empty if the meter tells none.
+    #: within `power_W` (`tuner.workload.node.measure.parts`); empty if the meter tells none.
     parts_W: Mapping[str, float] = field(default_factory=dict)
 
     @property

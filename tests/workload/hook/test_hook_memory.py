@@ -9,7 +9,7 @@ import pytest
 
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.hook import engine
-from tuner.workload.meters.gpus import cuda_numbering
+from tuner.workload.node.meters.gpus import cuda_numbering
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]

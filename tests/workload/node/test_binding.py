@@ -19,11 +19,11 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import Place, RankLaunch, bound_ranks
 from tuner.workload.node.rank_server import RankServer, control_socket
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.scripts.command import Script

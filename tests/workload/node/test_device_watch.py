@@ -15,13 +15,13 @@ from benchmarks.twin.front import small_job
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.measure.window import ProbeFailed
 from tuner.workload.node.device_watch import DeviceWatch, new_faults
 from tuner.workload.node.host import family
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.measure.window import ProbeFailed
+from tuner.workload.node.platforms.cores import Cores
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.platforms.cores import Cores
-from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.records.probe import Failure, ProbeRequest
 
 pytestmark = pytest.mark.twin

@@ -15,9 +15,9 @@ import pytest
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks.governor import NvmlGovernor
-from tuner.workload.meters.nvml import NvmlMeter
+from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Measurement, ProbeRequest, WindowPolicy
 from tuner.workload.records.trace import read_power, recover_pending

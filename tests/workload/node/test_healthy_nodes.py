@@ -21,7 +21,7 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.records.probe import Failure
 
 pytestmark = pytest.mark.twin

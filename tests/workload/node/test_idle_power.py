@@ -8,10 +8,10 @@ import pytest
 
 from tuner.testing.fake_clock import FakeClock
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters.base import Reading
 from tuner.workload.node.device_watch import IdlePower
+from tuner.workload.node.meters.base import Reading
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.probe_checks import peak_bytes
-from tuner.workload.platforms.nvidia import Nvidia
 
 GIB = 2**30
 

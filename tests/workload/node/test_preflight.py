@@ -17,7 +17,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.testing.sysfs import make_proc
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import NodeFacts, inspect_node
-from tuner.workload.platforms.nvidia import Nvidia
+from tuner.workload.node.platforms.nvidia import Nvidia
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]

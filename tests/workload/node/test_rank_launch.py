@@ -19,9 +19,9 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.commands import finished
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.meters.gpus import cuda_numbering
 from tuner.workload.node.host import usable_cores
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters.gpus import cuda_numbering
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest
@@ -108,7 +108,7 @@ def test_threads_are_those_of_the_cores_that_were_granted(monkeypatch: pytest.Mo
 
 def test_a_bound_rank_has_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch divides the cores among all GPUs: 2 ranks on a node of 8 have an eighth each."""
-    monkeypatch.setattr("tuner.workload.platforms.nvidia.usable_cores", lambda: 64)
+    monkeypatch.setattr("tuner.workload.node.platforms.nvidia.usable_cores", lambda: 64)
     place = Place(0, 2, ("127.0.0.1", 1), "lo")
     assert rank_env({}, place, own=8)["OMP_NUM_THREADS"] == "8"
     assert rank_env({}, place, own=48)["OMP_NUM_THREADS"] == "32"
@@ -207,7 +207,7 @@ def test_second_day_5_ranks_need_cores_and_gpus_without_ranks_do_not(
     runner = LocalRunner(load_job(), detect_cluster(), run_dir=tmp_path, announce=said.append)
     monkeypatch.setattr(runner.node.server, "start", lambda: None)
     monkeypatch.setattr("tuner.workload.node.rank_launch.granted_cores", lambda: 4.0)
-    monkeypatch.setattr("tuner.workload.platforms.nvidia.granted_cores", lambda: 4.0)
+    monkeypatch.setattr("tuner.workload.node.platforms.nvidia.granted_cores", lambda: 4.0)
     runner.prepare()
     assert any("4 cores are granted for 8 GPUs" in sentence for sentence in said)
     for ranks, refused in ((2, False), (8, True)):

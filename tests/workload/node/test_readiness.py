@@ -15,11 +15,11 @@ from tuner.cli.main import main
 from tuner.search_spaces.extras import install_command
 from tuner.testing.sysfs import make_sysfs
 from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.workload.clocks import guard
-from tuner.workload.clocks.cpu import CpuGovernor
+from tuner.workload.node.clocks import guard
+from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.readiness import missing_clocks, missing_of_cores, missing_parts
-from tuner.workload.platforms.nvidia import Nvidia
 from tuner.workload.program.ops import installed_torch
 
 Make = Callable[..., TwinNode]
@@ -111,7 +111,9 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tuner.workload.platforms.nvidia.Nvidia.why_not_torch", lambda *a, **k: "")
+    monkeypatch.setattr(
+        "tuner.workload.node.platforms.nvidia.Nvidia.why_not_torch", lambda *a, **k: ""
+    )
     twin_node(TwinGpu(), root=root)
     code = main(["doctor"])
     short = capsys.readouterr().out

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.measure.agreement import AgreedWindow, Agreement, Levels
-from tuner.workload.measure.statistics import Window
-from tuner.workload.measure.window import ProbeFailed
-from tuner.workload.meters.base import Reading
+from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels
+from tuner.workload.node.measure.statistics import Window
+from tuner.workload.node.measure.window import ProbeFailed
+from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.setting_window import SettingWindow
 from tuner.workload.records.limits import WindowPolicy
 from tuner.workload.records.power_sample import PowerSample

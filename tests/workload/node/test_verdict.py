@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tuner.workload.node.facts import MeterFacts, NodeFacts, inspect_node
-from tuner.workload.platforms.base import GpuFacts
+from tuner.workload.node.platforms.base import GpuFacts
 
 
 @pytest.fixture

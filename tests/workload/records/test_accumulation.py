@@ -14,15 +14,15 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
 from tuner.workload.hook import frames, live_knobs, state
-from tuner.workload.measure.accumulated_step import (
+from tuner.workload.node.measure.accumulated_step import (
     AccumulationPoint,
     choose_accumulation,
     fit_accumulation,
     measure_accumulated,
 )
-from tuner.workload.measure.measurement import measurement
-from tuner.workload.measure.statistics import Z90, Window
-from tuner.workload.measure.window import Conductor
+from tuner.workload.node.measure.measurement import measurement
+from tuner.workload.node.measure.statistics import Z90, Window
+from tuner.workload.node.measure.window import Conductor
 from tuner.workload.records.accumulation import (
     AccumulationPlan,
     accumulation_plan,

@@ -15,8 +15,8 @@ from tuner.display.view import View, figure_texts
 from tuner.formatting import Units, energy_text, label, number, percent, signed_percent
 from tuner.problem.limits import LIMITS
 from tuner.results.parts import Explanation
-from tuner.workload.measure.parts import PARTS, named_parts, part_rows
-from tuner.workload.measure.stragglers import words
+from tuner.workload.node.measure.parts import PARTS, named_parts, part_rows
+from tuner.workload.node.measure.stragglers import words
 from tuner.workload.records.probe import ProbeRecord
 
 _LIMIT_LABELS = {

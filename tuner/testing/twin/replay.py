@@ -11,7 +11,7 @@ from typing import Any
 from tuner.testing.twin import layout
 from tuner.testing.twin.gpu import TwinGpu
 from tuner.testing.twin.node import TwinNode
-from tuner.workload.meters.nvml_recording import COLUMNS, NvmlRecording
+from tuner.workload.node.meters.nvml_recording import COLUMNS, NvmlRecording
 
 #: The call that a column is read by, as errors are counted in a recording.
 _CALLS = {

@@ -1,0 +1,475 @@
+"""The governor on twin GPUs, and the guard by killing agents for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
+from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.clocks.base import FixedGovernor, Governor, GovernorError, UnsupportedKnob
+from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
+from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms.cores import Cores
+
+pytestmark = pytest.mark.twin
+Make = Callable[..., TwinNode]
+NO_ENV: dict[str, str] = {}
+A100 = Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0)
+GPUS = Cluster("gpus", A100, 2, clock_control=True)
+CPUS = Cluster("cpus", Device("core", "cpu", 2**30, 1e9, 1e9, 2.0, 8.0), 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.workload.node.clocks.guard.WAIT_S", 0.0)
+
+
+@pytest.fixture
+def busy(twin_node: Make) -> Make:
+    """Return a function that makes a node of busy GPUs, of A100s by default."""
+
+    def make(*gpus: TwinGpu, **options: Any) -> TwinNode:
+        loaded = [replace(gpu, load=1.0) for gpu in gpus or (TwinGpu(),)]
+        return twin_node(*loaded, call_s=1e-5, **options)
+
+    return make
+
+
+@pytest.fixture
+def fake(busy: Make) -> TwinNode:
+    return busy(TwinGpu(limit_W=350.0), TwinGpu(limit_W=375.0))
+
+
+@pytest.fixture
+def governor(fake: TwinNode) -> Iterator[NvmlGovernor]:
+    made = NvmlGovernor(environ=NO_ENV, guarded=False)
+    yield made
+    made.close()
+
+
+def locks(fake: TwinNode) -> list[tuple[int, int] | None]:
+    return [fake.locked_MHz(gpu) for gpu in range(2)]
+
+
+class TestNvmlGovernor:
+    def test_is_a_governor_that_knows_its_clocks(self, governor: NvmlGovernor) -> None:
+        assert isinstance(governor, Governor)
+        assert governor.can_set
+        assert governor.why_not == ""
+        assert governor.supported_clocks_MHz == tuple(range(210, 1411, 15))
+
+    def test_knows_the_limits_that_all_gpus_take(self, busy: Make) -> None:
+        busy(TwinGpu(limit_W=350.0), TwinGpu(limit_W=375.0, min_limit_W=150.0))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.limit_range_W == (150.0, 350.0)
+        governor.close()
+
+    def test_a_lock_that_no_gpu_takes_leaves_nothing_to_put_back(self, busy: Make) -> None:
+        busy(TwinGpu(lockable=False))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        with pytest.raises(UnsupportedKnob, match=r"clock_MHz cannot be set.*no lock of its clock"):
+            governor.apply(Settings(clock_MHz=1200))
+        governor.apply(Settings(power_limit_W=300))
+        governor.close()
+
+    def test_sets_reads_back_and_puts_back_what_was_before(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        applied = governor.apply(Settings(clock_MHz=1200, power_limit_W=250))
+        assert applied.settings == Settings(clock_MHz=1200, power_limit_W=250)
+        assert locks(fake) == [(1200, 1200)] * 2
+        assert [fake.limit_W(0), fake.limit_W(1)] == [250.0, 250.0]
+        governor.restore()
+        assert locks(fake) == [None, None]
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]  # before, not the default
+
+    def test_a_supported_clock_is_taken_and_others_snapped_saying_so(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        assert not any("snapped" in note for note in governor.apply(Settings(clock_MHz=990)).notes)
+        applied = governor.apply(Settings(clock_MHz=1000))
+        assert applied.settings == Settings(clock_MHz=1005)
+        assert "clock_MHz 1000 snapped to 1005" in applied.notes
+        assert locks(fake) == [(1005, 1005)] * 2
+
+    def test_one_clock_a_stage(self, fake: TwinNode, governor: NvmlGovernor) -> None:
+        applied = governor.apply(Settings(clock_MHz=(900, 1300)))
+        assert applied.settings == Settings(clock_MHz=(900, 1305))
+        assert locks(fake) == [(900, 900), (1305, 1305)]
+
+    def test_a_knob_not_named_goes_back(self, fake: TwinNode, governor: NvmlGovernor) -> None:
+        governor.apply(Settings(clock_MHz=900, power_limit_W=200))
+        governor.apply(Settings(power_limit_W=300))
+        assert locks(fake) == [None, None]
+        assert fake.limit_W(1) == 300.0
+        governor.apply(Settings())
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+
+    def test_a_lock_of_the_administrator_is_put_back_where_it_is_known(
+        self, fake: TwinNode
+    ) -> None:
+        governor = NvmlGovernor(environ={**NO_ENV, "EARLIER_CLOCKS_MHZ": "600,1110"}, guarded=False)
+        assert governor.apply(Settings(clock_MHz=1200)).notes == ()
+        governor.close()
+        assert locks(fake) == [(600, 1110)] * 2
+
+    def test_finding_20_a_lock_of_the_administrator_is_named_as_for_clocks_sh(
+        self, fake: TwinNode
+    ) -> None:
+        """finding_20: NVML cannot be asked for a lock, so an administrator's was lost."""
+        governor = NvmlGovernor(environ={"EARLIER_CLOCKS_MHZ": "600,1110"}, guarded=False)
+        assert governor.apply(Settings(clock_MHz=1200)).notes == ()
+        governor.close()
+        assert locks(fake) == [(600, 1110)] * 2
+        with pytest.raises(InvalidValue, match="MIN,MAX in MHz"):
+            NvmlGovernor(environ={"EARLIER_CLOCKS_MHZ": "600"}, guarded=False)
+
+    def test_an_unknown_earlier_lock_is_said_once(self, governor: NvmlGovernor) -> None:
+        assert "released" in governor.apply(Settings(clock_MHz=1200)).notes[0]
+        assert governor.apply(Settings(clock_MHz=1215)).notes == ()
+
+    @pytest.mark.parametrize(
+        ("live", "error", "says"),
+        [
+            ({"clock_MHz": 5000}, InvalidValue, "from 210 to 1410"),
+            ({"clock_MHz": 100}, InvalidValue, "from 210 to 1410"),
+            ({"clock_MHz": (900, 900, 900)}, InvalidValue, "divide the 2 GPUs"),
+            ({"clock_MHz": "fast"}, InvalidValue, "integer"),
+            ({"power_limit_W": 50}, InvalidValue, "from 100 to 400"),
+            ({"power_limit_W": "low"}, InvalidValue, "watts"),
+            ({"fan": 3}, UnknownName, "clock_MHz, power_limit_W"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_before_anything_is_touched(
+        self,
+        fake: TwinNode,
+        governor: NvmlGovernor,
+        live: dict[str, object],
+        error: type[Exception],
+        says: str,
+    ) -> None:
+        before = fake.log
+        with pytest.raises(error, match=says):
+            governor.apply(Settings(live))
+        assert fake.log == before
+
+    def test_without_permission_it_says_so_at_once(self, busy: Make) -> None:
+        fake = busy(root=False)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert not governor.can_set
+        assert "nvidia-smi -i 0 -lgc" in governor.why_not
+        assert governor.why_not.index("zeusd") < governor.why_not.index("joulefront's guard")
+        assert governor.supported_clocks_MHz == ()
+        assert governor.apply(Settings()).settings == Settings()
+        with pytest.raises(InputError, match="needs root"):
+            governor.apply(Settings(clock_MHz=1200))
+        assert governor.delivered()["clock_MHz"] == 1410
+        governor.close()
+        assert fake.log == []
+
+    def test_the_trial_changes_nothing(self, fake: TwinNode, governor: NvmlGovernor) -> None:
+        assert governor.can_set
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+        assert locks(fake) == [None, None]
+
+    @pytest.mark.parametrize("root", [True, False])
+    def test_a_card_without_limits_may_still_lock_its_clock(self, busy: Make, root: bool) -> None:
+        fake = busy(TwinGpu(limit_settable=False), root=root)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.can_set == root
+        if root:
+            governor.apply(Settings(clock_MHz=1200))
+            assert fake.locked_MHz() == (1200, 1200)
+            with pytest.raises(InputError, match="takes no limit"):
+                governor.apply(Settings(power_limit_W=300))
+        governor.close()
+
+    def test_delivered_is_what_runs_and_not_what_was_asked(self, busy: Make) -> None:
+        busy(TwinGpu(ignores_lock=True))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        governor.apply(Settings(clock_MHz=900))
+        assert governor.delivered()["clock_MHz"] == 1410
+        governor.close()
+
+    def test_delivered_tells_throttling(self, fake: TwinNode, governor: NvmlGovernor) -> None:
+        governor.apply(Settings(power_limit_W=200))
+        delivered = governor.delivered()
+        assert delivered["clock_MHz"] < 1410
+        assert (delivered["throttle_power"], delivered["throttle_thermal"]) == (1.0, 0.0)
+        governor.apply(Settings())
+        fake.set(heat_MHz=700, temperature_C=87)
+        delivered = governor.delivered()
+        assert (delivered["throttle_power"], delivered["throttle_thermal"]) == (0.0, 1.0)
+        assert delivered["temperature_C"] == 87
+
+    @pytest.mark.parametrize(
+        "call", ["nvmlDeviceSetGpuLockedClocks", "nvmlDeviceSetPowerManagementLimit"]
+    )
+    def test_a_setter_that_fails_half_way_leaves_everything_as_it_was(
+        self, fake: TwinNode, governor: NvmlGovernor, call: str
+    ) -> None:
+        fake.fail(call, pynvml.NVML_ERROR_UNKNOWN, first=2, times=1)
+        with pytest.raises(GovernorError, match="did not take"):
+            governor.apply(Settings(clock_MHz=900, power_limit_W=200))
+        assert locks(fake) == [None, None]
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+
+    def test_putting_back_is_tried_again_and_a_failure_is_said(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        governor.apply(Settings(clock_MHz=900))
+        fake.fail("nvmlDeviceResetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, times=2)
+        governor.restore()
+        assert locks(fake) == [None, None]
+        governor.apply(Settings(clock_MHz=900))
+        fake.set(1, lost=1)
+        with pytest.raises(
+            GovernorError, match=r"of GPU-00000001-.* was not put back: GPU is lost"
+        ):
+            governor.restore()
+        assert fake.locked_MHz(0) is None  # what could be put back was
+        fake.set(1, lost=0)
+
+    def test_closing_restores_and_may_be_done_twice(self, fake: TwinNode) -> None:
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        governor.apply(Settings(clock_MHz=900))
+        governor.close()
+        governor.close()
+        assert locks(fake) == [None, None]
+
+    def test_only_visible_gpus_are_touched(self, fake: TwinNode) -> None:
+        governor = NvmlGovernor(environ={"CUDA_VISIBLE_DEVICES": "1"}, guarded=False)
+        governor.apply(Settings(clock_MHz=900))
+        assert locks(fake) == [None, (900, 900)]
+        governor.close()
+        assert {gpu for _, gpu, _ in fake.log} == {1}
+
+
+class TestMemoryClock:
+    @pytest.fixture
+    def fake(self, busy: Make) -> TwinNode:
+        return busy(*[TwinGpu(memory_MHz=(405, 810, 1593))] * 2)
+
+    def test_is_set_snapped_delivered_and_released(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        applied = governor.apply(Settings(memory_clock_MHz=800, clock_MHz=1200))
+        assert applied.settings == Settings(memory_clock_MHz=810, clock_MHz=1200)
+        assert "memory_clock_MHz 800 snapped to 810" in applied.notes
+        assert fake.memory_locked_MHz(1) == (810, 810)
+        assert governor.delivered()["memory_clock_MHz"] == 810
+        governor.apply(Settings(clock_MHz=1200))  # not named: it goes back
+        assert fake.memory_locked_MHz(0) is None
+        governor.apply(Settings(memory_clock_MHz=405))
+        governor.close()
+        assert [fake.memory_locked_MHz(gpu) for gpu in range(2)] == [None, None]
+
+    def test_outside_the_list_is_refused(self, governor: NvmlGovernor) -> None:
+        with pytest.raises(InputError, match="from 405 to 1593"):
+            governor.apply(Settings(memory_clock_MHz=2000))
+
+
+class TestStages:
+    @pytest.fixture
+    def fake(self, busy: Make) -> TwinNode:
+        return busy(*[TwinGpu()] * 4)
+
+    def test_power_limits_may_be_by_stage_too(self, fake: TwinNode, governor: NvmlGovernor) -> None:
+        governor.apply(Settings(power_limit_W=(200, 300)))
+        assert [fake.limit_W(gpu) for gpu in range(4)] == [200.0, 200.0, 300.0, 300.0]
+
+    def test_finding_20_gpus_that_no_rank_uses_are_left_alone(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        """finding_20: clocks.sh locks the job's GPUs only, and a lock raises the idle power."""
+        applied = governor.apply(Settings(clock_MHz=(900, 1200)), ranks=2)
+        assert applied.settings == Settings(clock_MHz=(900, 1200))
+        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [(900, 900), (1200, 1200), None, None]
+        governor.apply(Settings(clock_MHz=600, power_limit_W=300))
+        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [(600, 600)] * 4
+        governor.apply(Settings(clock_MHz=1200), ranks=1)
+        assert [fake.locked_MHz(gpu) for gpu in range(4)] == [(1200, 1200), None, None, None]
+        assert fake.limit_W(3) == 400.0
+
+
+class TestWithoutLocks:
+    def test_cards_older_than_the_lock_have_no_clock_to_choose(self, busy: Make) -> None:
+        fake = busy(TwinGpu(compute=(6, 0), lockable=False))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.supported_clocks_MHz == ()
+        governor.apply(Settings(power_limit_W=200))
+        assert fake.limit_W() == 200.0
+        governor.close()
+        assert fake.limit_W() == 400.0
+
+    def test_without_the_right_what_an_administrator_can_do_is_said(self, busy: Make) -> None:
+        busy(root=False)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert not governor.can_set
+        for what in ("root", "-lgc MIN,MAX", "zeusd"):
+            assert what in governor.why_not
+        governor.close()
+
+
+class TestOpenGovernor:
+    def test_gpus(self, fake: TwinNode) -> None:
+        governor = platform_of(GPUS).open_governor(GPUS)
+        assert governor.can_set
+        governor.close()
+
+    def test_what_is_missing_is_said_before_anything_runs(self, busy: Make) -> None:
+        fake = busy(root=False)
+        said = platform_of(GPUS).why_fixed(GPUS)
+        assert "needs root" in said
+        assert "nvidia-smi -i 0 -lgc MIN,MAX" in said
+        assert fake.log == []
+        fake.permit(True)
+        assert platform_of(GPUS).why_fixed(GPUS) == ""
+
+    def test_cores_of_a_virtual_machine_have_a_fixed_clock(self, tmp_path: Path) -> None:
+        governor = Cores(sys=tmp_path).open_governor(CPUS)
+        assert isinstance(governor, Governor)
+        assert "no cpufreq" in governor.why_not
+        assert not governor.can_set
+        assert governor.apply(Settings()).notes == ()
+        assert governor.delivered() == {}
+        governor.restore()
+        governor.close()
+        with pytest.raises(InputError, match="cannot set 900MHz here"):
+            governor.apply(Settings(clock_MHz=900))
+
+    def test_a_fixed_governor_refuses_and_says_why(self) -> None:
+        governor = FixedGovernor("no reason")
+        assert isinstance(governor, Governor)
+        assert governor.delivered() == {}
+        with pytest.raises(InputError, match="cannot set 900MHz here: no reason"):
+            governor.apply(Settings(clock_MHz=900))
+
+    @pytest.mark.parametrize("missing", ["package", "library"])
+    def test_without_nvml_the_clock_is_fixed_and_says_why(
+        self, fake: TwinNode, missing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if missing == "package":
+            monkeypatch.setitem(sys.modules, "pynvml", None)
+        else:
+            fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        governor = platform_of(GPUS).open_governor(GPUS)
+        assert not governor.can_set
+        assert "NVML" in governor.why_not
+
+
+# ---- the guard, by real deaths
+
+
+def wait_until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] == "Z"
+
+
+class TestGuard:
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_no_clock_is_left_wrong(self, tmp_path: Path, fault: str) -> None:
+        assert try_fault(fault, 1, tmp_path) == ""
+
+    @pytest.fixture
+    def fake(self, busy: Make) -> TwinNode:
+        return busy(TwinGpu(), TwinGpu(), children=True)
+
+    @pytest.fixture
+    def governor(self, fake: TwinNode) -> NvmlGovernor:
+        """A governor that has set a clock, and whose guard is on the node, too."""
+        governor = NvmlGovernor(environ=NO_ENV)
+        governor.apply(Settings(clock_MHz=900))
+        return governor
+
+    def test_after_a_clean_end_the_guard_touches_nothing(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        assert governor._guard is not None
+        guard = governor._guard.pid
+        governor.close()
+        wait_until(lambda: is_gone(guard))
+        put_back_calls = [name for name, _, _ in fake.log if "Reset" in name]
+        assert put_back_calls == ["nvmlDeviceResetGpuLockedClocks"] * 2  # the agent's, of two GPUs
+
+    def test_a_guard_that_was_killed_is_replaced(self, governor: NvmlGovernor) -> None:
+        assert governor._guard is not None
+        first = governor._guard.pid
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: is_gone(first))
+        governor.apply(Settings(clock_MHz=1200))
+        assert governor._guard.pid != first
+        second = governor._guard.pid
+        governor.close()
+        wait_until(lambda: is_gone(second))
+
+    def test_a_guard_that_dies_this_instant_is_noticed(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        """A pipe takes a message for a reader that is dead already; nothing may be set on that."""
+        assert governor._guard is not None
+        first = governor._guard.pid
+        os.kill(first, signal.SIGSTOP)  # it cannot read what it is told ...
+        killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))  # ... and never will
+        killer.start()
+        governor.apply(Settings(clock_MHz=1200))
+        killer.join()
+        assert governor._guard.pid != first
+        governor.close()
+        assert locks(fake) == [None, None]
+
+    def test_without_a_guard_nothing_is_touched(self, fake: TwinNode) -> None:
+        governor = NvmlGovernor(environ=NO_ENV)
+        governor._guard = Guard("no_such_module")
+        before = fake.log
+        with pytest.raises(GovernorError, match="ModuleNotFoundError"):
+            governor.apply(Settings(clock_MHz=900))
+        assert fake.log == before
+        governor.close()
+
+    def test_a_guard_that_does_not_start_says_why(self) -> None:
+        with pytest.raises(GuardError, match="no_such_module"):
+            Guard("no_such_module").expect([])
+
+    def test_put_back_does_all_it_can(self, busy: Make) -> None:
+        fake = busy(TwinGpu(uuid="GPU-a"), TwinGpu(uuid="GPU-b"))
+        pynvml.nvmlInit()
+        problems = put_back(
+            pynvml,
+            [
+                EarlierValues("GPU-gone", "GpuLockedClocks"),
+                EarlierValues("GPU-a", "GpuLockedClocks", (300, 600)),
+                EarlierValues("GPU-b", "PowerManagementLimit", (123_000,)),
+            ],
+        )
+        assert len(problems) == 1
+        assert "GPU-gone" in problems[0]
+        assert fake.log == [
+            ("nvmlDeviceSetGpuLockedClocks", 0, (300, 600)),
+            ("nvmlDeviceSetPowerManagementLimit", 1, (123_000, 0)),
+        ]

@@ -1,0 +1,111 @@
+"""Looking at a GPU writes nothing to it, also as root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from benchmarks.twin.front import small_job
+from tuner.cli.main import main
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.clocks.clock_backends import has_right
+from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.facts import inspect_node
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.runner import LocalRunner
+
+Make = Callable[..., TwinNode]
+
+
+@pytest.fixture
+def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return twin_node(TwinGpu(), TwinGpu(), virtual_time=False)
+
+
+@pytest.mark.twin
+class TestOnTwin:
+    def test_second_day_13_looking_as_root_is_no_writing(
+        self, node: TwinNode, tmp_path: Path
+    ) -> None:
+        """second_day_13: each look set the power limit to what it was, on every GPU."""
+        cluster = detect_cluster()
+        assert cluster.clock_control
+        facts = inspect_node()
+        assert facts.clock_control
+        assert facts.why_clocks_fixed == ""
+        assert platform_of(cluster).why_fixed(cluster) == ""
+        with closing(LocalRunner(small_job(), cluster, run_dir=tmp_path / "run")):
+            pass
+        assert node.log == []
+
+    @pytest.mark.parametrize("words", [["doctor"], ["optimize", "--no-clocks", "--dry-run"]])
+    def test_second_day_13_commands_that_look_set_nothing(
+        self, node: TwinNode, tmp_path: Path, words: list[str]
+    ) -> None:
+        """second_day_13: doctor, and a study with --no-clocks."""
+        main([*words, *(["--runs-dir", str(tmp_path)] if words[0] == "optimize" else [])])
+        assert node.log == []
+
+    def test_second_day_13_a_cluster_without_clock_control_has_no_setter(
+        self, node: TwinNode
+    ) -> None:
+        """second_day_13: --no-clocks and clock_control = false; clocks are still read."""
+        cluster = replace(detect_cluster(), clock_control=False)
+        with closing(platform_of(cluster).open_governor(cluster)) as governor:
+            assert not governor.can_set
+            assert "--no-clocks" in governor.why_not
+            assert governor.delivered()["clock_MHz"] > 0
+            governor.apply(Settings())
+            with pytest.raises(InputError, match="left alone"):
+                governor.apply(Settings(clock_MHz=900))
+        assert node.log == []
+
+    def test_second_day_13_without_the_right_nothing_is_tried_either(self, node: TwinNode) -> None:
+        """second_day_13: the kernel is asked, by CAP_SYS_ADMIN."""
+        node.permit(False)
+        assert not detect_cluster().clock_control
+        cluster = detect_cluster()
+        assert "needs root" in platform_of(cluster).why_fixed(cluster)
+
+    def test_a_limit_that_the_card_refuses_is_not_offered_again(self, node: TwinNode) -> None:
+        node.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        with closing(NvmlGovernor(guarded=False)) as governor:
+            assert governor.can_set
+            for _ in range(2):
+                with pytest.raises(InputError, match="takes no limit"):
+                    governor.apply(Settings(clock_MHz=600, power_limit_W=250))
+                assert node.locked_MHz() is None
+            governor.apply(Settings(clock_MHz=900))
+            assert node.locked_MHz() == (900, 900)
+
+
+@pytest.mark.parametrize(
+    ("effective", "uid_map", "has"),
+    [
+        ("000001ffffffffff", "0 0 4294967295", True),
+        ("0000000000200000", "         0          0 4294967295", True),
+        ("00000000a80425fb", "0 0 4294967295", False),  # Docker's default set
+        ("000001ffffffffff", "0 1000 1", False),  # a rootless container's root
+        ("", "0 0 4294967295", False),
+        ("000001ffffffffff", "", False),
+    ],
+)
+def test_second_day_13_the_right_is_that_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effective: str, uid_map: str, has: bool
+) -> None:
+    """second_day_13: CapEff in /proc/self/status, in the first user namespace."""
+    monkeypatch.delenv("JOULEFRONT_TWIN", raising=False)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(f"Name:\ttuner\nCapEff:\t{effective}\nSeccomp:\t0\n")
+    (tmp_path / "self" / "uid_map").write_text(f"{uid_map}\n")
+    assert has_right(tmp_path) is has
+    assert not has_right(tmp_path / "none")

@@ -1,0 +1,347 @@
+"""The guard of root: what it sets for whom, what it refuses, and when it restores."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, unit
+from tuner.search_spaces.configuration import Settings
+from tuner.testing.guards import installed_guard
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.clocks import clock_backends, locks
+from tuner.workload.node.clocks.base import GovernorError
+from tuner.workload.node.clocks.clock_backends import (
+    GUARD_SOCKET,
+    RootGuardNvml,
+    available_backends,
+)
+from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.clocks.locks import guards_of
+from tuner.workload.node.meters.gpus import Gpu
+
+pytestmark = pytest.mark.twin
+Make = Callable[..., TwinNode]
+GPU = "GPU-twin"
+FOREIGN = 54321
+
+
+@pytest.fixture
+def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu = TwinGpu(uuid=GPU, limit_W=350.0, memory_MHz=(405, 1593))
+    return twin_node(gpu, root=False, virtual_time=False)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user can enter: pytest's own are closed."""
+    with tempfile.TemporaryDirectory(prefix="joulefront-guard-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def listens(node: TwinNode, folder: Path) -> Iterator[Path]:
+    with unit(node, folder) as path:
+        yield path
+
+
+class Asker:
+    """A process at the other end of the guard's socket, which says what it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(30.0)
+        self.socket.connect(str(path))
+        self.file = self.socket.makefile("rb")
+
+    def announce(self, line: bytes) -> dict[str, Any]:
+        self.socket.sendall(line + b"\n")
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.file.readline())
+        return answer
+
+    def query(self, **message: Any) -> dict[str, Any]:
+        return self.announce(json.dumps(message).encode())
+
+    def set(self, what: str, *values: Any, **more: Any) -> str:
+        answer = self.query(verb="set", gpu=GPU, what=what, values=values, **more)
+        return str(answer.get("error", ""))
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def asker(listens: Path) -> Iterator[Asker]:
+    made = Asker(listens)
+    yield made
+    made.close()
+
+
+def stands(node: TwinNode) -> tuple[object, ...]:
+    return (node.locked_MHz(), node.memory_locked_MHz(), node.limit_W())
+
+
+BEFORE = (None, None, 350.0)
+
+
+def becomes(true: Callable[[], bool], limit_s: float = 30.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_clock_is_left_wrong(tmp_path: Path, fault: str) -> None:
+    assert try_root_fault(fault, 2, tmp_path) == ""
+
+
+def test_a_governor_without_rights_sets_all_three_by_the_guard(
+    node: TwinNode, listens: Path
+) -> None:
+    governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
+    assert (governor.can_set, governor.means, node.log) == (True, "guard", [])
+    governor.apply(Settings(clock_MHz=900, memory_clock_MHz=405, power_limit_W=200))
+    assert stands(node) == ((900, 900), (405, 405), 200.0)
+    governor.apply(Settings(clock_MHz=1200))
+    assert stands(node) == ((1200, 1200), None, 350.0)
+    governor.close()
+    assert stands(node) == BEFORE
+
+
+def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens: Path) -> None:
+    governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
+    governor.apply(Settings(power_limit_W=200))
+    os.kill(guards_of(os.getpid())[0], 9)
+    governor.apply(Settings(power_limit_W=250))
+    governor._nvml._drop()  # as if this process were gone
+    becomes(lambda: node.limit_W() == 350.0)
+
+
+def test_a_lock_that_an_administrator_has_configured_comes_back(
+    node: TwinNode, listens: Path
+) -> None:
+    environ = {GUARD_SOCKET: str(listens), "EARLIER_CLOCKS_MHZ": "300,1095"}
+    governor = NvmlGovernor(environ=environ, guarded=False)
+    assert not governor.can_set  # the user's word is not believed, and not silently dropped
+    assert '{"GpuLockedClocks": [300, 1095]}' in governor.why_not
+    governor.close()
+    locks.configured_file().write_text('{"GpuLockedClocks": [300, 1095]}')
+    governor = NvmlGovernor(environ=environ, guarded=False)
+    assert governor.apply(Settings(clock_MHz=900)).notes == ()  # nothing will be released
+    governor._nvml._drop()  # as if this process were gone
+    becomes(lambda: node.locked_MHz() == (300, 1095))
+
+
+def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
+    listens: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_backends, "DEFAULT_SOCKET", str(folder / "none"))
+    monkeypatch.setattr(clock_backends, "PROGRAM", str(folder / "none"))
+    gpu = Gpu(0, GPU, "", None, None)
+    both = {GUARD_SOCKET: str(listens), "ZEUSD_SOCK_PATH": "/run/zeusd.sock"}
+    assert [way.means for way in available_backends(pynvml, gpu, both)] == [
+        "locked clocks",
+        "zeusd",
+        "guard",
+    ]
+    assert [way.means for way in available_backends(pynvml, gpu, {})] == ["locked clocks"]
+    (folder / "none").touch()
+    if os.geteuid() == 0:
+        os.chown(folder / "none", FOREIGN, FOREIGN)
+    assert [way.means for way in available_backends(pynvml, gpu, {})] == [
+        "locked clocks"
+    ]  # it is not root's
+
+
+@pytest.mark.parametrize(
+    ("what", "values"),
+    [
+        ("GpuLockedClocks", (900, 1500)),
+        ("GpuLockedClocks", (1200, 900)),
+        ("GpuLockedClocks", (0, 100)),
+        ("GpuLockedClocks", (-1, 900)),
+        ("GpuLockedClocks", (900,)),
+        ("GpuLockedClocks", (True, 900)),
+        ("GpuLockedClocks", ("900", "900")),
+        ("MemoryLockedClocks", (405, 2**40)),
+        ("ApplicationsClocks", (405, 900)),
+        ("PowerManagementLimit", (1,)),
+        ("PowerManagementLimit", (401_000,)),
+        ("PowerManagementLimit", (200_000.0,)),
+        ("PersistenceMode", (1,)),
+        ("MigMode", (1,)),
+    ],
+)
+def test_what_a_gpu_does_not_offer_is_refused(
+    node: TwinNode, asker: Asker, what: str, values: tuple[Any, ...]
+) -> None:
+    assert asker.set(what, *values)
+    assert node.log == []
+    assert asker.set("GpuLockedClocks", 210, 1410) == ""  # and it lives on
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[" * 4000,
+        b"[]",
+        b'{"verb": "run"}',
+        b'{"verb": "set", "gpu": 1, "what": "GpuLockedClocks", "values": [900, 900]}',
+        b'{"verb": "set", "gpu": "GPU-none", "what": "GpuLockedClocks", "values": [900, 900]}',
+        b'{"verb": "set"}',
+        b'{"verb": "restore", "gpu": [], "what": {}}',
+        b"\xff\xfe",
+    ],
+)
+def test_whatever_is_sent_it_stays_to_restore(node: TwinNode, asker: Asker, line: bytes) -> None:
+    asker.set("GpuLockedClocks", 900, 900)
+    asker.announce(line)
+    assert node.locked_MHz() == (900, 900)
+    assert asker.query(verb="restore") == {}
+    assert stands(node) == BEFORE
+
+
+def test_a_line_without_end_ends_it(node: TwinNode, asker: Asker) -> None:
+    asker.set("GpuLockedClocks", 900, 900)
+    asker.socket.sendall(b"x" * 5000)
+    becomes(lambda: stands(node) == BEFORE)
+
+
+def test_restore_takes_back_one_thing_or_all(node: TwinNode, asker: Asker) -> None:
+    asker.set("GpuLockedClocks", 900, 900)
+    asker.set("PowerManagementLimit", 200_000)
+    asker.set("PowerManagementLimit", 250_000)
+    assert asker.query(verb="restore", gpu=GPU, what="GpuLockedClocks") == {}
+    assert stands(node) == (None, None, 250.0)
+    asker.set("MemoryLockedClocks", 405, 405)
+    assert asker.query(verb="restore") == {}
+    assert stands(node) == BEFORE
+
+
+@pytest.mark.root
+class TestAsRoot:
+    """With a second user."""
+
+    @pytest.fixture
+    def listens(self, node: TwinNode, folder: Path) -> Iterator[Path]:
+        """A unit for one other user, who need not exist."""
+        with unit(node, folder, "65534") as path:
+            yield path
+
+    @staticmethod
+    def as_user(uid: int, path: Path, then: Callable[[Asker], None]) -> int:
+        """Do something as another user, and return the process, which has not been reaped."""
+        if pid := os.fork():
+            return pid
+        code = 9
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            then(Asker(path))
+            code = 0
+        finally:
+            os._exit(code)
+
+    def test_a_killed_user_leaves_no_clock_wrong(self, node: TwinNode, listens: Path) -> None:
+        def sets_and_dies(asker: Asker) -> None:
+            assert asker.set("GpuLockedClocks", 900, 900) == ""
+            assert asker.set("PowerManagementLimit", 200_000) == ""
+            if os.fork() == 0:  # a child keeps the socket open
+                time.sleep(20)
+                os._exit(0)
+            os.kill(os.getpid(), 9)
+
+        pid = self.as_user(65534, listens, sets_and_dies)
+        assert os.waitpid(pid, 0)[1] == 9
+        becomes(lambda: stands(node) == BEFORE, 5.0)
+        assert ("nvmlDeviceSetGpuLockedClocks", 0, (900, 900)) in node.log
+
+    def test_another_user_gets_nothing(self, node: TwinNode, listens: Path) -> None:
+        def asks(asker: Asker) -> None:
+            assert "UID 54321 may not" in asker.answer()["error"]
+
+        pid = self.as_user(FOREIGN, listens, asks)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert node.log == []
+
+    def test_sudo_lets_its_caller_ask_and_takes_no_words(self, node: TwinNode) -> None:
+        """Its words would be the caller's: a rule of sudo's may forget to forbid them."""
+        environ = os.environ | node.environment() | {"SUDO_UID": str(FOREIGN)}
+        for words, told in (
+            ([], "UID 0 may not"),
+            (["root"], "UID 0 may not"),
+            (["--nvml", "os", "--agent", "1"], ""),
+        ):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-IS", str(installed_guard(node)), *words]
+                process = subprocess.Popen(
+                    command, stdin=theirs, env=environ, stderr=subprocess.PIPE
+                )
+            with ours, ours.makefile("rb") as file:
+                assert told.encode() in file.readline()
+            assert process.communicate()[1] is not None
+            assert process.returncode != 0
+
+    def test_nothing_is_asked_of_a_socket_of_another_user(
+        self, node: TwinNode, folder: Path
+    ) -> None:
+        folder.chmod(0o777)
+        path = folder / "theirs"
+
+        def listen(path: Path) -> int:
+            if pid := os.fork():
+                return pid
+            os.setresuid(FOREIGN, FOREIGN, FOREIGN)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+                listener.listen()
+                time.sleep(30)
+            os._exit(0)
+
+        pid = listen(path)
+        try:
+            becomes(path.exists)
+            time.sleep(0.1)
+            assert f"UID {FOREIGN} listens" in RootGuardNvml(pynvml, str(path)).why_not()
+            governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": str(path)}, guarded=False)
+            assert f"UID {FOREIGN} listens" in governor.why_not
+            governor.close()
+        finally:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def test_a_guard_that_is_gone_for_good_is_a_failed_setting(node: TwinNode, folder: Path) -> None:
+    with unit(node, folder) as path:
+        governor = NvmlGovernor(environ={GUARD_SOCKET: str(path)}, guarded=False)
+        os.kill(guards_of(os.getpid())[0], 9)
+        path.unlink()
+        (folder / "other").touch()
+        governor._nvml._path = str(folder / "other")
+        with pytest.raises(GovernorError, match="did not take"):
+            governor.apply(Settings(clock_MHz=900))
+        with pytest.raises(GovernorError, match="was not put back"):
+            governor.close()
+        assert node.log == []

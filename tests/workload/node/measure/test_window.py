@@ -1,0 +1,456 @@
+"""The window against ranks that follow a script, and what is made of it."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.search_spaces.configuration import Settings
+from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
+from tuner.workload.node.clocks.cpu import FASTEST
+from tuner.workload.node.measure.measurement import delivered_of, drift_of, measurement, not_applied
+from tuner.workload.node.measure.statistics import (
+    Window,
+    block_edges,
+    block_powers,
+    compilation_s,
+    integrate,
+    standard_error,
+)
+from tuner.workload.node.measure.window import (
+    WARM_BLOCKS_MAX,
+    Conductor,
+    ProbeFailed,
+    WarmUp,
+    _with_mean_losses,
+)
+from tuner.workload.node.meters.base import Reading
+from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import (
+    Failure,
+    Measurement,
+    ProbeRecord,
+    UnappliedSetting,
+    WindowPolicy,
+)
+
+POLICY = WindowPolicy(min_s=5.0, min_steps=3, max_s=15.0, target_se=0.01)
+
+
+def noise(scale: float, seed: int = 0) -> Callable[[object], float]:
+    """A fixed random factor around 1 for each argument."""
+
+    def factor(key: object) -> float:
+        return 1.0 + scale * random.Random(f"{seed} {key}").gauss(0.0, 1.0)
+
+    return factor
+
+
+class Scene:
+    """A conductor with scripted ranks and a scripted meter on one clock, its first step done."""
+
+    def __init__(
+        self,
+        step_s: Callable[[int], float] = lambda n: 0.25,
+        power_W: Callable[[float], float] = lambda now_s: 300.0,
+        *,
+        marks: tuple[str, ...] = (),
+        compiles: dict[int, float] | None = None,
+        lag_s: float = 0.0,
+        counter: float = 1.0,
+        extra: Callable[[float], dict[str, float]] = lambda now_s: {},
+        deadline_s: float = 1e6,
+    ) -> None:
+        self.clock = ScriptedClock()
+        self.ranks = ScriptedRanks(self.clock, step_s, marks=marks, lag_s=lag_s, compiles=compiles)
+        self.conductor = Conductor(
+            self.ranks,  # type: ignore[arg-type]
+            deadline_s=self.clock() + deadline_s,
+            explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
+            clock=self.clock,
+        )
+        self.meter = ScriptedMeter(self.clock, power_W, counter=counter, extra=extra)
+        self.conductor.first_step()
+
+    def measure(self, policy: WindowPolicy = POLICY, step_time_s: float = 0.25) -> Window:
+        return self.conductor.measure(self.meter, policy, step_time_s, samples=self.meter.samples)
+
+
+class TestWarmUp:
+    def warm(self, step_s: Callable[[int], float]) -> WarmUp:
+        return Scene(step_s).conductor.warm_up()
+
+    def test_steady_steps_need_two_blocks(self) -> None:
+        warm = self.warm(lambda n: 1.0)
+        assert warm == WarmUp((1.0, 1.0), pytest.approx(1.0), True)
+
+    def test_it_lasts_until_the_step_time_has_stopped_falling(self) -> None:
+        warm = self.warm(lambda n: 1.0 + 4.0 * 0.5**n)  # 2.0, 1.5, 1.25, ...
+        assert warm.stable
+        assert warm.step_time_s == pytest.approx(1.0, rel=0.04)
+        assert len(warm.step_times_s) == 7  # 1.03125 and 1.015625 agree to 3 %
+
+    def test_a_fixed_count_would_have_stopped_too_early(self) -> None:
+        slow = (9.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1)
+        warm = self.warm(lambda n: slow[n - 1] if n <= len(slow) else 1.0)
+        assert warm.stable
+        assert warm.step_times_s[-2:] == pytest.approx((1.0, 1.0))
+
+    def test_noise_without_a_trend_is_stable(self) -> None:
+        factor = noise(0.15)
+        warm = self.warm(lambda n: 0.5 * factor(n))
+        assert warm.stable
+        assert len(warm.step_times_s) < 12
+
+    def test_short_steps_are_judged_together(self) -> None:
+        factor = noise(0.05)
+        warm = self.warm(lambda n: 0.02 * factor(n))
+        assert warm.stable
+        assert len(warm.step_times_s) >= 20  # two blocks of 0.2 s
+        assert sum(warm.step_times_s) < 2.0
+
+    def test_what_never_settles_is_said(self) -> None:
+        warm = self.warm(lambda n: 0.3 * 1.05**n)
+        assert not warm.stable
+        assert len(warm.step_times_s) == WARM_BLOCKS_MAX
+
+
+class TestWindow:
+    def test_is_whole_steps_between_two_boundaries(self) -> None:
+        scene = Scene(lag_s=0.003)
+        window = scene.measure()
+        assert scene.meter.edges == [True, False]  # no reading inside
+        assert window.length_s >= 5.0
+        assert window.length_s == pytest.approx(sum(window.step_times_s))
+        assert window.energy_J == pytest.approx(300.0 * window.length_s)
+        assert window.ends_s[-1] == pytest.approx(window.closed.time_s)
+        assert len(window.ends_s) == len(window.step_times_s) == scene.ranks.done - 1
+
+    def test_long_steps_make_three(self) -> None:
+        scene = Scene(lambda n: 40.0)
+        window = scene.measure(step_time_s=40.0)
+        assert len(window.step_times_s) == 3
+
+    def test_noisy_steps_prolong_it_until_the_error_is_small_enough(self) -> None:
+        factor = noise(0.06)
+        window = Scene(lambda n: 0.25 * factor(n)).measure()
+        assert 5.0 <= window.length_s < 15.0
+        mean = float(np.mean(window.step_times_s))
+        assert window.step_time_se_s <= 0.01 * mean
+        assert standard_error(window.step_times_s[:20]) > 0.01 * mean  # 5 s were not enough
+
+    def test_noisy_power_prolongs_it_though_the_steps_are_steady(self) -> None:
+        factor = noise(0.05)
+        scene = Scene(power_W=lambda now_s: 300.0 * factor(round(now_s / 0.5)))
+        window = scene.measure(replace(POLICY, max_s=60.0))
+        assert window.step_time_se_s == pytest.approx(0.0, abs=1e-9)
+        assert window.length_s > 6.0
+        # The timeline's last sample may come after the last look: the error is that of the end.
+        assert window.power_se_W <= 0.0105 * window.power_W
+
+    def test_its_limit_ends_it_and_is_flagged(self) -> None:
+        factor = noise(0.5)
+        window = Scene(lambda n: 0.25 * abs(factor(n))).measure()
+        assert 15.0 <= window.length_s < 17.0
+        told = measurement(Settings(), window, POLICY)
+        assert isinstance(told, Measurement)
+        assert any(
+            re.fullmatch(r"step time \+-[\d.]+ % \(target 1 %; window limit reached\)", flag)
+            for flag in told.flags
+        )
+
+    def test_phases_within_a_step_are_no_noise(self) -> None:
+        """Power goes up and down with the phases of 1 s steps; the blocks are whole steps."""
+
+        def power_W(now_s: float) -> float:
+            return 500.0 if (now_s - 51.0) % 1.0 < 0.5 else 100.0
+
+        window = Scene(lambda n: 1.0, power_W).measure(step_time_s=1.0)
+        assert window.length_s < 7.0
+        assert window.power_se_W < 0.01 * window.power_W
+
+    def test_without_samples_it_ends_by_the_step_time(self) -> None:
+        scene = Scene()
+        window = scene.conductor.measure(scene.meter, POLICY, 0.25)
+        assert window.length_s < 6.0
+        assert math.isnan(window.power_se_W)
+        assert window.power_blocks_W == ()
+
+    def test_phase_marks_are_kept(self) -> None:
+        scene = Scene(marks=("forward", "backward"))
+        scene.conductor.run(2)
+        assert [name for _, name in scene.conductor.phases] == ["forward", "backward"] * 3
+
+    def test_a_window_tells_the_time_of_its_phases(self) -> None:
+        scene = Scene(marks=("forward",))
+        window = scene.measure(step_time_s=0.25)
+        assert window.phases_s == {"forward": pytest.approx(window.length_s / len(window.ends_s))}
+
+    def test_a_window_in_which_torch_compiled_is_measured_again(self) -> None:
+        scene = Scene(lambda n: 0.25, compiles={1: 30.0, 5: 9.0})
+        window = scene.measure()
+        assert window.step_time_s == pytest.approx(0.25)
+        assert window.phases_s == {}
+        # Both compilations are told, and neither is in the window.
+        phases, opened = scene.conductor.phases, window.opened.time_s
+        assert compilation_s(phases, 0.0, opened) == pytest.approx(39.0)
+
+    def test_a_program_that_never_stops_compiling_is_measured_and_flagged(self) -> None:
+        scene = Scene(lambda n: 0.25, compiles=dict.fromkeys(range(1, 1000), 0.5))
+        window = scene.measure()
+        assert window.step_time_s == pytest.approx(0.75)
+        made = measurement(Settings(), window, POLICY)
+        assert any("torch.compile compiled for" in flag for flag in made.flags)
+
+    def test_out_of_time_is_a_failure(self) -> None:
+        scene = Scene(lambda n: 1.0, deadline_s=4.0)
+        with pytest.raises(ProbeFailed, match="out of time"):
+            scene.measure(step_time_s=1.0)
+
+
+class TestSpread:
+    def test_standard_error_of_an_autoregression_is_its_true_spread(self) -> None:
+        """Means of AR(1) series scatter as the corrected error says, the plain one says half."""
+        rng = np.random.default_rng(3)
+        phi, n = 0.6, 400
+        means, said, plain = [], [], []
+        for _ in range(300):
+            shocks = rng.standard_normal(n)
+            series = np.empty(n)
+            series[0] = shocks[0] / math.sqrt(1 - phi**2)
+            for i in range(1, n):
+                series[i] = phi * series[i - 1] + shocks[i]
+            means.append(series.mean())
+            said.append(standard_error(series))
+            plain.append(series.std(ddof=1) / math.sqrt(n))
+        assert np.mean(said) == pytest.approx(np.std(means), rel=0.12)
+        assert np.mean(plain) < 0.6 * np.std(means)
+
+    def test_of_few_or_equal_values(self) -> None:
+        assert math.isnan(standard_error([1.0]))
+        assert standard_error([0.1 + 0.2, 0.3, 0.3]) == 0.0
+
+    def test_blocks_are_whole_steps_and_the_rest_goes_to_the_last(self) -> None:
+        assert block_edges(0.0, [0.3, 0.6, 0.9, 1.2, 1.5]) == (0.0, 0.6, 1.5)
+        assert block_edges(0.0, [0.2]) == (0.0, 0.2)
+        assert block_edges(0.0, []) == (0.0,)
+
+    def test_integration_is_exact_for_linear_power(self) -> None:
+        samples = [PowerSample(0.1 * k, 100.0 + 10.0 * k) for k in range(101)]
+        assert integrate(samples, 1.05, 7.33) == pytest.approx(
+            100 * 6.28 + 100 / 2 * (7.33**2 - 1.05**2)
+        )
+        powers = block_powers(samples, [0.0, 2.0, 6.0])
+        assert powers == pytest.approx([200.0, 500.0])
+
+    def test_too_few_samples_say_nothing(self) -> None:
+        samples = [PowerSample(1.0, 100.0), PowerSample(2.0, 100.0)]
+        assert math.isnan(integrate(samples, 0.0, 3.0))
+        assert block_powers(samples, [0.0, 3.0]).size == 0
+
+
+def window_of(power_W: float = 300.0, **more: object) -> Window:
+    """Ten steps of 1 s at a constant power."""
+    samples = tuple(
+        PowerSample(0.1 * k, power_W, dict(more.get("extra", {})))  # type: ignore[call-overload]
+        for k in range(101)
+    )
+    counted_J = float(more.get("energy_J", power_W * 10))  # type: ignore[arg-type]
+    ends = tuple(float(k) for k in range(1, 11))
+    return Window(Reading(0.0, 0.0), Reading(10.0, counted_J), (1.0,) * 10, ends, samples)
+
+
+class TestMeasurement:
+    def of(self, window: Window, **more: object) -> Measurement:
+        told = measurement(Settings(), window, POLICY, **more)  # type: ignore[arg-type]
+        assert isinstance(told, Measurement)
+        return told
+
+    def test_sources_that_agree_are_not_flagged(self) -> None:
+        told = self.of(window_of(energy_J=3100.0), independent=True, resolution_s=0.1)
+        assert told.flags == ()
+        assert told.sampled_energy_J == pytest.approx(3000.0)
+
+    def test_sources_that_differ_are_flagged(self) -> None:
+        told = self.of(window_of(energy_J=4000.0), independent=True)
+        assert told.flags == ("energy counter and integrated power differ by -25.0 %",)
+        assert told.power_rse == pytest.approx(0.25)  # which of the two is right is not known
+        assert told.power_W == 400.0  # the counter is the truth
+        assert np.mean(told.power_blocks_W) == pytest.approx(400.0)
+
+    def test_one_source_is_not_compared_with_itself(self) -> None:
+        told = self.of(window_of(energy_J=4000.0))
+        assert told.flags == ()
+        assert math.isnan(told.sampled_energy_J)
+
+    @pytest.mark.parametrize(
+        ("extra", "resolution_s", "flag"),
+        [
+            ({}, 0.6, "window of 10 s is short for a counter that is updated every 600 ms"),
+            ({"throttle_power": 1.0}, 0.0, "throttle_power in 101 of 101 samples"),
+        ],
+    )
+    def test_what_a_reader_must_know_is_flagged(
+        self, extra: dict[str, float], resolution_s: float, flag: str
+    ) -> None:
+        assert self.of(window_of(extra=extra), resolution_s=resolution_s).flags == (flag,)
+
+    def test_survives_json(self) -> None:
+        told = self.of(window_of(extra={"clock_MHz": 1395.0}), independent=True)
+        told = replace(told, peak_memory_bytes=None)
+        assert Measurement.from_json(told.to_json()) == told
+
+
+class TestDelivered:
+    def test_a_lock_that_is_ignored_is_no_data_point(self) -> None:
+        window = window_of(extra={"clock_MHz": 1410.0})
+        told = measurement(Settings(clock_MHz=900), window, POLICY)
+        assert isinstance(told, UnappliedSetting)
+        assert told.message == "clock_MHz was set to 900 and the devices ran at 1410 MHz"
+        assert told.delivered == {"clock_MHz": 1410.0}
+
+    def test_a_clock_that_power_holds_back_is_delivered_and_the_models_input(self) -> None:
+        window = window_of(extra={"clock_MHz": 1245.0, "throttle_power": 1.0})
+        told = measurement(Settings(clock_MHz=1410), window, POLICY)
+        assert isinstance(told, Measurement)
+        assert told.live == Settings(clock_MHz=1410)
+        assert told.as_delivered == Settings(clock_MHz=1245.0)
+
+    @pytest.mark.parametrize(
+        ("live", "extra", "delivered"),
+        [
+            ({"clock_MHz": 1410}, {"clock_MHz": 1245.0, "throttle_power": 0.0}, None),  # no reason
+            # Cores may stay below their highest clock and not above.
+            ({"clock_MHz": 3000}, {FASTEST: 2800.0}, {"clock_MHz": 2800.0}),
+            ({"clock_MHz": 2000}, {FASTEST: 2800.0}, None),
+            ({"clock_MHz": 1395}, {"clock_MHz": 1391.2}, {"clock_MHz": 1395}),  # noise of the mean
+            # A meter that tells no device judges nothing.
+            (
+                {"clock_MHz": 900, "power_limit_W": 100},
+                {},
+                {"clock_MHz": 900, "power_limit_W": 100},
+            ),
+        ],
+    )
+    def test_a_clock_is_delivered_or_was_not_taken(
+        self, live: dict[str, int], extra: dict[str, float], delivered: dict[str, float] | None
+    ) -> None:
+        told = measurement(Settings(live), window_of(extra=extra), POLICY)
+        assert isinstance(told, UnappliedSetting if delivered is None else Measurement)
+        if isinstance(told, Measurement):
+            assert told.as_delivered == Settings(delivered)
+
+    def test_a_snapped_clock_is_judged_by_what_was_set(self) -> None:
+        window, applied = window_of(extra={"clock_MHz": 1005.0}), Settings(clock_MHz=1005)
+        told = measurement(Settings(clock_MHz=960), window, POLICY, settings=applied)
+        assert isinstance(told, Measurement)
+        assert told.as_delivered == Settings(clock_MHz=1005.0)
+
+    def test_a_clock_that_was_left_alone_stays_so(self) -> None:
+        window = window_of(extra={"clock_MHz": 1391.2})
+        told = measurement(Settings(), window, POLICY)
+        assert isinstance(told, Measurement)
+        assert told.as_delivered == Settings()
+        assert told.delivered == {"clock_MHz": pytest.approx(1391.2)}
+
+    def test_stages_are_judged_one_by_one(self) -> None:
+        live = Settings(clock_MHz=(900, 1305))
+        ran = {f"gpu{i}_clock_MHz": c for i, c in enumerate((900.0, 900.0, 1305.0, 1305.0))}
+        window = window_of(extra={"clock_MHz": 1102.0, **ran})
+        told = measurement(live, window, POLICY)
+        assert isinstance(told, Measurement)
+        assert told.delivered == {"clock_MHz": 1102.0, "clock_MHz.0": 900.0, "clock_MHz.1": 1305.0}
+        assert told.as_delivered == live
+        ran["gpu3_clock_MHz"] = 1410.0
+        missed = measurement(live, window_of(extra={"clock_MHz": 1128.0, **ran}), POLICY)
+        assert isinstance(missed, UnappliedSetting)
+        assert "of stage 1 was set to 1305" in missed.message
+
+    def test_the_memory_clock_is_no_stages_sm_clock(self) -> None:
+        extra = {"gpu0_memory_clock_MHz": 1593.0, "gpu1_memory_clock_MHz": 1593.0}
+        samples = [PowerSample(0.0, 1.0, extra)]
+        assert delivered_of(samples, Settings(clock_MHz=(900, 1305))) == {}
+
+    def test_idle_samples_do_not_tell_the_clock_of_the_work(self) -> None:
+        samples = [
+            PowerSample(0.0, 1.0, {"clock_MHz": 1395.0, "utilisation": 1.0}),
+            PowerSample(0.1, 1.0, {"clock_MHz": 210.0, "utilisation": 0.0}),
+        ]
+        assert delivered_of(samples, Settings()) == {"clock_MHz": 1395.0}
+
+    def test_a_power_limit_that_does_not_act_was_not_taken(self) -> None:
+        window = window_of(380.0, extra={"clock_MHz": 1410.0})
+        live = Settings(power_limit_W=250)
+        assert isinstance(measurement(live, window, POLICY), UnappliedSetting)
+        assert not_applied(Settings(power_limit_W=375), {}, window.samples, 380.0, 1) == ""
+
+
+class TestDrift:
+    def visit(self, step_time_s: float, started_s: float, **more: object) -> Measurement:
+        return Measurement(
+            Settings(clock_MHz=1200),
+            steps=10,
+            window_s=10 * step_time_s,
+            step_time_s=step_time_s,
+            step_time_se_s=0.002,
+            energy_J=3000.0,
+            power_W=300.0,
+            power_se_W=1.0,
+            started_s=started_s,
+            **more,  # type: ignore[arg-type]
+        )
+
+    def test_is_what_the_two_visits_differ_by(self) -> None:
+        other = replace(self.visit(5.0, 30.0), live=Settings(clock_MHz=900))
+        first, second = self.visit(1.0, 20.0, temperature_C=60), self.visit(1.03, 50.0)
+        drift = drift_of([first, other, replace(second, temperature_C=68)])
+        assert drift is not None
+        assert drift.step_time == pytest.approx(0.03)
+        assert (drift.apart_s, drift.temperature_C) == (30.0, 8)
+        assert drift.notable
+        assert drift.sentence == (
+            "1200MHz visited again after 30 s and +8 C: step time +3.0 %, power +0.0 %"
+        )
+
+    def test_a_difference_within_its_error_is_none(self) -> None:
+        drift = drift_of([self.visit(1.0, 20.0), self.visit(1.004, 50.0)])
+        assert drift is not None
+        assert not drift.notable
+
+    def test_none_without_a_second_visit(self) -> None:
+        assert drift_of([self.visit(1.0, 20.0)]) is None
+
+    def test_a_record_keeps_it_and_what_was_missed(self) -> None:
+        from tuner.workload.records.probe import MeterInfo, ProbeRequest
+
+        record = ProbeRecord(
+            ProbeRequest("p1", Settings(data_parallel=1)),
+            (),
+            MeterInfo("nvml", "gpu", "a test"),
+            drift=drift_of([self.visit(1.0, 20.0), self.visit(1.1, 50.0)]),
+            missed=(UnappliedSetting(Settings(clock_MHz=900), "not taken", {"clock_MHz": 1410.0}),),
+            idle_W=61.5,
+            waiting_devices=3,
+        )
+        again = ProbeRecord.from_json(record.to_json())
+        assert (again.drift, again.missed) == (record.drift, record.missed)
+        assert (again.idle_W, again.waiting_devices) == (61.5, 3)
+
+
+def test_the_loss_of_a_step_is_the_mean_over_the_ranks() -> None:
+    ranks = [
+        [{"passes": 2, "loss": 1.0}, {"passes": 2, "loss": None}],
+        [{"passes": 2, "loss": 3.0}, {"passes": 2, "loss": 4.0}],
+        [{"passes": 2, "loss": 2.0}],
+    ]
+    assert _with_mean_losses(ranks[0], ranks) == [
+        {"passes": 2, "loss": 2.0},
+        {"passes": 2, "loss": 4.0},
+    ]
+    assert _with_mean_losses([{"passes": 1}], [[{"passes": 1}]]) == [{"passes": 1, "loss": None}]

@@ -1,0 +1,149 @@
+"""The meter of Grace superchips on a made-up sysfs, beside twin GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters.base import MeterError
+from tuner.workload.node.meters.nvml import NvmlMeter
+from tuner.workload.node.meters.superchip import SuperchipMeter, channels
+from tuner.workload.node.platforms.nvidia import Nvidia
+
+pytestmark = pytest.mark.twin
+Make = Callable[..., TwinNode]
+GPU = TwinGpu(name="NVIDIA GH200 480GB", c2c=True)
+#: What a module draws besides its GPU, and the parts of it that have channels, watts.
+BESIDE_W, GRACE_W, CPU_W, SYSIO_W = 120.0, 90.0, 60.0, 20.0
+
+
+class Sysfs:
+    """Folder of hwmon with the channels of superchips, whose power follows twin GPUs."""
+
+    def __init__(self, root: Path, node: TwinNode, sockets: int) -> None:
+        self.root, self._node, self.stalled = root, node, False
+        self._sockets = sockets
+        for socket in range(sockets):
+            for number, part in enumerate(("Module", "Grace", "CPU", "SysIO")):
+                folder = root / f"hwmon{4 * socket + number}"
+                folder.mkdir(parents=True)
+                (folder / "power1_oem_info").write_text(f"{part} Power Socket {socket}\n")
+        other = root / "hwmon99"  # a fan's, a drive's
+        other.mkdir()
+        (other / "name").write_text("nvme\n")
+        self.update()
+
+    def file(self, socket: int, part: int = 0) -> Path:
+        return self.root / f"hwmon{4 * socket + part}" / "power1_average"
+
+    def update(self) -> None:
+        """Write what each channel draws now."""
+        for socket in range(self._sockets if not self.stalled else 0):
+            gpu_W = self._node.power_W(socket)
+            for part, power_W in enumerate((gpu_W + BESIDE_W, GRACE_W, CPU_W, SYSIO_W)):
+                self.file(socket, part).write_text(f"{round(1e6 * power_W)}\n")
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; the channels are updated every 10 ms."""
+        until_s = self._node.clock() + seconds
+        while self._node.clock() < until_s - 1e-9:
+            self._node.sleep(min(0.01, until_s - self._node.clock()))
+            self.update()
+
+
+@contextmanager
+def metered(
+    make: Make, root: Path, gpus: int = 2
+) -> Iterator[tuple[TwinNode, Sysfs, SuperchipMeter]]:
+    node = make(*(GPU,) * gpus)
+    sysfs = Sysfs(root, node, gpus)
+    inner = NvmlMeter(environ={}, clock=node.clock, sleep=sysfs.sleep)
+    made = SuperchipMeter(
+        inner, gpus, root=root, clock=node.clock, sleep=sysfs.sleep, sample_period_s=3600.0
+    )
+    with closing(made) as meter:
+        yield node, sysfs, meter
+
+
+def worked(
+    node: TwinNode, sysfs: Sysfs, meter: SuperchipMeter, seconds: float
+) -> tuple[float, float]:
+    """Return (measured, true) joules of a window of work."""
+    opened, before_J = meter.boundary(opens=True), node.energy_J()
+    began_s = node.clock()
+    node.set(load=1.0)
+    for _ in range(round(seconds / 0.05)):
+        sysfs.sleep(0.05)
+        meter.read()  # as the ticker does
+    node.set(load=0.0)
+    true_J = node.energy_J() - before_J + 2 * BESIDE_W * (node.clock() - began_s)
+    return meter.boundary(opens=False).energy_J - opened.energy_J, true_J
+
+
+def test_energy_is_the_modules_to_half_a_per_cent(twin_node: Make, tmp_path: Path) -> None:
+    with metered(twin_node, tmp_path) as (node, sysfs, meter):
+        assert (meter.info.scope, meter.info.name) == ("module", "superchip")
+        measured_J, true_J = worked(node, sysfs, meter, 5.0)
+        assert measured_J == pytest.approx(true_J, rel=0.005)
+
+
+def test_the_parts_stand_beside_and_are_not_added(twin_node: Make, tmp_path: Path) -> None:
+    with metered(twin_node, tmp_path) as (node, sysfs, meter):
+        node.set(load=1.0)
+        sysfs.sleep(1.0)
+        sample = meter.sample()
+        assert sample.power_W == pytest.approx(sample.extra["gpu_W"] + 2 * BESIDE_W, rel=0.01)
+        assert sample.extra["grace_W"] == 2 * GRACE_W
+        assert sample.extra["cpu_W"] == 2 * CPU_W
+        assert sample.extra["sysio_W"] == 2 * SYSIO_W
+        assert sample.extra["clock_MHz"] == 1410  # the GPUs' clocks, as before
+
+
+def test_a_sensor_that_stands_still_is_noticed(twin_node: Make, tmp_path: Path) -> None:
+    with metered(twin_node, tmp_path) as (node, sysfs, meter):
+        worked(node, sysfs, meter, 3.0)
+        sysfs.stalled = True  # at idle power
+        with pytest.raises(MeterError, match="a sensor under hwmon stands still"):
+            worked(node, sysfs, meter, 5.0)
+        with pytest.raises(MeterError, match="stands still"):
+            meter.read()  # its joules are lost
+
+
+@pytest.mark.parametrize("what", ["vanishes", "is no number"])
+def test_a_sensor_that_goes_away_is_an_error_and_no_zero(
+    twin_node: Make, tmp_path: Path, what: str
+) -> None:
+    with metered(twin_node, tmp_path) as (_, sysfs, meter):
+        sysfs.stalled = True
+        sysfs.file(1).unlink() if what == "vanishes" else sysfs.file(1).write_text("N/A\n")
+        with pytest.raises(MeterError, match="cannot be read as a power"):
+            meter.read()
+        with pytest.raises(MeterError):
+            meter.sample()
+
+
+def test_modules_of_other_sockets_are_not_charged(twin_node: Make, tmp_path: Path) -> None:
+    """With one of two GPUs visible, the other's module is somebody else's."""
+    node = twin_node(GPU, GPU)
+    Sysfs(tmp_path / "class" / "hwmon", node, 2)
+    environ = {"CUDA_VISIBLE_DEVICES": "1"}
+    platform = Nvidia(environ, sys=tmp_path)
+    with closing(platform.open_meter(detect_cluster(environ=environ))) as meter:
+        assert (meter.info.name, meter.info.scope) == ("nvml", "gpu")
+
+
+def test_a_superchip_is_metered_by_its_modules_and_another_node_by_nvml(
+    twin_node: Make, tmp_path: Path
+) -> None:
+    node = twin_node(GPU)
+    Sysfs(tmp_path / "class" / "hwmon", node, 1)
+    for sys, name in ((tmp_path, "superchip"), (tmp_path / "elsewhere", "nvml")):
+        with closing(Nvidia({}, sys=sys).open_meter(detect_cluster(environ={}))) as meter:
+            assert meter.info.name == name
+            assert meter.info.tells_clocks
+    assert len(channels(tmp_path / "class" / "hwmon")) == 4

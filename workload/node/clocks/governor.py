@@ -1,0 +1,276 @@
+"""Governor of GPUs: sets clocks and power limits, reads back what was delivered, restores.
+
+Permission is found out before the first probe without a write to the GPU
+(`tuner.workload.node.clocks.clock_backends`). A request is snapped to the nearest supported value;
+`delivered` is what the device then runs at. Before the first change a guard process is given the
+earlier settings (`tuner.workload.node.clocks.guard_client`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InvalidValue
+from tuner.search_spaces.knobs import Value
+from tuner.workload.node.clocks.base import (
+    AppliedSettings,
+    GovernorError,
+    UnsupportedKnob,
+    all_or_nothing,
+    per_device,
+    require_settable,
+    snapped,
+)
+from tuner.workload.node.clocks.clock_backends import available_backends, earlier_lock
+from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
+from tuner.workload.node.clocks.locks import configured
+from tuner.workload.node.meters.base import MeterError, over_devices
+from tuner.workload.node.meters.gpus import Gpu, clock_state, open_nvml, query, visible_gpus
+
+#: Reason for fixed clocks where the user wants them so.
+LEFT_ALONE = "they are left alone (--no-clocks, or clock_control = false in the cluster's file)"
+#: What NVML sets for each knob, in the order in which it is set.
+_NVML_SETTING = {
+    "memory_clock_MHz": "MemoryLockedClocks",
+    "clock_MHz": "GpuLockedClocks",
+    "power_limit_W": "PowerManagementLimit",
+}
+#: What a GPU takes none of if it refuses the setter.
+_NOUNS = {
+    "MemoryLockedClocks": "lock of its memory's clock",
+    "GpuLockedClocks": "lock of its clock",
+    "PowerManagementLimit": "limit",
+}
+#: Reason for fixed clocks where there is nothing to set.
+TAKES_NONE = "takes neither a clock nor a power limit: NVML lists none"
+
+
+def _limit_mW(gpu: Gpu) -> int | None:
+    return gpu.query(None, "PowerManagementLimit")
+
+
+class NvmlGovernor:
+    """SM clock, memory clock and power limit of the visible GPUs, through NVML.
+
+    `environ` holds CUDA_VISIBLE_DEVICES, and EARLIER_CLOCKS_MHZ=MIN,MAX, the lock that an
+    administrator has set: NVML cannot be asked for it, and without, putting back releases the lock.
+    `means` is how clocks are set: "locked clocks", "zeusd" or "guard".
+
+    MeterError if no GPU is visible, InputError if the devices cannot be used as named.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        leave_alone: bool = False,
+        guarded: bool = True,
+    ) -> None:
+        self._closed = False
+        self._environ = os.environ if environ is None else environ
+        self._earlier_clocks_MHz = earlier_lock(self._environ)
+        self._nvml = open_nvml()  # the chosen way's, once there is one
+        self._guard = Guard(None)
+        try:
+            self.gpus = visible_gpus(self._nvml, environ=environ)
+            if not self.gpus:
+                raise MeterError("NVML runs, but no GPU is visible to this process")
+            self._limits_mW = {gpu.uuid: _limit_mW(gpu) for gpu in self.gpus}
+            self._unsupported = set[str]()  # what was refused as such
+            if None in self._limits_mW.values():
+                self._unsupported.add("PowerManagementLimit")
+            self.means = "locked clocks"
+            self.why_not = LEFT_ALONE if leave_alone else self._find_means(guarded)
+            self.can_set = not self.why_not
+            self.supported_clocks_MHz = self._supported() if self.can_set else ()
+            self.limit_range_W = self._limit_range_W() if self.can_set else (0.0, 0.0)
+            if self.can_set and not self.supported_clocks_MHz and not any(self.limit_range_W):
+                self.can_set, self.why_not = False, f"{self.gpus[0].name} {TAKES_NONE}"
+        except BaseException:
+            self._nvml.nvmlShutdown()
+            raise
+        self._touched: dict[tuple[str, str], EarlierValues] = {}
+
+    # ---- what stands, and what is possible
+
+    def _find_means(self, guarded: bool) -> str:
+        # Returns the reasons if nothing can be set.
+        if self.gpus[0].whole:
+            return f"{self.gpus[0].name}, a MIG slice, shares its GPU's clocks"
+        why_not = ""
+        for way in available_backends(self._nvml, self.gpus[0], self._environ):
+            try:
+                refused = way.why_not()
+            except self._nvml.NVMLError as error:
+                refused = str(error)
+            if not refused:
+                self.means, self._nvml = way.means, way.library
+                if guarded and way.guard:
+                    self._guard = Guard(way.guard)
+                return ""
+            if why_not:
+                refused = f"{why_not}; and {way.where} does not do it either: {refused}"
+            why_not = refused
+        return why_not
+
+    def _unsupported_knob(self, setting: str) -> UnsupportedKnob:
+        (knob,) = (knob for knob, name in _NVML_SETTING.items() if name == setting)
+        return UnsupportedKnob(knob, f"{self.gpus[0].name} takes no {_NOUNS[setting]}")
+
+    def _supported(self) -> tuple[int, ...]:
+        # GPUs before Volta cannot lock a clock (NVML API).
+        if any((0, 0) < gpu.capability < (7, 0) for gpu in self.gpus):
+            return ()
+        return tuple(sorted(set.intersection(*(set(gpu.clocks_MHz) for gpu in self.gpus))))
+
+    def _limit_range_W(self) -> tuple[float, float]:
+        ranges = [gpu.query(None, "PowerManagementLimitConstraints") for gpu in self.gpus]
+        if "PowerManagementLimit" in self._unsupported or None in ranges:
+            return 0.0, 0.0
+        if any(low == high for low, high in ranges):  # a limit that is fixed
+            return 0.0, 0.0
+        highest_mW = min(each or 0 for each in self._limits_mW.values())
+        return max(low for low, _ in ranges) / 1000, highest_mW / 1000
+
+    def _snap(self, name: str, clock_MHz: int, offered: Sequence[int], notes: list[str]) -> int:
+        if not offered:
+            raise UnsupportedKnob(name, f"{self.gpus[0].name} lists no clocks")
+        return snapped(name, clock_MHz, offered, notes, f" on {self.gpus[0].name}")
+
+    def _clocks(self, name: str, value: Value, ranks: int, notes: list[str]) -> tuple[int, ...]:
+        offered = self.supported_clocks_MHz
+        if name == "memory_clock_MHz":
+            offered = tuple(
+                sorted(set.intersection(*(set(gpu.memory_clocks_MHz) for gpu in self.gpus)))
+            )
+        values = per_device(name, value, ranks, "GPUs")
+        if not all(isinstance(clock, int) for clock in values):
+            raise InvalidValue(name, value, "an integer, or one a pipeline stage")
+        return tuple(self._snap(name, int(clock), offered, notes) for clock in values)  # type: ignore[arg-type]
+
+    def _limits(self, value: Value, ranks: int) -> tuple[int, ...]:
+        limits = []
+        values = per_device("power_limit_W", value, ranks, "GPUs")
+        for gpu, watts in zip(self.gpus, values, strict=False):
+            if not isinstance(watts, int | float):
+                raise InvalidValue("power_limit_W", value, "a number of watts")
+            limit_mW = round(1000 * watts)
+            low, high = gpu.get("PowerManagementLimitConstraints")
+            if not low <= limit_mW <= high:
+                legal = f"from {low / 1000:g} to {high / 1000:g} on {gpu.name}"
+                raise InvalidValue("power_limit_W", value, legal)
+            limits.append(limit_mW)
+        return tuple(limits)
+
+    # ---- the protocol
+
+    def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
+        require_settable(self, live)
+        ranks = len(self.gpus) if ranks is None else min(ranks, len(self.gpus))
+        notes: list[str] = []
+        settings = dict(live)
+        wanted = [dict[str, tuple[int, ...]]() for _ in range(ranks)]
+        with all_or_nothing(self, live, "the GPUs", self._nvml.NVMLError):
+            for name, setting in _NVML_SETTING.items():
+                if name not in live:
+                    continue
+                if setting in self._unsupported:
+                    raise self._unsupported_knob(setting)
+                value = live[name]
+                values: list[tuple[int, ...]]
+                if name == "power_limit_W":
+                    values = [(limit_mW,) for limit_mW in self._limits(value, ranks)]
+                else:
+                    clocks = self._clocks(name, value, ranks, notes)
+                    values = [(clock, clock) for clock in clocks]
+                    stages = len(value) if isinstance(value, tuple) else 0
+                    settings[name] = clocks[:: ranks // stages] if stages else clocks[0]
+                for of_gpu, each in zip(wanted, values, strict=True):
+                    of_gpu[setting] = each
+            notes += self._notes(live)
+            self._change(wanted)
+        return AppliedSettings(Settings(settings), tuple(notes))
+
+    def _notes(self, live: Settings) -> list[str]:
+        first = not any("Locked" in setting for _, setting in self._touched)
+        if self.means == "guard":
+            configured_settings = set(configured())
+        else:
+            configured_settings = set() if self._earlier_clocks_MHz is None else {"GpuLockedClocks"}
+        set_now = {
+            setting
+            for name, setting in _NVML_SETTING.items()
+            if name in live and "Locked" in setting
+        }
+        if not first or set_now <= configured_settings:
+            return []
+        return [
+            "NVML cannot tell whether clocks were locked before; the lock will be released "
+            "afterwards"
+        ]
+
+    def _stood(self, gpu: Gpu, setting: str) -> tuple[int, ...]:
+        if self.means == "guard":  # which knows by itself, and believes nobody
+            return ()
+        if setting == "PowerManagementLimit":
+            return (self._limits_mW[gpu.uuid] or 0,)
+        return (self._earlier_clocks_MHz or ()) if setting == "GpuLockedClocks" else ()
+
+    def _change(self, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
+        # GPUs that no rank uses are left alone: a lock raises their idle power.
+        used = self.gpus[: len(wanted)]
+        before, stay = set(self._touched), set[tuple[str, str]]()
+        for gpu, of_gpu in zip(used, wanted, strict=True):
+            for setting in of_gpu:
+                stay.add((gpu.uuid, setting))
+                earlier = EarlierValues(gpu.uuid, setting, self._stood(gpu, setting))
+                self._touched.setdefault((gpu.uuid, setting), earlier)
+        try:
+            if self._touched:
+                self._guard.expect(list(self._touched.values()))
+        except GuardError:  # so what is new is not ours to put back
+            self._touched = {key: self._touched[key] for key in before}
+            raise
+        back = [earlier for key, earlier in self._touched.items() if key not in stay]
+        if problems := put_back(self._nvml, back):
+            raise GovernorError("; ".join(problems))
+        for number, (gpu, of_gpu) in enumerate(zip(used, wanted, strict=True)):
+            for setting, values in of_gpu.items():
+                try:
+                    getattr(self._nvml, f"nvmlDeviceSet{setting}")(gpu.handle, *values)
+                except self._nvml.NVMLError_NotSupported:  # which only the attempt tells
+                    for key in {(left.uuid, setting) for left in used[number:]} - before:
+                        del self._touched[key]  # nor can it be put back
+                    self._unsupported.add(setting)
+                    self.restore()
+                    raise self._unsupported_knob(setting) from None
+            limit_mW = of_gpu.get("PowerManagementLimit")
+            if limit_mW and (now_mW := _limit_mW(gpu)) != limit_mW[0]:
+                raise GovernorError(
+                    f"the power limit of GPU {gpu.index} is {now_mW} mW after {limit_mW[0]} mW "
+                    "was set"
+                )
+
+    def delivered(self) -> dict[str, float]:
+        return over_devices([clock_state(gpu) for gpu in self.gpus])
+
+    def restore(self) -> None:
+        if problems := put_back(self._nvml, list(self._touched.values())):
+            raise GovernorError("; ".join(problems))
+        self._touched = {}
+        with contextlib.suppress(GuardError):  # there is nothing left to guard
+            self._guard.idle()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.restore()
+            self._guard.done()
+        finally:
+            self._guard.take_over()  # there is one if restoring failed: it tries once more
+            query(self._nvml, None, self._nvml.nvmlShutdown)

@@ -1,0 +1,268 @@
+"""The agent's own guard: a process with the agent's rights that restores what was changed.
+
+The agent sends it the earlier settings over a pipe before the first change, and ends it with
+"done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the guard restores
+them. Its process is this file, too. Where only root may set clocks, a guard of root's sets and
+restores them (`tuner.workload.node.clocks.guard`,
+`tuner.workload.node.clocks.clock_backends.RootGuardNvml`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tuner.workload.node.clocks import guard, locks
+
+#: The longest that the guard may take for an answer, seconds.
+REPLY_S = 20.0
+#: The longest that is waited for its end, or for that of the one before it, seconds.
+END_S = 5.0
+#: What is set, by the end of NVML's functions, and what sentences call it.
+NOUNS = {
+    "GpuLockedClocks": "SM clock lock",
+    "MemoryLockedClocks": "memory clock lock",
+    "PowerManagementLimit": "power limit",
+}
+#: How the guard begins its answer if another search holds a GPU.
+_HELD = "held: "
+
+
+class GuardError(Exception):
+    """Failure of the guard to run; nothing may be changed without it."""
+
+
+class GpuHeld(GuardError):
+    """Refusal by a guard, because another search sets the clocks of a GPU."""
+
+
+@dataclass(frozen=True)
+class EarlierValues:
+    """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset."""
+
+    uuid: str
+    what: str
+    values: tuple[int, ...] = ()
+
+
+def put_back(nvml: Any, earlier: Sequence[EarlierValues]) -> list[str]:
+    """Restore as many earlier settings as possible; return a sentence for each failure."""
+    problems = []
+    for old in earlier:
+        name = f"nvmlDevice{'Set' if old.values else 'Reset'}{old.what}"
+        for attempt in range(guard.TRIES):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(old.uuid)
+                getattr(nvml, name)(handle, *old.values)
+                break
+            except nvml.NVMLError as error:
+                if attempt == guard.TRIES - 1:
+                    what = f"the {NOUNS[old.what]} of {old.uuid}"
+                    problems.append(f"{what} was not put back: {error}")
+                else:
+                    time.sleep(guard.WAIT_S)
+    return problems
+
+
+@dataclass(frozen=True)
+class EarlierFile:
+    """Earlier content of one of the kernel's files that holds a setting."""
+
+    path: str
+    text: str
+
+
+def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
+    """Write the earlier contents where they differ; return a sentence for each failure."""
+    problems = []
+    for file in earlier:
+        for attempt in range(guard.TRIES):
+            try:
+                if Path(file.path).read_text().strip() != file.text:
+                    Path(file.path).write_text(file.text)
+                break
+            except OSError as error:
+                if attempt == guard.TRIES - 1:
+                    problems.append(f"{file.path} was not put back to {file.text}: {error}")
+                else:
+                    time.sleep(guard.WAIT_S)
+    return problems
+
+
+class Guard:
+    """The guard of one governor: started before the first change, replaced if it was killed.
+
+    `library` says where its process finds the devices' library: a module, or "module:object", where
+    an object that can be called is called for it; "" if only files are to be restored; None for no
+    guard.
+    """
+
+    def __init__(self, library: str | None) -> None:
+        self._library = library
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id; 0 if there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    def _announce(self, message: dict[str, Any] | None, expected: str) -> None:
+        # And wait for its answer: a pipe takes a message for a dead reader, too.
+        if self._process is None:
+            # -P: this file's folder must not shadow the standard library's modules.
+            command = [sys.executable, "-P", str(Path(__file__).resolve())]
+            self._process = subprocess.Popen(
+                [*command, "--library", str(self._library), "--agent", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,  # stderr is the agent's: it shows what is not put back
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            if message is not None:
+                self._process.stdin.write(json.dumps(message) + "\n")
+                self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise GuardError(f"the guard process is gone: {error}") from error
+        ready, _, _ = select.select([self._process.stdout], [], [], REPLY_S)
+        reply = self._process.stdout.readline().strip() if ready else "no answer in time"
+        if reply.startswith(_HELD):
+            raise GpuHeld(reply.removeprefix(_HELD))
+        if reply != expected:
+            raise GuardError(f"the guard process does not run: {reply or 'it ended'}")
+
+    def expect(self, earlier: Sequence[EarlierValues], files: Sequence[EarlierFile] = ()) -> None:
+        """Send the settings to restore before changing any; after GuardError none may be."""
+        words = {
+            "earlier": [asdict(old) for old in earlier],
+            "files": [asdict(file) for file in files],
+        }
+        running = self._process is not None
+        if self._library is None:
+            return
+        try:
+            if not running:
+                self._announce(None, "ready")
+            self._announce(words, "knows")
+        except GpuHeld:
+            raise
+        except GuardError:
+            self.take_over()
+            if not running:
+                raise
+            self.expect(earlier, files)  # it was killed: a new one gets the same
+
+    def idle(self) -> None:
+        """Let the guard keep its GPUs from other searches, with nothing to restore."""
+        if self._process is not None:
+            self.expect([])
+
+    def done(self) -> None:
+        """End the guard without changes: all settings are as they were."""
+        if self._process is not None:
+            with contextlib.suppress(GuardError):
+                self._announce({"done": True}, "")
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Close the pipe, so that the guard restores the settings and ends."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        with contextlib.suppress(OSError, ValueError):
+            assert process.stdin is not None
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _load(spec: str) -> Any:
+    module, _, name = spec.partition(":")
+    found = importlib.import_module(module)
+    if not name:
+        return found
+    thing = getattr(found, name)
+    return thing() if callable(thing) else thing
+
+
+class _LockedGpus:
+    """The GPUs that this guard has locked."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._files: dict[str, IO[bytes] | None] = {}
+
+    def why_not(self, uuids: Iterable[str]) -> str:
+        """Lock GPUs until this process ends; return the reason if one cannot be had, or ""."""
+        end_s = time.monotonic() + END_S
+        for uuid in sorted(set(uuids) - set(self._files)):
+            path = locks.device_of(self._library, uuid)
+            while uuid not in self._files:
+                try:
+                    self._files[uuid] = guard.hold(str(path)) if path is not None else None
+                except BlockingIOError:  # a guard that is about to end has a moment
+                    if time.monotonic() > end_s:
+                        return locks.why_held(uuid, path)
+                    time.sleep(guard.WAIT_S)
+        return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a guard with the agent's rights. Return 0 if every setting was restored, else 1."""
+    parser = argparse.ArgumentParser(description="restores the devices of a dead agent")
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--agent", type=int, required=True)
+    chosen = parser.parse_args(argv)
+    with contextlib.suppress(OSError, ValueError):  # its limits are the user's
+        guard.detach(chosen.agent)
+    library = None
+    try:
+        if chosen.library:
+            library = _load(chosen.library)
+            library.nvmlInit()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return 1
+    print("ready", flush=True)
+
+    earlier: list[EarlierValues] = []
+    files: list[EarlierFile] = []
+    held = _LockedGpus(library)
+    for line in guard.lines_of(chosen.agent, lambda: os.read(0, 65536), math.inf):
+        message = json.loads(line)
+        if message.get("done"):
+            return 0
+        wanted = [EarlierValues(**old) for old in message["earlier"]]
+        if why := held.why_not({old.uuid for old in wanted}):
+            print(f"{_HELD}{why}", flush=True)
+            continue
+        earlier = wanted
+        files = [EarlierFile(**file) for file in message["files"]]
+        with contextlib.suppress(OSError):  # an agent that is gone need not hear it
+            print("knows", flush=True)
+    back = put_back(library, earlier)
+    problems = [*back, *put_back_files(files)]
+    with contextlib.suppress(OSError):  # there may be no reader left
+        for problem in problems:
+            print(problem, file=sys.stderr, flush=True)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

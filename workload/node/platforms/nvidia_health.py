@@ -1,0 +1,76 @@
+"""Health of NVIDIA GPUs, and figures that NVML does not tell, as `tuner doctor` shows them.
+
+From the first uncorrectable memory error on, a GPU fails every program until it is reset, and NVML
+counts such errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.workload.node.meters.gpus import Gpu
+
+#: NVML's actions after which a GPU works again (nvml.h, nvmlDeviceGpuRecoveryAction_t).
+_ACTIONS = {
+    1: "a reset (nvidia-smi --gpu-reset)",
+    2: "a reboot of the node",
+    3: "its work to be drained",
+    4: "its work to be drained and a reset",
+    5: "a recovery of the IMEX domain",
+    6: "a reset of its bus",
+    7: "a reboot of the system",
+}
+#: States of the NVLink fabric in which CUDA does not start (nvml.h, nvmlGpuFabricState_t).
+_FABRIC = {1: "not registered", 2: "still being registered"}
+
+
+def unusable(gpu: Gpu) -> str:
+    """Return why no program can use a GPU that NVML opens, a sentence; "" if one can."""
+    if action := gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"):
+        return f"GPU {gpu.index} ({gpu.uuid}) waits for {_ACTIONS.get(action, f'action {action}')}"
+    if state := _FABRIC.get(gpu.fabric_state() or 0):
+        return (
+            f"GPU {gpu.index} ({gpu.uuid}) is {state} with the NVLink fabric, and CUDA does not "
+            "start before; start nvidia-fabricmanager (and nvidia-imex between nodes)"
+        )
+    return ""
+
+
+def notes(gpu: Gpu) -> Iterator[str]:
+    """Yield what a user should know of a usable GPU, a sentence each."""
+    rows = gpu.query(None, "RemappedRows")
+    if rows and rows[2]:
+        yield (
+            f"GPU {gpu.index} has a memory row that is remapped at its next reset, after "
+            f"{rows[1]} uncorrectable errors; reset it before a study"
+        )
+    if gpu.smooths_power:
+        yield (
+            f"power smoothing is on for GPU {gpu.index}: its power falls slowly after work, so "
+            "windows are longer"
+        )
+    limit, enforced = gpu.query(None, "PowerManagementLimit"), gpu.query(None, "EnforcedPowerLimit")
+    if limit and enforced and enforced < limit:
+        yield (
+            f"GPU {gpu.index} is held to {enforced / 1000:g} W, below its power limit of "
+            f"{limit / 1000:g} W, by its board, module or chassis"
+        )
+
+
+def fault_counters(gpu: Gpu) -> dict[str, int]:
+    """Return the counts of damage of a GPU, by name; those that NVML does not tell are left out."""
+    kind = "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"
+    errors = gpu.query(None, "TotalEccErrors", kind, "NVML_VOLATILE_ECC")  # none without ECC
+    cause = "NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR"
+    pages = gpu.query(None, "RetiredPages", cause)
+    rows = gpu.query(None, "RemappedRows")
+    action = gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+    found = {
+        "uncorrectable memory errors": errors,
+        "retired pages": None if pages is None else len(pages),
+        "remapped rows": rows and rows[1],
+        "failed row remappings": rows and rows[3],
+        "recovery actions to wait for": None if action is None else bool(action),
+        "recoveries of NVLink": gpu.field("NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL"),
+    }
+    return {name: int(count) for name, count in found.items() if count is not None}
